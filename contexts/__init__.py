@@ -54,13 +54,7 @@ if TYPE_CHECKING:
         saved_state,
         scratch,
     )
-    from stoker.contexts.causal_lm import (
-        causal_lm,
-        default_model,
-        dtype_named,
-        load_causal_lm,
-        model_recipe,
-    )
+    from stoker.contexts.causal_lm import causal_lm, default_model, dtype_named, load_causal_lm, model_recipe
     from stoker.contexts.encoder import Family, encoder, encoder_family, family
     from stoker.contexts.encoding import EncoderModel
     from stoker.contexts.engine_settings import EngineSettings

@@ -1,13 +1,12 @@
 """Read the files of a PEFT adapter without a GPU library: its kind, and whether it fits a base model.
 
 A LoRA adds `x A^T B^T * scale` to the result of a projection (arXiv:2106.09685). A soft prompt is a list of vectors
-that precede the embeddings of the prompt's tokens (arXiv:2104.08691). `stoker tune` writes soft prompts.
+ahead of the prompt's embeddings (arXiv:2104.08691).
 """
 
 from __future__ import annotations
 
 import functools
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from typing import Any
 import msgspec
 
 from stoker.contexts.model_source import read_json_object
+from stoker.units import show_bytes
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 LORA, SOFT_PROMPT = "LORA", "PROMPT_TUNING"
@@ -33,7 +33,6 @@ _UNSUPPORTED = {
 }  # fmt: skip
 
 Shapes = dict[str, tuple[int, int]]
-"""Sizes of the input and output of each projection of a layer."""
 
 
 class BaseShapes(msgspec.Struct, frozen=True):
@@ -43,7 +42,7 @@ class BaseShapes(msgspec.Struct, frozen=True):
 
 
 class LowRank(msgspec.Struct, frozen=True):
-    """The LoRA of one projection: names of the tensors `down` and `up` in the file, and the factor of their product."""
+    """The LoRA of one projection: its two tensors, and the factor of their product."""
 
     layer: int
     projection: str
@@ -53,7 +52,7 @@ class LowRank(msgspec.Struct, frozen=True):
 
 
 class AdapterFiles(msgspec.Struct, frozen=True):
-    """The content of an adapter's files. `virtual_tokens`: length of a soft prompt (LoRA: 0). `shapes`: by tensor."""
+    """The content of an adapter's files. `virtual_tokens`: length of a soft prompt (LoRA: 0)."""
 
     folder: str
     virtual_tokens: int
@@ -65,36 +64,31 @@ class AdapterFiles(msgspec.Struct, frozen=True):
         return max((self.shapes[each.down][0] for each in self.low_rank), default=0)
 
     def check_fits_base_model(self, base: BaseShapes | None) -> None:
-        """Raise ValueError if the adapter belongs to a model of other sizes. `base`: None if the sizes are unknown."""
-        if base is None:
-            return
+        """Raise ValueError for a base of other sizes."""
+        if base is not None and (why := self._misfit(base)):
+            raise ValueError(f"{self.folder} is an adapter of another base: {why}; give its own base model")
+
+    def _misfit(self, base: BaseShapes) -> str:
         found = self.shapes.get(VECTORS)
         if found is not None and found[1] != base.width:
-            raise self._wrong_base_model_error(
-                f"its soft prompt has {found[1]} numbers a token, and the base has {base.width}"
-            )
+            return f"its soft prompt has {found[1]} numbers a token, and the base has {base.width}"
         for each in self.low_rank:
             if each.layer >= base.layers:
-                raise self._wrong_base_model_error(f"it has layer {each.layer}, and the base has {base.layers} layers")
-            takes, gives = base.projections[each.projection]
+                return f"it has layer {each.layer}, and the base has {base.layers} layers"
+            wanted = base.projections[each.projection]
             has = self.shapes[each.down][1], self.shapes[each.up][0]
-            if has != (takes, gives):
-                raise self._wrong_base_model_error(
-                    f"{each.projection} of layer {each.layer} is {has[0]} to {has[1]}, in the base {takes} to {gives}"
-                )
-
-    def _wrong_base_model_error(self, why: str) -> ValueError:
-        return ValueError(f"{self.folder} is an adapter of another base: {why}; give the model that it was trained on")
+            if has != wanted:
+                where = f"{each.projection} of layer {each.layer}"
+                return f"{where} is {has[0]} to {has[1]}, in the base {wanted[0]} to {wanted[1]}"
+        return ""
 
 
 def read_adapter_files(folder: str) -> AdapterFiles:
-    """Read an adapter's configuration and tensor shapes. Raises ValueError if Stoker cannot serve the adapter."""
+    """Read an adapter's files. Raises ValueError if Stoker cannot serve it."""
     there = Path(folder)
     for name in (CONFIG, WEIGHTS):
         if not (there / name).is_file():
-            raise ValueError(
-                f"{folder} has no {name}, so it is not a PEFT adapter; PEFT's save_pretrained writes this file"
-            )
+            raise ValueError(f"{folder} has no {name}, which PEFT's save_pretrained writes; it is not a PEFT adapter")
     config, shapes = read_json_object(folder, CONFIG), _tensor_shapes(there / WEIGHTS)
     kind = config.get("peft_type")
     if kind == SOFT_PROMPT:
@@ -103,16 +97,14 @@ def read_adapter_files(folder: str) -> AdapterFiles:
         return AdapterFiles(folder, shapes[VECTORS][0], (), shapes)
     if kind != LORA:
         raise ValueError(f"{there / CONFIG}: peft_type = {kind!r:.60} is not supported; use {LORA} or {SOFT_PROMPT}")
-    for name, what in _UNSUPPORTED.items():
-        if config.get(name):
-            raise ValueError(
-                f"{there / CONFIG}: {name} = {config[name]!r:.60}: {what} is not supported; only plain LoRA is"
-            )
+    if unsupported := [(name, what) for name, what in _UNSUPPORTED.items() if config.get(name)]:
+        name, what = unsupported[0]
+        raise ValueError(f"{there / CONFIG}: {name} = {config[name]!r:.60}: {what} is not supported, only plain LoRA")
     return AdapterFiles(folder, 0, _find_lora_pairs(there, config, shapes), shapes)
 
 
 def check_adapter(folder: str, *, base: str) -> None:
-    """Raise ValueError if Stoker cannot serve an adapter, or if the adapter does not fit the base model.
+    """Raise ValueError if Stoker cannot serve an adapter, or if it does not fit the base model.
 
     Args:
         folder: Folder of the adapter.
@@ -123,7 +115,7 @@ def check_adapter(folder: str, *, base: str) -> None:
 
 @functools.lru_cache(maxsize=256)
 def virtual_tokens(folder: str) -> int:
-    """Return the length of a soft prompt in tokens; 0 for a LoRA. Raises ValueError as `read_adapter_files` does."""
+    """Return the tokens of a soft prompt; 0 for a LoRA. Raises ValueError."""
     return read_adapter_files(folder).virtual_tokens
 
 
@@ -156,29 +148,39 @@ def _find_lora_pairs(there: Path, config: dict[str, Any], shapes: dict[str, tupl
         down, up = (shapes.get(names.get(part, ""), ()) for part in "AB")
         if len(down) != 2 or len(up) != 2 or not down[0] or down[0] != up[1]:
             raise ValueError(f"{there / WEIGHTS}: lora_A and lora_B of {module} do not fit together")
-        scale = _scale(there, config, module, rank=down[0])
-        pairs.append(LowRank(layer, projection, names["A"], names["B"], scale))
+        pairs.append(LowRank(layer, projection, names["A"], names["B"], _scale(there, config, module, rank=down[0])))
     if not pairs:
         raise ValueError(f"{there / WEIGHTS} holds no LoRA weights")
     return tuple(pairs)
 
 
 def _scale(there: Path, config: dict[str, Any], module: str, *, rank: int) -> float:
-    alpha, patterns = config.get("lora_alpha"), config.get("alpha_pattern") or {}
-    for pattern, value in patterns.items() if isinstance(patterns, dict) else ():
-        if re.match(rf"(.*\.)?({pattern})$", module):
-            alpha = value
-            break
+    patterns = config.get("alpha_pattern")
+    matching = (
+        value
+        for pattern, value in (patterns.items() if isinstance(patterns, dict) else ())
+        if re.match(rf"(.*\.)?({pattern})$", module)
+    )
+    alpha = next(matching, config.get("lora_alpha"))
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
         raise ValueError(f"{there / CONFIG}: lora_alpha = {alpha!r:.60} is not a number")
     return float(alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
 
 
+def read_safetensors_header(file: Path) -> tuple[dict[str, Any], int]:
+    """Return the facts of a file's tensors by name, and the byte at which they begin. Raises OSError, ValueError."""
+    with file.open("rb") as opened:
+        size = int.from_bytes(opened.read(8), "little")
+        if size > _LARGEST_HEADER:
+            raise ValueError(f"{file}: its header would take {show_bytes(size)}; it is not a safetensors file")
+        header = msgspec.json.decode(opened.read(size), type=dict[str, Any])
+    header.pop("__metadata__", None)
+    return header, 8 + size
+
+
 def _tensor_shapes(file: Path) -> dict[str, tuple[int, ...]]:
     try:
-        with file.open("rb") as opened:
-            size = int.from_bytes(opened.read(8), "little")
-            header: Any = json.loads(opened.read(size)) if size <= _LARGEST_HEADER else None
-        return {str(name): tuple(map(int, each["shape"])) for name, each in header.items() if name != "__metadata__"}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        header, _ = read_safetensors_header(file)
+        return {name: tuple(map(int, each["shape"])) for name, each in header.items()}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{file} cannot be read as safetensors ({type(error).__name__}: {error})") from None

@@ -1,15 +1,14 @@
 """Functions that user code calls inside a library, for example to get the device or to report progress.
 
-The *library* scope is global in the process. The *call* scope is a context variable of each slot. A thread that the
-user's function starts uses the scope of the newest call.
-
-To stop a call, the library calls `CallStop.ask`, which wakes the waiting threads of the call. The functions in which
-these threads wait, and `progress(...)`, then raise `Evicted`.
+The *library* scope is global in the process. The *call* scope is a context variable of each slot; a thread of the
+user's function uses the newest call's scope. `CallStop.ask` wakes the waiting threads of a call, which then raise
+`Evicted`.
 """
 
 from __future__ import annotations
 
 import contextvars
+import functools
 import math
 import os
 import socket
@@ -27,7 +26,7 @@ from stoker.units import show_bytes
 
 
 class Evicted(BaseException):
-    """Ends a call that must stop. Not a subclass of `Exception`, because retry loops catch `Exception`.
+    """Ends a call that must stop. Not an `Exception`, because retry loops catch those.
 
     Args:
         state: Pickled checkpoint of the call.
@@ -39,7 +38,7 @@ class Evicted(BaseException):
 
 
 class CallStop:
-    """The stop request of one call. The call's threads check the request, and register functions that wake them."""
+    """The stop request of one call, and the functions that wake the call's threads."""
 
     __slots__ = ("_wakes", "asked")
 
@@ -57,7 +56,7 @@ class CallStop:
             raise Evicted
 
     def wakes(self, wake: Callable[[], None]) -> None:
-        """Register `wake`. A stop request calls `wake` up to twice, in any thread. `wake` must not block or raise."""
+        """Call `wake` at a stop request: up to twice, in any thread."""
         self._wakes[wake] = None
         if self.asked:
             wake()
@@ -66,29 +65,29 @@ class CallStop:
         self._wakes.pop(wake, None)
 
 
+def causes(error: BaseException) -> Iterable[BaseException]:
+    """Return an exception and all its causes, contexts and members of groups."""
+    found: dict[int, BaseException] = {}
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        one = waiting.pop()
+        if one is not None and id(one) not in found:
+            found[id(one)] = one
+            waiting += (one.__cause__, one.__context__)
+            waiting += one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+    return found.values()
+
+
 def is_caused_by_eviction(error: BaseException) -> bool:
-    seen: set[int] = set()
-    open_ones: list[BaseException | None] = [error]
-    while open_ones:
-        found = open_ones.pop()
-        if found is None or id(found) in seen:
-            continue
-        if isinstance(found, Evicted):
-            return True
-        seen.add(id(found))
-        open_ones += (found.__cause__, found.__context__)
-        if isinstance(found, BaseExceptionGroup):
-            open_ones += found.exceptions
-    return False
+    return any(isinstance(one, Evicted) for one in causes(error))
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Gang:
     """The rank of this process in its gang (the processes that run one call together), from 0 to `size` - 1.
 
-    `rendezvous` is the `host:port` where rank 0 waits for the other ranks. `listener` is the socket of rank 0 at this
-    port. The end of the call closes the socket, unless the function has called `detach`. The port is open to the
-    network, so check on each connection that the peer knows `key`.
+    Rank 0 waits at `rendezvous` (`host:port`) with `listener`, which closes with the call unless the function has
+    called `detach`. The port is open to the network, so check that each peer knows `key`.
     """
 
     rank: int
@@ -98,8 +97,7 @@ class Gang:
     key: bytes = b""
 
     def __repr__(self) -> str:
-        where = f" meeting at {self.rendezvous}" if self.rendezvous else ""
-        return f"<rank {self.rank} of {self.size}{where}>"
+        return f"<rank {self.rank} of {self.size}{f' meeting at {self.rendezvous}' if self.rendezvous else ''}>"
 
     def close(self) -> None:
         """Close the listening socket."""
@@ -108,43 +106,40 @@ class Gang:
 
 
 class TextSink(Protocol):
-    """Receives the texts of a call that yields texts. Runs in the engine's thread and must not block."""
+    """Receives the texts of a call in the engine's thread. The methods must not block."""
 
     def add(self, text: str) -> bool:
-        """Add a text as the call's next piece. Return False if the client must first acknowledge pieces."""
+        """Add a text as the next piece. Return False if the client must first acknowledge pieces."""
 
     def send(self) -> None:
         """Send the texts of all sinks of the library."""
 
 
 class RelayedTexts(Iterable[str]):
-    """Texts that a function yields as one object. The library sends each text as a piece."""
+    """Texts that a function yields as one object, and the library sends as pieces."""
 
     @abstractmethod
     def send_to(self, sink: TextSink) -> Generator[str, None, None]:
-        """Pass the texts to a sink.
+        """Yield the texts that a sink does not accept; pass it the others.
 
         Args:
             sink: Receives texts in the engine's thread.
-
-        Returns:
-            An iterator over the texts that the sink does not accept.
         """
 
 
 SeatHook = Callable[[float], Gang]
-"""Takes the maximum seconds to wait for the address of rank 0, and returns the `Gang` of this process."""
+"""Takes the maximum seconds to wait for rank 0, and returns the `Gang` of this process."""
 ALONE = Gang(rank=0, size=1)
 
 
 MOST_STATE_BYTES = 16_000_000
-"""Maximum bytes of a checkpoint, so that it fits into one frame (at most 64 MB)."""
+"""Maximum bytes of a checkpoint, which must fit into one frame."""
 
 ProgressHook = Callable[[float, float, float, bytes], bool]
-"""Takes `done, total, metric, state` (pickled; empty for None), and returns True if the call is evicted."""
+"""Takes `done, total, metric, state` (pickled). Returns True for an evicted call."""
 TokenDues = Callable[[int], tuple[float, float]]
 SnapshotHook = Callable[[str, str, float], None]
-"""Takes the form of a snapshot, the folder of the snapshot, and the seconds that writing the snapshot took."""
+"""Takes a snapshot's form and folder, and the seconds to write it."""
 
 
 class _ProcessScope(NamedTuple):
@@ -178,7 +173,7 @@ def device() -> str:
 
 
 def devices() -> tuple[str, ...]:
-    """Return the PyTorch names of all devices of this library, numbered from 0. Each CPU device is `cpu`."""
+    """Return the PyTorch names of all devices of this library. Each CPU device is `cpu`."""
     if _library is not None:
         return _library.devices
     torch = sys.modules.get("torch")
@@ -186,24 +181,21 @@ def devices() -> tuple[str, ...]:
 
 
 def load_variable_from_serverless(name: str) -> Any:
-    """Return a variable of this library's context. The loader must return a dict.
+    """Return a variable of this library's context, whose loader must return a dict.
 
     Args:
         name: Key of the variable.
+
     Raises:
-        StokerError: No context is loaded in this process, or the dict lacks the key.
+        StokerError: No context is loaded here, or the dict lacks the key.
     """
+    call = f"load_variable_from_serverless({name!r})"
     if _library is None:
-        raise StokerError(
-            f"load_variable_from_serverless({name!r}) works only inside a library, in a function that runs on a"
-            " context; here no context is loaded. Call the function through its app (with parsl_spec or context=)."
-        )
+        raise StokerError(f"{call} works only inside a library, in a function of an app with a context (context=)")
     context = _library.context
     if not isinstance(context, Mapping):
-        raise StokerError(
-            f"load_variable_from_serverless({name!r}): the loader of this context returned a {type(context).__name__},"
-            " not a dict of variables; return {'" + name + "': ...} from it"
-        )
+        kind = type(context).__name__
+        raise StokerError(f"{call}: the loader of this context returned a {kind}, not a dict of variables")
     if name not in context:
         there = ", ".join(sorted(map(repr, context))) or "none"
         raise StokerError(f"the context has no variable {name!r}; its loader returned {there}")
@@ -213,14 +205,13 @@ def load_variable_from_serverless(name: str) -> Any:
 def progress(done: float, total: float = 0, metric: float = 0.0, state: Any = None) -> None:
     """Report the progress of the running call. Outside of a call, do nothing.
 
-    Raises `stoker.contexts.Evicted` if the call is evicted, cancelled or past its time limit. An evicted call restarts
-    elsewhere with `saved_state()`.
+    Raises `stoker.contexts.Evicted` if the call must stop. An evicted call restarts elsewhere with `saved_state()`.
 
     Args:
         done: Number of finished steps.
         total: Total number of steps; 0 if unknown.
         metric: Quality of the result so far.
-        state: A picklable checkpoint of at most 16 MB, or a function that returns a checkpoint.
+        state: A picklable checkpoint of at most 16 MB, or a function that returns one.
 
     Raises:
         SerializationError: The checkpoint is too large or cannot be pickled.
@@ -231,11 +222,9 @@ def progress(done: float, total: float = 0, metric: float = 0.0, state: Any = No
     made = state() if callable(state) else state
     packed = b"" if made is None else payloads.dumps(made, what="checkpoint")
     if len(packed) > MOST_STATE_BYTES:
-        raise SerializationError(
-            f"the checkpoint of {show_bytes(len(packed))} is too large: at most {show_bytes(MOST_STATE_BYTES)} fit "
-            "into a report; write it to a file that other pilots see too, and give its name as the state",
-            what="checkpoint",
-        )
+        size, most = show_bytes(len(packed)), show_bytes(MOST_STATE_BYTES)
+        advice = "write it to a file that other pilots see too, and give its name as the state"
+        raise SerializationError(f"the checkpoint of {size} is larger than {most}; {advice}", what="checkpoint")
     if scope.hook(float(done), float(total), float(metric), packed):
         raise Evicted(packed)
 
@@ -244,14 +233,14 @@ def saved_state(default: Any = None) -> Any:
     """Return the checkpoint that this call saved before its eviction.
 
     Args:
-        default: Value to return if the call has no checkpoint.
+        default: Value without a checkpoint.
     """
     scope = _current()
     return payloads.loads(scope.state, keep_classes=True) if scope is not None and scope.state else default
 
 
 def gang(*, limit_s: float = 60.0) -> Gang:
-    """Return the rank of this process in the gang of the call. Outside of a gang, return rank 0 of 1.
+    """Return the rank of this process in the call's gang; outside of a gang, rank 0 of 1.
 
     Args:
         limit_s: Maximum seconds to wait for the address of rank 0.
@@ -268,16 +257,15 @@ def gang(*, limit_s: float = 60.0) -> Gang:
 
 
 def token_dues(prompt_tokens: int) -> tuple[float, float]:
-    """Return when the first token of the running call is due, and the seconds per later token."""
+    """Return when the call's first token is due, and the seconds per later token."""
     scope = _current()
     return scope.dues(prompt_tokens) if scope is not None and scope.dues is not None else (math.inf, 0.0)
 
 
 def current_call_stop(*, own_thread: bool = False) -> CallStop:
-    """Return the stop request of the running call. Outside of a call, return a new `CallStop`.
+    """Return the stop request of the running call; outside of a call, a new one.
 
-    If `own_thread` is False and only one call runs, a thread of the user's function gets the stop request of this
-    call.
+    Unless `own_thread`, a thread of the user gets the request of the only running call.
     """
     scope = _call.get()
     if scope is None and not own_thread and len(_running) == 1:
@@ -290,19 +278,16 @@ def scratch() -> Path:
     scope = _current()
     if scope is not None and scope.folder:
         return Path(scope.folder)
-    if _library is not None:
-        return Path.cwd()
-    global _hand_made
-    if _hand_made is None:
-        _hand_made = tempfile.TemporaryDirectory(prefix="stoker-")
-    return Path(_hand_made.name)
+    return Path(_temporary_folder().name) if _library is None else Path.cwd()
 
 
-_hand_made: tempfile.TemporaryDirectory[str] | None = None
+@functools.cache
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="stoker-")
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
-    """Return the local path of an object from its cache name. Return any other path unchanged.
+    """Return the local path of an object. Return any other path unchanged.
 
     Args:
         path: A cache name or a path.
@@ -312,7 +297,7 @@ def local_path(path: str | os.PathLike[str]) -> Path:
 
 
 def cached_object_name(path: str | os.PathLike[str]) -> str:
-    """Return the cache name of the object at a path, or an empty string."""
+    """Return the cache name of the object at a path, or ""."""
     objects = _library.objects if _library is not None else {}
     return next((name for name, place in objects.items() if Path(place) == Path(path)), "")
 
@@ -323,40 +308,32 @@ def offer_snapshot(form: str, folder: str | os.PathLike[str], *, made_s: float) 
 
 
 def device_memory_bytes() -> int:
-    """Return the declared memory in bytes on each PyTorch device of this library; 0 if undeclared."""
+    """Return the declared bytes on each PyTorch device of this library; 0 if undeclared."""
     return memory_of(_library.device_memory_bytes) if _library is not None else 0
 
 
 def memory_of(device_bytes: int) -> int:
-    """Convert bytes per device of the pilot to bytes per PyTorch device.
-
-    PyTorch treats all CPU devices of a library as one device, `cpu`.
-    """
+    """Convert bytes per device of the pilot to bytes per PyTorch device. All CPU devices are one, `cpu`."""
     names = devices()
     return device_bytes * (len(names) if names[0] == "cpu" else 1)
 
 
 def enter_library(
-    *,
-    device: str | tuple[str, ...] = "cpu",
-    context: Any = None,
-    objects: Mapping[str, str] | None = None,
-    offer: SnapshotHook | None = None,
-    device_memory_bytes: int = 0,
-) -> None:
-    """Set the library scope: first before the loader runs, and again with the loaded context.
+    *, device: str | tuple[str, ...] = "cpu", context: Any = None, objects: Mapping[str, str] | None = None,
+    offer: SnapshotHook | None = None, device_memory_bytes: int = 0,
+) -> None:  # fmt: skip
+    """Set the library scope: before the loader runs, and again with the loaded context.
 
-    `device`: names of the devices on the pilot (`cuda:3`). `objects`: local paths by cache name and by snapshot form;
-    None keeps the earlier paths.
+    `device`: names on the pilot (`cuda:3`). `objects`: local paths by cache name and snapshot form; None keeps them.
     """
     global _library
-    given = (device,) if isinstance(device, str) else tuple(device) or ("cpu",)
     named: list[str] = []
-    for one in given:
+    for one in (device,) if isinstance(device, str) else device or ("cpu",):
         kind = one.partition(":")[0]
         named.append("cpu" if kind == "cpu" else f"{kind}:{sum(n.startswith(kind + ':') for n in named)}")
-    kept = _library.objects if _library is not None and objects is None else objects or {}
-    _library = _ProcessScope(tuple(named), context, dict(kept), offer, device_memory_bytes)
+    if objects is None:
+        objects = _library.objects if _library is not None else {}
+    _library = _ProcessScope(tuple(named), context, dict(objects), offer, device_memory_bytes)
 
 
 def leave_library() -> None:
@@ -366,14 +343,9 @@ def leave_library() -> None:
 
 
 def enter_call_scope(
-    *,
-    hook: ProgressHook | None = None,
-    folder: str = "",
-    state: bytes = b"",
-    seat: SeatHook | None = None,
-    dues: TokenDues | None = None,
-    stop: CallStop | None = None,
-) -> None:
+    *, hook: ProgressHook | None = None, folder: str = "", state: bytes = b"", seat: SeatHook | None = None,
+    dues: TokenDues | None = None, stop: CallStop | None = None,
+) -> None:  # fmt: skip
     global _latest_call
     _latest_call = scope = _SlotScope(hook, folder, state, seat, dues, stop or CallStop())
     _running[scope] = None
@@ -382,14 +354,13 @@ def enter_call_scope(
 
 def leave_call_scope() -> None:
     global _latest_call
-    scope = _call.get()
-    if scope is not None and scope.place is not None:
-        scope.place.close()
-    if scope is not None:
+    if (scope := _call.get()) is not None:
+        if scope.place is not None:
+            scope.place.close()
         _running.pop(scope, None)
-    if _latest_call is scope:
-        _latest_call = None
-    _call.set(None)
+        if _latest_call is scope:
+            _latest_call = None
+        _call.set(None)
 
 
 def _current() -> _SlotScope | None:

@@ -1,16 +1,15 @@
 """Choose the next step of a language model's engine.
 
-A *prefill* step reads prompts. A request's last prefill step writes its first token. A *decode* step writes one more
-token per request (SLINFER §III-A). Engine, pilot and simulator follow these rules:
+A *prefill* step reads prompts and writes a request's first token. A *decode* step writes one more token per request
+(SLINFER §III-A). Engine, pilot and simulator follow these rules:
 
-- A request joins the batch if the batch has a free row and enough free cache memory. Requests join in the order of
-  their due times, then of their arrival.
-- A prefill step reads at most `prefill_tokens` tokens. If a prompt needs several prefill steps, these steps alternate
-  with decode steps. With `mixes`, prefill steps include the decoding requests (Sarathi-Serve, arXiv:2403.02310 §4).
-- A request reserves cache memory for its prompt and its expected output. The expected output is the mean output of
-  ended requests (SLINFER eq. 2), at least the tokens already written, and at most the request's limit.
-- If a request outgrows its reservation, the reservation grows. If memory is short, the request with the latest due
-  token (SLINFER §VII-D) leaves the batch, and its tokens are read again later.
+- Requests join in the order of their due times, then of their arrival, while the batch has rows and cache memory.
+- A prefill step reads at most `prefill_tokens` tokens. Further prefill steps of a prompt alternate with decode steps.
+With `mixes`, prefill steps include the decoding requests (Sarathi-Serve, arXiv:2403.02310 §4).
+- A request reserves cache memory for its prompt and its expected output: the mean output of ended requests (SLINFER eq.
+2), within what it has written and its limit.
+- If memory is short for a growing reservation, the request with the latest due token (SLINFER §VII-D) leaves the batch,
+and its tokens are read again later.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ SMALLEST_ROW_TOKENS = 64
 class BatchLimits(msgspec.Struct, frozen=True):
     """Limits of one batch and of one engine step; 0 = unlimited.
 
-    `mixes`: True if decoding requests join prefill steps. `page_tokens`: tokens per cache page (vLLM), or 0 if row
-    lengths are powers of two.
+    `mixes`: decoding requests join prefill steps. `page_tokens`: tokens per cache page (vLLM), or 0 for rows of powers
+    of two.
     """
 
     rows: int = 32
@@ -46,7 +45,6 @@ class BatchLimits(msgspec.Struct, frozen=True):
         return -(-tokens // page) * page if page else row_tokens(tokens)
 
     def max_tokens_per_row(self) -> int:
-        """Return the length of the longest row that fits into the cache; 0 = unlimited."""
         cache, page = self.cache_tokens, self.page_tokens
         if not cache:
             return 0
@@ -54,9 +52,8 @@ class BatchLimits(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One forward pass of the model.
+    """One forward pass. Per request: `tokens` to read, and `starts`, the tokens already in the cache.
 
-    `tokens`: number of tokens to read, per request. `starts`: number of tokens already in the cache, per request.
     `writing`: number of decoding requests. `evicted`: requests that lose their cache before the step.
     """
 
@@ -73,16 +70,14 @@ class Step(msgspec.Struct, frozen=True):
 
     def without(self, id: int, *, writes: bool) -> Step:
         at = self.requests.index(id)
-        requests, tokens, starts = (
-            values[:at] + values[at + 1 :] for values in (self.requests, self.tokens, self.starts)
-        )
+        requests, tokens, starts = (each[:at] + each[at + 1 :] for each in (self.requests, self.tokens, self.starts))
         return replace(self, requests=requests, tokens=tokens, starts=starts, writing=self.writing - writes)
 
 
 class BatchedRequest(msgspec.Struct):
-    """A request that has `read` tokens in the cache, has written `made` tokens, and may write at most `most` tokens.
+    """A request with `read` tokens in the cache and `made` of at most `most` written tokens.
 
-    Tokens after the first token are due `tpot_s` seconds apart (0: no due time).
+    After the first, tokens are due `tpot_s` seconds apart (0: no due time).
     """
 
     id: int
@@ -108,7 +103,7 @@ class BatchedRequest(msgspec.Struct):
 
     @property
     def unread(self) -> int:
-        """Number of tokens to read before the next token is written; 1 during decoding."""
+        """Tokens to read before the next is written; 1 during decoding."""
         return self.length - self.read
 
     @property
@@ -141,11 +136,10 @@ class RunningBatch:
     @property
     def due_at(self) -> float:
         first = self.waiting[:1] if self.waiting and self.has_room_for(self.waiting[0]) else []
-        dues = [request.due_at for request in (*self.running.values(), *first)]
-        return min(dues, default=math.inf)
+        return min((request.due_at for request in (*self.running.values(), *first)), default=math.inf)
 
     def why_not(self, *, prompt: int, most: int) -> str:
-        """Return why a request with so many prompt and output tokens can never fit into the cache, or ""."""
+        """Return why a request can never fit into the cache, or ""."""
         size = self.limits.row_tokens(prompt + most)
         if 0 < self.limits.cache_tokens < size:
             return (
@@ -155,7 +149,7 @@ class RunningBatch:
         return ""
 
     def add(self, id: int, *, prompt: int, most: int, due_at: float = math.inf, tpot_s: float = 0.0) -> None:
-        """Add a waiting request. Raises ValueError if the request can never fit into the cache (`why_not`)."""
+        """Add a waiting request. Raises ValueError if it can never fit into the cache."""
         if why := self.why_not(prompt=prompt, most=most):
             raise ValueError(why)
         self._arrivals += 1
@@ -194,7 +188,7 @@ class RunningBatch:
         return padded_length((state.reserved, state.length) for state in states)
 
     def repeats(self, step: Step) -> int:
-        """Return how many times `next` would return this step if no request joins or ends."""
+        """Return how often `next` would return this step if no request joins or ends."""
         if step.prefill or len(step.requests) < len(self.running):
             return 1
         return 1 + min(request.reserved - request.length for request in self.running.values())
@@ -221,17 +215,17 @@ class RunningBatch:
         return len(self.running) < self.limits.rows and self.limits.row_tokens(request.length + 1) <= self._room()
 
     def peak_tokens(self, *, prompt: int, output: float) -> int:
-        """Return the cache tokens of all requests and one new request at their expected lengths (SLINFER eq. 2)."""
+        """Return the expected cache tokens of all requests and a new request (SLINFER eq. 2)."""
         output = round(max(output, self.mean_output))
         row = self.limits.row_tokens
         others = sum(row(one.prompt + min(one.most, max(one.made, output))) for one in self.requests())
         return others + row(prompt + output)
 
     def expected_cache_tokens(self, *, unrecorded: int = 0) -> int:
-        """Return the cache tokens of all requests at their expected lengths. A request that has written more tokens
-        than expected is assumed to write `SMALLEST_ROW_TOKENS` more (SLINFER §VII-D).
+        """Return the expected cache tokens of all requests (SLINFER §VII-D).
 
-        `unrecorded`: tokens that each decoding request has written since the last call of `did`.
+        A request that has written more than expected is assumed to write `SMALLEST_ROW_TOKENS` more. `unrecorded`:
+        tokens per decoding request since the last call of `did`.
         """
         mean, row, total = round(self.mean_output), self.limits.row_tokens, 0
         for one in self.requests():
@@ -247,13 +241,12 @@ class RunningBatch:
 
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self.limits.rows:
-            request = self.waiting[0]
-            size = self.limits.row_tokens(max(self._expected(request), request.length + 1))
-            if size > self._room():
-                size = self.limits.row_tokens(request.length + 1)  # reserve only enough for the next token
-                if size > self._room():
-                    break
-            request.reserved = size
+            request, room = self.waiting[0], self._room()
+            least = self.limits.row_tokens(request.length + 1)  # enough for the next token
+            if least > room:
+                break
+            size = max(least, self.limits.row_tokens(self._expected(request)))
+            request.reserved = size if size <= room else least
             self.running[request.id] = self.waiting.pop(0)
             del self._waiting[request.id]
 
@@ -261,8 +254,6 @@ class RunningBatch:
         evicted: list[int] = []
         full = [request for request in self.running.values() if request.length > request.reserved]
         for request in sorted(full, key=_urgency):
-            if request.id in evicted:
-                continue
             size = self.limits.row_tokens(request.length)
             while request.id in self.running and size - request.reserved > self._room():
                 evicted.append(self._evict())

@@ -1,11 +1,8 @@
 """Pickle the user's own functions, classes and modules by value, with cloudpickle.
 
-Programs compare type variables and sentinels with `is`. Therefore each of these objects is pickled with an id, and a
-process has only one copy of each. Classes of sent modules are pickled by name, with the simple attributes that the
-program has set.
-
-Open files are refused, because a copy in a library would write to another place. Temporary files are refused, because
-the deletion of the copy would remove the original file.
+Programs compare type variables and sentinels with `is`, so each is pickled with an id, and a process has one copy of
+it. Classes of sent modules are pickled by name, with the simple attributes that the program has set. Open files are
+refused, because a copy in a library would write to another place, or delete the original temporary file.
 """
 
 from __future__ import annotations
@@ -23,7 +20,6 @@ import pickle
 import sys
 import tarfile
 import tempfile
-import threading
 import types
 import typing
 import uuid
@@ -59,9 +55,7 @@ _HANDLES: tuple[tuple[Any, str, str], ...] = (
 )
 _STREAMS = ("stdin", "stdout", "stderr", "__stdin__", "__stdout__", "__stderr__")
 
-
 logger = logging.getLogger("stoker.captured")
-_told: set[str] = set()
 
 
 class OpenHandle(pickle.PicklingError):
@@ -72,16 +66,15 @@ class OpenHandle(pickle.PicklingError):
 
 
 def is_open_handle(value: Any) -> bool:
-    """Return True for an open file or archive, and for a temporary file or folder.
-
-    Return False for streams of this process (such as stdout), for in-memory files, and for file classes of packages.
-    """
-    if not isinstance(value, SUSPECTS) or any(value is getattr(sys, name, None) for name in _STREAMS):
+    """True for an open file or archive, and for a temporary file or folder, unless it can be sent."""
+    if not isinstance(value, SUSPECTS) or _stream_name(value) or isinstance(value, io.BytesIO | io.StringIO):
         return False
-    if isinstance(value, (*_FILES, *_TEMPORARY, *_ARCHIVES)):
-        return True
-    in_memory = isinstance(value, io.BytesIO | io.StringIO)
-    return not in_memory and type(value).__module__.partition(".")[0] in sys.stdlib_module_names
+    is_own = type(value).__module__.partition(".")[0] in sys.stdlib_module_names
+    return is_own or isinstance(value, (*_FILES, *_TEMPORARY, *_ARCHIVES))
+
+
+def _stream_name(value: Any) -> str | None:
+    return next((name for name in _STREAMS if value is getattr(sys, name, None)), None)
 
 
 def _describe_open_handle(value: Any) -> OpenHandle:
@@ -90,25 +83,19 @@ def _describe_open_handle(value: Any) -> OpenHandle:
     if what == "an open file" and isinstance(name, int):
         advice = "open the file in the function"
     if name is None:  # the classes of bz2 and lzma wrap the file
-        name = (
-            value.filename
-            if isinstance(value, zipfile.ZipFile)
-            else _getattr_or_none(_getattr_or_none(value, "_fp"), "name")
-        )
+        name = _getattr_or_none(value, "filename") or _getattr_or_none(_getattr_or_none(value, "_fp"), "name")
     if isinstance(name, str | bytes) and name:
         what += f" {name!r:.200}"
     return OpenHandle(what + (f" (mode {mode!r:.20})" if isinstance(mode, str) else ""), advice)
 
 
-def warn_about_finalizer(kind: type) -> None:
-    name = kind.__qualname__
-    if name not in _told:
-        _told.add(name)
-        logger.warning(
-            "%s has a __del__, which runs also when the library deletes its copy: it must not remove files that"
-            " the program still needs; pass the path instead (logged once)",
-            name,
-        )
+@functools.cache
+def warn_about_finalizer(name: str) -> None:
+    logger.warning(
+        "%s has a __del__, which runs also when the library deletes its copy: it must not remove files that the program"
+        " still needs; pass the path instead (logged once)",
+        name,
+    )
 
 
 def _getattr_or_none(value: Any, name: str) -> Any:
@@ -118,9 +105,32 @@ def _getattr_or_none(value: Any, name: str) -> Any:
         return None
 
 
-_SIMPLE = frozenset({int, str, float, bool, bytes, complex, type(None)})
-_CONTAINERS = frozenset({tuple, list, set, frozenset, dict})
-_MOST_PARTS = 64
+_ATOMS = frozenset({int, str, float, bool, bytes, type(None), complex})
+_MOST_ITEMS = 64
+
+
+def is_plain(value: Any, depth: int) -> bool:
+    """True for a small value of builtin types, in at most `depth` levels of containers."""
+    kind = type(value)
+    if kind in _ATOMS:
+        return True
+    if depth == 0:
+        return False
+    if kind is tuple or kind is list or kind is set or kind is frozenset:
+        if len(value) > _MOST_ITEMS:
+            return False
+        for item in value:  # noqa: SIM110  # a generator would take most of the time
+            if type(item) not in _ATOMS and not is_plain(item, depth - 1):
+                return False
+        return True
+    if kind is dict:
+        if len(value) > _MOST_ITEMS:
+            return False
+        for key, item in value.items():
+            if type(key) not in _ATOMS or (type(item) not in _ATOMS and not is_plain(item, depth - 1)):
+                return False
+        return True
+    return False
 
 
 def class_by_name(module: str, name: str, attributes: dict[str, Any]) -> Any:
@@ -134,15 +144,6 @@ def class_by_name(module: str, name: str, attributes: dict[str, Any]) -> Any:
     return kind
 
 
-def _is_plain_data(part: Any) -> bool:
-    if type(part) in _SIMPLE:
-        return True
-    if type(part) not in _CONTAINERS or len(part) > _MOST_PARTS:
-        return False
-    parts = [*part.keys(), *part.values()] if type(part) is dict else part
-    return all(type(each) in _SIMPLE for each in parts)
-
-
 CACHED = type(functools.lru_cache(len))
 _DISPATCHER = functools.singledispatch(len).__code__  # type: ignore[attr-defined]  # the object is a function
 
@@ -151,11 +152,15 @@ def is_singledispatch_function(function: types.FunctionType) -> bool:
     return function.__code__ is _DISPATCHER and hasattr(function, "registry")
 
 
+def _attributes_except(value: Any, *names: str) -> dict[str, Any]:
+    return {name: part for name, part in vars(value).items() if name not in names}
+
+
 def _reduce_lru_cache(value: Any) -> Any:
     if not hasattr(value, "cache_parameters"):  # not made by `lru_cache`, so its options are unknown
         return None
     options = value.cache_parameters()
-    attributes = {name: part for name, part in vars(value).items() if name not in ("__wrapped__", "cache_parameters")}
+    attributes = _attributes_except(value, "__wrapped__", "cache_parameters")
     return new_cached, (value.__wrapped__, options["maxsize"], options["typed"]), attributes
 
 
@@ -164,22 +169,15 @@ def new_cached(function: Callable[..., Any], maxsize: int | None, typed: bool) -
 
 
 def reduce_singledispatch(function: Any) -> Any:
-    own = ("__wrapped__", "register", "dispatch", "registry", "_clear_cache")
-    attributes = {name: part for name, part in vars(function).items() if name not in own}
+    attributes = _attributes_except(function, "__wrapped__", "register", "dispatch", "registry", "_clear_cache")
     state = attributes, list(function.registry.items())
     return functools.singledispatch, (function.__wrapped__,), state, None, None, fill_dispatcher
 
 
 def fill_dispatcher(function: Any, state: tuple[dict[str, Any], list[tuple[type, Any]]]) -> None:
-    attributes, implementations = state
-    vars(function).update(attributes)
-    for kind, implementation in implementations:
+    vars(function).update(state[0])
+    for kind, implementation in state[1]:
         function.register(kind, implementation)
-
-
-def _reduce_cached_property(value: Any) -> Any:
-    attributes = {name: part for name, part in vars(value).items() if name not in ("func", "lock")}
-    return functools.cached_property, (value.func,), attributes
 
 
 def _reduce_cell(cell: types.CellType) -> Any:
@@ -195,16 +193,14 @@ def fill_cell(cell: types.CellType, state: tuple[Any]) -> None:
 
 
 def reduce_class(kind: type) -> Any:
+    advice = ""
     if getattr(kind, "__struct_fields__", None):
-        raise pickle.PicklingError(
-            f"{kind.__qualname__} is a msgspec.Struct, which is sent by its name: define it in a module that the"
-            " function imports in its body, or make it a dataclass"
-        )
-    if wanted := _required_subclass_argument(kind):
-        raise pickle.PicklingError(
-            f"{kind.__qualname__} was made with {wanted!r} for __init_subclass__, which Python does not keep: define it"
-            " in a module that the function imports in its body, or give that parameter a default"
-        )
+        advice = "is a msgspec.Struct, which is sent by its name: {}, or make it a dataclass"
+    elif wanted := _required_subclass_argument(kind):
+        advice = f"was made with {wanted!r} for __init_subclass__, which Python does not keep: {{}}, or add a default"
+    if advice:
+        instead = "define it in a module that the function imports in its body"
+        raise pickle.PicklingError(f"{kind.__qualname__} {advice.format(instead)}")
     reduced = _inside._dynamic_class_reduce(kind)
     bases = vars(kind).get("__orig_bases__", ())
     if reduced[0] is _inside._make_skeleton_class and "__slots__" in vars(kind) and typing.NamedTuple not in bases:
@@ -216,15 +212,11 @@ def _required_subclass_argument(kind: type) -> str:
     hook: Any = getattr(super(kind, kind), "__init_subclass__", None)
     if not isinstance(hook, types.MethodType):
         return ""
-    try:
-        parameters = inspect.signature(hook).parameters.values()
-    except (TypeError, ValueError):
-        return ""
-    bare = [one.name for one in parameters if one.default is one.empty and one.kind not in _COLLECTING]
-    return bare[0] if bare else ""
-
-
-_COLLECTING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    with contextlib.suppress(TypeError, ValueError):
+        for one in inspect.signature(hook).parameters.values():
+            if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
+                return one.name
+    return ""
 
 
 def _reduce_type_variable(value: Any) -> Any:
@@ -237,8 +229,7 @@ def _reduce_type_variable(value: Any) -> Any:
 
 
 def _reduce_new_type(value: Any) -> Any:
-    attributes = {name: part for name, part in vars(value).items() if name != "__supertype__"}
-    identity = _inside._get_or_create_tracker_id(value)
+    attributes, identity = _attributes_except(value, "__supertype__"), _inside._get_or_create_tracker_id(value)
     return new_named, (typing.NewType, (value.__name__, value.__supertype__), {}, attributes, identity)
 
 
@@ -255,35 +246,30 @@ def new_named(
 _MOST_SENTINELS = 10_000
 _sentinels: dict[str, object] = {}
 _ids_of_sentinels: dict[int, str] = {}
-_sentinels_lock = threading.Lock()
 
 
 def _reduce_sentinel(value: object) -> Any:
-    with _sentinels_lock:
-        identity = _ids_of_sentinels.get(id(value))
-        if identity is None:
-            if len(_sentinels) >= _MOST_SENTINELS:  # a program with so many sentinels does not compare them
-                return None
-            identity = uuid.uuid4().hex
-            _sentinels[identity] = value
-            _ids_of_sentinels[id(value)] = identity
+    identity = _ids_of_sentinels.get(id(value))
+    if identity is None:
+        if len(_sentinels) >= _MOST_SENTINELS:  # a program with so many sentinels does not compare them
+            return None
+        identity = uuid.uuid4().hex
+        _sentinels[identity] = value
+        _ids_of_sentinels[id(value)] = identity
     return sentinel, (identity,)
 
 
 def sentinel(identity: str) -> object:
-    with _sentinels_lock:
-        value = _sentinels.get(identity)
-        if value is None:
-            value = object()
-            if len(_sentinels) < _MOST_SENTINELS:
-                _sentinels[identity] = value
-                _ids_of_sentinels[id(value)] = identity
+    if len(_sentinels) >= _MOST_SENTINELS:
+        return _sentinels.get(identity) or object()
+    value = _sentinels.setdefault(identity, object())
+    _ids_of_sentinels[id(value)] = identity
     return value
 
 
 REDUCERS: dict[Any, Callable[[Any], Any]] = {
     CACHED: _reduce_lru_cache,
-    functools.cached_property: _reduce_cached_property,
+    functools.cached_property: lambda value: (type(value), (value.func,), _attributes_except(value, "func", "lock")),
     types.CellType: _reduce_cell,
     typing.TypeVar: _reduce_type_variable,
     typing.ParamSpec: _reduce_type_variable,
@@ -296,7 +282,7 @@ REDUCERS: dict[Any, Callable[[Any], Any]] = {
 
 
 class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle is untyped
-    """Pickles the user's own code by value. If the value contains a `SourceLines`, source lines are included.
+    """Pickles the user's own code by value.
 
     Classes of the modules `by_name` are pickled by name. With `prefers_names`, all importable code is pickled by name.
     """
@@ -307,7 +293,7 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         super().__init__(*args, **kwargs)
         self.functions: list[types.FunctionType] = []
         self.named: set[str] = set()
-        """The user's modules from which functions or classes were pickled by name (only with `prefers_names`)."""
+        """Modules whose code was pickled by name (only with `prefers_names`)."""
         self.modules: list[types.ModuleType] = []
         self._by_name = by_name
         self._prefers_names = prefers_names
@@ -328,15 +314,14 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
         elif isinstance(obj, SourceLines):
             return register_source_files, (lines_of(function.__code__ for function in self.functions),)
         elif isinstance(obj, SUSPECTS):
-            stream = next((name for name in _STREAMS if obj is getattr(sys, name, None)), None)
-            if stream is not None:
+            if stream := _stream_name(obj):
                 return getattr, (sys, stream)
             if is_open_handle(obj):
                 raise _describe_open_handle(obj)
         else:
             kind = type(obj)
             if hasattr(kind, "__del__") and not is_installed(kind.__module__):
-                warn_about_finalizer(kind)
+                warn_about_finalizer(kind.__qualname__)
             reduce = REDUCERS.get(kind)
             if reduce is not None and not self._is_importable_by_name(obj) and (reduced := reduce(obj)) is not None:
                 return reduced
@@ -357,7 +342,7 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
             if (home not in self._by_name and not is_imported_from_sent_source(home)) or lookup(home, name) is not kind:
                 return reduce_class(kind)
             own = () if isinstance(kind, enum.EnumMeta) else vars(kind).items()
-            simple = {name: part for name, part in own if not name.startswith("__") and _is_plain_data(part)}
+            simple = {name: part for name, part in own if not name.startswith("__") and is_plain(part, 1)}
             return class_by_name, (home, name, simple)
         reduced = super().reducer_override(kind)
         is_dynamic = reduced is not NotImplemented and reduced[-1] is _inside._class_setstate
@@ -373,14 +358,9 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
     def _is_importable_by_name(self, obj: Any) -> bool:
         home = getattr(obj, "__module__", None)
         name = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None)
-        if (
-            not isinstance(home, str)
-            or not isinstance(name, str)
-            or home == "__main__"
-            or self._is_module_pickled_by_value(home)
-        ):
+        if not isinstance(home, str) or not isinstance(name, str) or home == "__main__":
             return False
-        return lookup(home, name) is obj
+        return not self._is_module_pickled_by_value(home) and lookup(home, name) is obj
 
     def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
         make, arguments, (attributes, state), *rest = super()._dynamic_function_reduce(func)

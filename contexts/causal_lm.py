@@ -16,7 +16,7 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
@@ -33,7 +33,7 @@ from stoker.contexts.model_source import (
     model_source,
     shown_name,
 )
-from stoker.contexts.recipe import Awareness, Recipe
+from stoker.contexts.recipe import Recipe, RecipeOptions
 from stoker.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -54,17 +54,14 @@ def load_causal_lm(
     engine: str = "auto",
     graphs: bool = False,
 ) -> CausalLM:
-    """Load a language model in this process, for use in your own loaders.
+    """Return a language model loaded in this process, for use in your own loaders.
 
     Args:
         path: A local folder or file, or a name on the model hub.
         dtype, snapshot, threads, engine, graphs: As in `causal_lm`.
 
-    Returns:
-        The loaded model.
-
     Raises:
-        ValueError: The engine does not support the model. Exceptions of Transformers are not changed.
+        ValueError: The engine does not support the model.
     """
     from stoker.contexts.model_loading import load_model  # the module imports torch, which only a library may do
 
@@ -149,15 +146,7 @@ def causal_lm(
     chat_template: str = "",
     vllm: Mapping[str, Any] | None = None,
     slots: int | str = "auto",
-    memory: str | int | None = None,
-    device_memory: str | int | None = None,
-    kinds: tuple[str, ...] = (),
-    load_limit: str | float = "30 min",
-    awareness: str | Awareness = "full",
-    calls_per_library: int = 0,
-    min_libraries: int = 0,
-    max_libraries: int | None = None,
-    keep_alive: str | float | None = None,
+    **options: Unpack[RecipeOptions],
 ) -> Recipe:
     """Return the recipe of a causal language model. The context is a `stoker.contexts.language_model.CausalLM`.
 
@@ -172,41 +161,44 @@ def causal_lm(
             architecture. `transformers`: `continuous` if the architecture allows it, or `static`. `vllm`: vLLM. `auto`:
             `vllm` if it can be imported and the device is a GPU, or `transformers`.
         graphs: Capture decode steps as CUDA graphs (`continuous`). No effect on a CPU.
-        devices: Devices of one node that share the model. vLLM splits each layer (tensor parallelism). The
-            other engines place some of the layers on each device.
+        devices: Devices of one node that share the model. vLLM splits each layer (tensor parallelism); the other
+            engines place some of the layers on each device.
         adapters: Folders of PEFT adapters (LoRA, or soft prompts of `stoker tune`) by name, for
-            `complete(adapter=...)`. The library loads each adapter at its first use. `auto` then means `transformers`.
-        max_model_len: Maximum number of tokens of a prompt and its continuation; 0: the model's limit.
+            `complete(adapter=...)`. `auto` then means `transformers`.
+        max_model_len: Maximum tokens of a prompt and its continuation; 0: the model's limit.
         chat_template: Text of a chat template (Jinja), instead of the model's template.
-        vllm: Engine arguments of vLLM by name, for example `{"quantization": "fp8"}`. Requires `engine="vllm"`.
+        vllm: Engine arguments of vLLM, for example `{"quantization": "fp8"}`. Requires `engine="vllm"`.
         slots: Concurrent calls in one library. `auto`: as many as fit into the engine's memory.
-        memory, device_memory, kinds, load_limit, awareness, calls_per_library: As in `stoker.context`.
-        min_libraries, max_libraries, keep_alive: As in `stoker.context`.
+        **options: Other options of `stoker.context`, for example `memory` or `keep_alive`.
 
     Raises:
         RecipeError: The path has no model, or an option is invalid.
     """
     check_graphs(graphs, engine=engine, devices=devices)
-    wanted = EngineSettings(max_model_len, chat_template, vllm or {})
+    wanted = EngineSettings(max_model_len, chat_template, dict(sorted((vllm or {}).items())))
     wanted.check(engine=engine)
     loader = language_model_with_graphs if graphs else language_model
     arguments: dict[str, Any] = {}
-    if wanted != EngineSettings():
+    if wanted != EngineSettings() or adapters:
         loader = configured_language_model
-        arguments = {"graphs": graphs, **msgspec.structs.asdict(wanted), "vllm": dict(sorted(wanted.vllm.items()))}
+        arguments = {"graphs": graphs, **msgspec.structs.asdict(wanted)}
     if adapters:
         loader, engine = adapted_language_model, "transformers" if engine == "auto" else engine
-        arguments = {
-            "graphs": graphs, "max_model_len": max_model_len, "chat_template": chat_template,
-            **({"vllm": dict(sorted(wanted.vllm.items()))} if wanted.vllm else {}),
-            **adapter_loader_arguments(adapters, base=os.fspath(path), engine=engine),
-        }  # fmt: skip
+        if engine == "static":
+            raise RecipeError("causal_lm(engine='static'): static does not support adapters", option="adapters")
+        if not vllm:
+            del arguments["vllm"]
+        folders = {name: os.fspath(folder) for name, folder in sorted(adapters.items())}
+        for name, folder in folders.items():
+            try:
+                check_adapter(folder, base=os.fspath(path))
+            except ValueError as error:
+                why = f"causal_lm(adapters=...): {name}: {error}"
+                raise RecipeError(why, option="adapters", path=folder) from None
+        arguments |= {"names": tuple(folders), "adapters": tuple(folders.values())}
     return model_recipe(
-        loader, path, arguments=arguments, files=("adapters",) if adapters else (),
-        dtype=dtype, snapshot=snapshot, threads=threads, engine=engine,
-        devices=devices, slots=slots, memory=memory, device_memory=device_memory, kinds=kinds, load_limit=load_limit,
-        awareness=awareness, calls_per_library=calls_per_library, min_libraries=min_libraries,
-        max_libraries=max_libraries, keep_alive=keep_alive,
+        loader, path, arguments=arguments, files=("adapters",) if adapters else (), dtype=dtype, snapshot=snapshot,
+        threads=threads, engine=engine, devices=devices, slots=slots, **options,
     )  # fmt: skip
 
 
@@ -243,10 +235,8 @@ def model_recipe(
     source, is_local = model_source(os.fspath(path) or default_model())
     check_device_split(source, options.get("devices", 1), engine=engine)
     if encoder := encoder_class(source):
-        raise RecipeError(
-            f"{shown_name(source)} is an encoder ({encoder}), which generates no text; use stoker.encoder(...)",
-            path=source,
-        )
+        why = f"is an encoder ({encoder}), which generates no text; use stoker.encoder(...)"
+        raise RecipeError(f"{shown_name(source)} {why}", path=source)
     ahead = dict.fromkeys([*MODEL_PRELOAD, *preload])
     needs = {"files": (*(("path",) if is_local else ()), *files), "preload": tuple(ahead)}
     factory = loader.with_options(**needs, **options).named(shown_name(os.fspath(path) or source))
@@ -255,39 +245,16 @@ def model_recipe(
     return msgspec.structs.replace(recipe, needs=add_token_cache_to_needs(recipe.needs, source, dtype=dtype))
 
 
-def adapter_loader_arguments(
-    adapters: Mapping[str, str | os.PathLike[str]], *, base: str, engine: str
-) -> dict[str, tuple[str, ...]]:
-    """Return the arguments of `adapted_language_model`. Raises RecipeError if Stoker cannot serve an adapter."""
-    if engine == "static":
-        raise RecipeError(
-            f"causal_lm(engine={engine!r}, adapters=...): {engine} does not support adapters; leave out the engine",
-            option="adapters",
-        )
-    folders = {name: os.fspath(folder) for name, folder in sorted(adapters.items())}
-    for name, folder in folders.items():
-        try:
-            check_adapter(folder, base=base)
-        except ValueError as error:
-            raise RecipeError(f"causal_lm(adapters=...): {name}: {error}", option="adapters", path=folder) from None
-    return {"names": tuple(folders), "adapters": tuple(folders.values())}
-
-
-def check_graphs(graphs: bool, *, engine: str, devices: int = 1) -> None:
+def check_graphs(graphs: Any, *, engine: str, devices: int = 1) -> None:
+    problem = ""
     if not isinstance(graphs, bool):
-        raise RecipeError(f"causal_lm(graphs={graphs!r}): write True or False", option="graphs")
-    if graphs and engine in ("static", "vllm"):
-        raise RecipeError(
-            f"causal_lm(engine={engine!r}, graphs=True): {engine} does not support graphs, an option of the continuous"
-            " engine; leave one of the two options out",
-            option="graphs",
-        )
-    if graphs and devices != 1:
-        raise RecipeError(
-            f"causal_lm(devices={devices!r}, graphs=True): graphs capture the steps of one device; leave one of the two"
-            " options out",
-            option="graphs",
-        )
+        problem = "write True or False"
+    elif graphs and engine in ("static", "vllm"):
+        problem = f"the engine {engine} does not support graphs, an option of the continuous engine; leave one out"
+    elif graphs and devices != 1:
+        problem = f"graphs capture the steps of one device, and devices={devices!r}; leave one out"
+    if problem:
+        raise RecipeError(f"causal_lm(graphs={graphs!r}): {problem}", option="graphs")
 
 
 def dtype_named(dtype: str, *, what: str) -> str:
@@ -311,7 +278,7 @@ def default_model() -> str:
     """Return the path of SmolLM2-135M-Instruct (Apache-2.0, GGUF) in its Python package.
 
     Raises:
-        RecipeError: The package is not installed. The message has the install command.
+        RecipeError: The package is not installed.
     """
     spec = importlib.util.find_spec(_MODEL_PACKAGE)
     places = list(spec.submodule_search_locations or ()) if spec is not None else []

@@ -1,8 +1,7 @@
 """Compile an encoder's network for one batch shape with torch.compile. On a GPU, the result is a CUDA graph.
 
-One thread compiles and computes, because a CUDA graph belongs to a thread. The compiler's cache folder is stored as a
-snapshot. Other pilots find the snapshot by its *form*, a name made from model, shape, device and versions. A damaged
-snapshot is renamed. A snapshot that was compiled for another machine is replaced.
+One thread compiles and computes, because a CUDA graph belongs to a thread. Other pilots find the compiler's stored
+cache by its *form*, a name made from model, shape, device and versions.
 """
 
 from __future__ import annotations
@@ -20,26 +19,26 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from stoker.contexts import ambient
 from stoker.contexts.folders import snapshot_folder
-from stoker.contexts.snapshot import make_folder, rename_damaged_snapshot, snapshot_creation_seconds
+from stoker.contexts.snapshot import make_folder, received_snapshot, rename_damaged_snapshot, snapshot_creation_seconds
 from stoker.errors import ContextError
 from stoker.units import show_seconds
 
 
 class TokenRow(NamedTuple):
-    """Token ids of a text or of a pair of texts. `types`: per token, the index of its text (0 or 1); may be empty."""
+    """Token ids of a text or of a pair. `types`: per token, the index of its text; may be empty."""
 
     ids: list[int]
     types: list[int]
 
 
 class RuntimeShape(NamedTuple):
-    """The batch shape of a runtime: number of tokens per text, and number of texts per batch."""
+    """Tokens per text, and texts per batch."""
 
     length: int
     batch: int = 1
@@ -61,60 +60,61 @@ def build_model_inputs(
     return inputs, lengths
 
 
+log = logging.getLogger(__name__)
+
 Made = TypeVar("Made")
 Compile = Callable[[Path], Made]
 _NOT_KEPT = "just compiled, and not kept"
 _CACHE, _LOCKS = "cache", "locks"
 _SETTINGS = {"compile_threads": 1, "cpp_cache_precompile_headers": False}
-"""Inductor settings: no compiler processes after the load, and no precompiled C++ headers in /tmp (150 MB each)."""
+"""Inductor settings: no compiler processes after the load, no precompiled C++ headers in /tmp (150 MB each)."""
 _VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
-class _CompiledCode(NamedTuple, Generic[Made]):
-    made: Made
-    is_new: bool
-
-
 def compile_once(form: str, compile: Compile[Made]) -> tuple[Made, str]:
-    """Return the result of `compile` and its origin as text. A snapshot with the name `form` is used if it exists."""
-    if not form:
-        return _compile_without_snapshot(compile), _NOT_KEPT
-    place, came = snapshot_folder() / form, ambient.local_path(form)
-    if snapshot_creation_seconds(place) is None and (made_s := snapshot_creation_seconds(came)) is not None:
-        had = _compile_from_snapshot(came, compile, place=place)
-        if had is not None and not had.is_new:
-            return had.made, f"another pilot compiled it in {show_seconds(made_s)}"
-        if had is not None:
-            return had.made, _offer_snapshot(form, place, "just compiled")
-    for _ in range(2):
-        found = _keep(place, compile)
-        if found is None and snapshot_creation_seconds(place) is None:  # the disk is not writable
+    """Return the result of `compile` and its origin."""
+    place = snapshot_folder() / form
+    received = received_snapshot(place) if form else None
+    if received and (had := _from_snapshot(received[0], compile, place=place)):
+        made, is_new = had
+        told = f"another pilot compiled it in {show_seconds(received[1])}"
+        return made, _offer_snapshot(place, "just compiled") if is_new else told
+    for _ in range(2 if form else 0):
+        kept = _keep(place, compile)
+        if kept is None and snapshot_creation_seconds(place) is None:  # the disk is not writable
             break
-        had = _CompiledCode(found[0], True) if found else _compile_from_snapshot(place, compile, place=place)
+        had = (kept[0], True) if kept else _from_snapshot(place, compile, place=place)
         if had is not None:
-            return had.made, _offer_snapshot(form, place, "just compiled" if had.is_new else "compiled earlier")
+            return had[0], _offer_snapshot(place, "just compiled" if had[1] else "compiled earlier")
         rename_damaged_snapshot(place)
-    return _compile_without_snapshot(compile), _NOT_KEPT
+    with _temporary_folder() as folder:
+        return compile(folder), _NOT_KEPT
 
 
-def _offer_snapshot(form: str, place: Path, how: str) -> str:
+@contextlib.contextmanager
+def _temporary_folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="stoker-compiled-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+def _offer_snapshot(place: Path, how: str) -> str:
     made_s = snapshot_creation_seconds(place)
     if made_s is None:
         return _NOT_KEPT
-    ambient.offer_snapshot(form, place, made_s=made_s)
+    ambient.offer_snapshot(place.name, place, made_s=made_s)
     return f"{how} in {show_seconds(made_s)}"
 
 
 def _keep(place: Path, compile: Compile[Made]) -> tuple[Made] | None:
+    """Compile into a new snapshot. Return None if it exists, or the disk refused it before compiling."""
     found: list[Made] = []
-    failed: list[Exception] = []
+    failed = False
 
     def write(draft: Path) -> None:
-        try:
-            found.append(compile(draft / _CACHE))
-        except Exception as error:
-            failed.append(error)
-            raise
+        nonlocal failed
+        failed = True
+        found.append(compile(draft / _CACHE))
+        failed = False
         shutil.rmtree(draft / _CACHE / _LOCKS, ignore_errors=True)
 
     try:
@@ -126,17 +126,18 @@ def _keep(place: Path, compile: Compile[Made]) -> tuple[Made] | None:
     return (found[0],) if found else None
 
 
-def _compile_from_snapshot(source: Path, compile: Compile[Made], *, place: Path) -> _CompiledCode[Made] | None:
+def _from_snapshot(source: Path, compile: Compile[Made], *, place: Path) -> tuple[Made, bool] | None:
+    """Return the result of `compile` with a copy of `source`, and True if `place` has other code now."""
     try:
-        with tempfile.TemporaryDirectory(prefix="stoker-compiled-", ignore_cleanup_errors=True) as folder:
-            cache = Path(folder, _CACHE)
+        with _temporary_folder() as folder:
+            cache = folder / _CACHE
             shutil.copytree(source / _CACHE, cache)
             before, began = _files(cache), time.monotonic()
             made = compile(cache)
             is_new = _files(cache) != before
             if is_new:
                 _replace(place, cache, made_s=time.monotonic() - began)
-            return _CompiledCode(made, is_new)
+            return made, is_new
     except Exception as error:
         log.warning("the compiled code in %s cannot be used (%s); it is compiled again", source, error)
         return None
@@ -160,11 +161,6 @@ def _replace(place: Path, cache: Path, *, made_s: float) -> None:
         log.warning("compiled code is not kept in %s: %s", place.parent, error)
 
 
-def _compile_without_snapshot(compile: Compile[Made]) -> Made:
-    with tempfile.TemporaryDirectory(prefix="stoker-compiled-", ignore_cleanup_errors=True) as folder:
-        return compile(Path(folder))
-
-
 @contextlib.contextmanager
 def redirect_inductor_cache(folder: Path) -> Iterator[None]:
     from torch._inductor import config, utils
@@ -177,45 +173,23 @@ def redirect_inductor_cache(folder: Path) -> Iterator[None]:
         with config.patch({name: value for name, value in _SETTINGS.items() if hasattr(config, name)}):
             yield
     finally:
-        for name, value in before.items():
+        for name in _VARIABLES:
             os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
+        os.environ.update({name: value for name, value in before.items() if value is not None})
         utils.clear_inductor_caches()
 
 
-log = logging.getLogger(__name__)
-
 Answer = TypeVar("Answer")
 Inputs = Callable[[], dict[str, torch.Tensor]]
-"""A function that creates a network's inputs in the computing thread. For tensors created outside of inference mode,
-PyTorch would compile other code.
-"""
+"""Creates a network's inputs in the computing thread: tensors from outside of inference mode need other code."""
 BACKEND: str | Callable[..., Any] = "inductor"
-_ADVICE = "Set TORCH"
 _FORMAT = 1
 _RUNS = 3
-"""Number of runs after compiling: one run warms up a CUDA graph, one records the graph, and one runs the graph."""
-
-
-class Runtime(Protocol):
-    name: str
-    source: str
-    model: Any
-    longest: int
-    labels: list[str]
-    runtime: RuntimeShape | None
-
-    @property
-    def device(self) -> str: ...
-
-    def compile(self, compiler: Compiler) -> None: ...
+"""Runs after compiling: one warms up a CUDA graph, one records the graph, and one runs it."""
 
 
 class Compiler:
-    """Compiles networks for inputs of one shape, and runs the networks in its own thread. `form`: name of the snapshot
-    (empty: no snapshot).
-    """
+    """Compiles networks for inputs of one shape, and runs them in its own thread."""
 
     def __init__(self, device: str, *, form: str = "") -> None:
         self.how = "not compiled"
@@ -249,12 +223,12 @@ class Compiler:
 
 
 def wants_compiling(device: str, wanted: bool | str) -> bool:
-    """Return True if a runtime should be compiled. `auto` means that only runtimes on a GPU are compiled."""
+    """`auto` means on a GPU."""
     return wanted is True or (wanted == "auto" and not device.startswith("cpu"))
 
 
-def compile_runtime(model: Runtime, wanted: bool | str) -> None:
-    """Compile a runtime if wanted. A failure raises ContextError only if `wanted` is True."""
+def compile_runtime(model: Any, wanted: bool | str) -> None:
+    """Compile a runtime (an EncoderModel). A failure raises ContextError only if `wanted` is True."""
     if not wants_compiling(model.device, wanted):
         return
     compiler = Compiler(model.device, form=_form(model))
@@ -265,16 +239,12 @@ def compile_runtime(model: Runtime, wanted: bool | str) -> None:
         compiler.close()
         why = _short(error)
         if wanted is True:
-            raise ContextError(
-                f"the runtime of {model.longest} tokens cannot be compiled on {model.device}: {why}. Other runtimes"
-                " serve its texts; with compiled='auto' it runs uncompiled"
-            ) from error
+            told = f"the runtime of {model.longest} tokens cannot be compiled on {model.device}: {why}"
+            raise ContextError(f"{told}. With compiled='auto' it runs uncompiled") from error
         log.warning("%s, %s tokens: the runtime runs uncompiled: %s", model.name, model.longest, why)
     else:
-        took = show_seconds(time.monotonic() - began)
-        log.info(
-            "runtime of %s tokens of %s on %s in %s: %s", model.longest, model.name, model.device, took, compiler.how
-        )
+        runtime = f"{model.longest} tokens of {model.name} on {model.device}"
+        log.info("runtime of %s in %s: %s", runtime, show_seconds(time.monotonic() - began), compiler.how)
 
 
 def device_hardware_name(device: str) -> str:
@@ -283,7 +253,7 @@ def device_hardware_name(device: str) -> str:
     return f"cpu {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
 
 
-def _form(model: Runtime) -> str:
+def _form(model: Any) -> str:
     kind, shape = device_hardware_name(model.device), model.runtime
     facts = [
         _FORMAT, model.source, str(model.model.dtype), shape, type(model.model).__name__, bool(model.labels), kind,
@@ -297,5 +267,5 @@ def _form(model: Runtime) -> str:
 
 def _short(error: Exception) -> str:
     lines = [line.strip().rstrip(":.") for line in str(error).splitlines() if line.strip()]
-    said = [line for line in lines[:2] if not line.startswith(_ADVICE)]
+    said = [line for line in lines[:2] if not line.startswith("Set TORCH")]
     return ": ".join([type(error).__name__, *said])[:300]

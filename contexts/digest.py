@@ -1,13 +1,13 @@
 """Compute the digest of a value's *content*, including code. The digest is equal in every process.
 
-The parts of the value are visited in a fixed order. For each part, its type, length and content are added to a SHA-256.
+A walk visits the parts of the value in a fixed order, and adds the type, length and content of each to a SHA-256:
 
-    Code      bytecode, constants, names, nested code; defaults, closure, and every global that the code refers to.
-              No file names, line numbers, or module name. The digest depends on Python's minor version.
-    Installed code is represented by its name and its distribution's version (`user_code`).
-    Cycles    a repeated function, class or module is represented by the number of its first visit; a container inside
-              itself is represented by the number of nesting levels between the two.
-    Others    paths, methods, arrays and tensors are represented by their parts; other objects by `__reduce_ex__`.
+- Code: bytecode, constants, names, nested code; defaults, closure, and each global that the code refers to. No file
+names, line numbers, or module name. It depends on Python's minor version.
+- Installed code: its name and its distribution's version (`user_code`).
+- Cycles: a repeated definition is the number of its first visit; a container inside itself, the number of nesting
+levels.
+- Paths, methods, arrays and tensors: their parts. Other objects: `__reduce_ex__`.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from stoker.contexts.user_code import (
     ModuleSource,
     is_installed,
     lookup,
-    package_version_of,
     qualified_class_name,
     source_of,
+    version_of_package,
 )
 from stoker.contexts.user_modules import (
     code_of,
@@ -51,12 +51,21 @@ _WEAK = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet
 
 
 def _type_tag_and_parts(value: Any, kind: type) -> tuple[str, list[Any]] | None:
-    if isinstance(value, pathlib.PurePath):
-        return "path", [str(value)]
-    if isinstance(value, enum.Enum):
-        return "enum", [kind, value.name]
-    if isinstance(value, types.MethodType):
-        return "method", [value.__func__, value.__self__]
+    match value:
+        case pathlib.PurePath():
+            return "path", [str(value)]
+        case enum.Enum():
+            return "enum", [kind, value.name]
+        case types.MethodType():
+            return "method", [value.__func__, value.__self__]
+        case functools.partial():
+            return "partial", [value.func, value.args, value.keywords]
+        case types.BuiltinFunctionType() | types.MethodDescriptorType() | types.WrapperDescriptorType():
+            owner = getattr(value, "__self__", None)
+            name = f"{getattr(value, '__module__', None) or ''}.{value.__qualname__}"
+            return "builtin", [name, None if isinstance(owner, types.ModuleType) else owner]
+        case types.MemberDescriptorType() | types.GetSetDescriptorType():
+            return "slot", [value.__name__]
     if kind in (classmethod, staticmethod):
         return kind.__name__, [value.__func__]
     if kind is property:
@@ -65,14 +74,6 @@ def _type_tag_and_parts(value: Any, kind: type) -> tuple[str, list[Any]] | None:
         return "cached-property", [value.func]
     if kind in _WEAK:
         return kind.__name__, [set(value) if kind is weakref.WeakSet else dict(value)]
-    if isinstance(value, functools.partial):
-        return "partial", [value.func, value.args, value.keywords]
-    if isinstance(value, types.BuiltinFunctionType | types.MethodDescriptorType | types.WrapperDescriptorType):
-        owner = getattr(value, "__self__", None)
-        name = f"{getattr(value, '__module__', None) or ''}.{value.__qualname__}"
-        return "builtin", [name, None if isinstance(owner, types.ModuleType) else owner]
-    if isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType):
-        return "slot", [value.__name__]
     return None
 
 
@@ -100,13 +101,9 @@ def _is_dense_tensor(value: Any) -> bool:
 
 def _storage_bytes(value: Any) -> bytes | None:
     torch: Any = sys.modules.get("torch")
+    plain: Any = value._untyped_storage if type(value) is getattr(torch, "TypedStorage", None) else value
     untyped: Any = getattr(torch, "UntypedStorage", ())
-    typed: Any = getattr(torch, "TypedStorage", ())
-    if isinstance(value, typed):
-        plain = value._untyped_storage
-    elif isinstance(value, untyped):
-        plain = value
-    else:
+    if not isinstance(plain, untyped):
         return None
     return _tensor_bytes(torch.empty(0, dtype=torch.uint8).set_(plain.cpu()))
 
@@ -126,7 +123,7 @@ _DEEPEST = 200
 
 
 def digest_of(*parts: Any, names: Sequence[str] = ()) -> str:
-    """Return a digest (64 hex digits) of values. Raises RecipeError, whose message names the values by `names`."""
+    """Return a digest (64 hex digits) of values. RecipeError names the values by `names`."""
     walk = _DigestWalk()
     walk.text("stoker-content-3")
     walk.text(f"python {sys.version_info.major}.{sys.version_info.minor}")
@@ -136,7 +133,7 @@ def digest_of(*parts: Any, names: Sequence[str] = ()) -> str:
 
 
 def digest_of_item(item: Any) -> str:
-    """Return a digest (32 hex digits) of a data item. Items without code have equal digests in all Python versions."""
+    """Return a digest (32 hex digits) of an item. Without code, it is equal in all Python versions."""
     walk = _DigestWalk()
     walk.visit(item)
     return walk.hash.hexdigest()[:32]
@@ -193,11 +190,12 @@ class _DigestWalk:
         elif kind in (bytes, bytearray):
             self.raw(kind.__name__, value)
         elif isinstance(value, types.FunctionType):
-            self._definition(value, self._dispatcher if is_singledispatch_function(value) else self._function)
+            feed = self._dispatcher if is_singledispatch_function(value) else self._function
+            self._definition(value, feed, "installed-function")
         elif kind is CACHED:
-            self._definition(value, self._visit_cached_function)
+            self._definition(value, self._cached_function, "installed-function")
         elif isinstance(value, type):
-            self._definition(value, self._class)
+            self._definition(value, self._class, "installed-class")
         elif isinstance(value, types.ModuleType):
             self._definition(value, self._module)
         elif kind is types.CodeType:
@@ -219,84 +217,75 @@ class _DigestWalk:
                 self.open(kind.__name__, len(value))
                 for one in sorted(digest_of(item) for item in value):
                     self.text(one)
-            elif kind is dict:
-                self._visit_mapping(value)
+            elif kind in (dict, types.MappingProxyType):
+                self.open("dict", len(value))
+                for key, part in value.items():
+                    self.visit(key)
+                    self.visit(part, f"[{key!r:.40}]")
             else:
                 self._object(value, kind)
         finally:
             self._above.pop()
 
-    def _visit_mapping(self, value: dict[Any, Any]) -> None:
-        self.open("dict", len(value))
-        for key, part in value.items():
-            self.visit(key)
-            self.visit(part, f"[{key!r:.40}]")
-
     # ---- definitions: functions, classes, modules
 
-    def _definition(self, value: Any, feed: Any) -> None:
+    def _definition(self, value: Any, feed: Any, installed: str = "") -> None:
+        """Add a definition, or its number after the first visit. `installed`: tag of installed code."""
         number = self._definitions.get(id(value))
         if number is not None:
             self.raw("again", b"%d" % number)
             return
         self._definitions[id(value)] = len(self._definitions)
         self._alive.append(value)
-        feed(value)
-
-    def _by_name(self, tag: str, value: Any) -> bool:
         home, name = getattr(value, "__module__", None) or "", getattr(value, "__qualname__", "")
-        if not is_installed(home) or lookup(home, name) is not value:
-            return False
-        self._installed(tag, home, name)
-        return True
+        if installed and is_installed(home) and lookup(home, name) is value:
+            self._installed(installed, home, name)
+        else:
+            feed(value)
 
     def _installed(self, tag: str, home: str, name: str) -> None:
         self.open(tag, 3)
         self.text(home)
         self.text(name)
-        self.text(package_version_of(home) + linked_package_stamp(home))
+        self.text(version_of_package(home.partition(".")[0]) + linked_package_stamp(home))
 
     def _function(self, function: types.FunctionType) -> None:
-        if self._by_name("installed-function", function):
-            return
+        code, name = function.__code__, function.__name__
         self.open("function", 7)
-        self.text(function.__name__)
-        self._code(function.__code__)
-        self.visit(function.__defaults__, f" defaults of {function.__name__}")
-        self.visit(function.__kwdefaults__, f" defaults of {function.__name__}")
+        self.text(name)
+        self._code(code)
+        self.visit(function.__defaults__, f" defaults of {name}")
+        self.visit(function.__kwdefaults__, f" defaults of {name}")
         cells = function.__closure__ or ()
         self.open("closure", len(cells))
-        for name, cell in zip(function.__code__.co_freevars, cells, strict=True):
+        for variable, cell in zip(code.co_freevars, cells, strict=True):
             try:
                 content = cell.cell_contents
             except ValueError:
                 self.raw("empty-cell", b"")
-                continue
-            self.visit(content, f" variable {name!r} of {function.__name__}")
-        names = sorted(global_names(function.__code__) & function.__globals__.keys())
-        self.open("globals", len(names))
-        for name in names:
-            self.text(name)
-            if name == "__file__":  # the function may read files next to its module
-                self.text(os.path.abspath(str(function.__globals__[name])))
-            elif name not in _MODULE_NAMES:
-                value = function.__globals__[name]
-                self.visit(value, f" global {name!r} of {function.__name__}")
+            else:
+                self.visit(content, f" variable {variable!r} of {name}")
+        used = sorted(global_names(code) & function.__globals__.keys())
+        self.open("globals", len(used))
+        for variable in used:
+            self.text(variable)
+            value = function.__globals__[variable]
+            if variable == "__file__":  # the function may read files next to its module
+                self.text(os.path.abspath(str(value)))
+            elif variable not in _MODULE_NAMES:
+                self.visit(value, f" global {variable!r} of {name}")
                 if isinstance(value, types.ModuleType) and not is_installed(value.__name__):
-                    self._state(value, attribute_names(function.__code__))
-        self._visit_imported_modules(function.__code__, package_of_function(function))
-        extra = {name: part for name, part in vars(function).items() if name != "__wrapped__"}
+                    self._state(value, attribute_names(code))
+        self._visit_imported_modules(code, package_of_function(function))
+        extra = {attribute: part for attribute, part in vars(function).items() if attribute != "__wrapped__"}
         if extra:
-            self.visit(extra, f" attributes of {function.__name__}")
+            self.visit(extra, f" attributes of {name}")
 
-    def _visit_cached_function(self, function: Any) -> None:
-        if not self._by_name("installed-function", function):
-            self.open("cached", 1)
-            self.visit(function.__wrapped__)
+    def _cached_function(self, function: Any) -> None:
+        self.open("cached", 1)
+        self.visit(function.__wrapped__)
 
     def _dispatcher(self, function: Any) -> None:
-        if self._by_name("installed-function", function):
-            return
         self.open("dispatcher", len(function.registry))
         for kind, implementation in function.registry.items():
             self.visit(kind)
@@ -317,8 +306,6 @@ class _DigestWalk:
             self.visit(const)
 
     def _class(self, kind: type) -> None:
-        if self._by_name("installed-class", kind):
-            return
         self.open("class", 4)
         self.text(kind.__name__)
         self.visit(type(kind))
@@ -333,11 +320,10 @@ class _DigestWalk:
             self.visit(own[name], f" {kind.__name__}.{name}")
 
     def _module(self, module: types.ModuleType) -> None:
-        name = module.__name__
-        if is_installed(name):
-            self._installed("installed-module", name, "")
-            return
-        self._source(name, source_of(name))
+        if is_installed(module.__name__):
+            self._installed("installed-module", module.__name__, "")
+        else:
+            self._source(module.__name__, source_of(module.__name__))
 
     def _state(self, module: types.ModuleType, names: frozenset[str]) -> None:
         if (id(module), names) in self._states:
@@ -368,8 +354,7 @@ class _DigestWalk:
             return
         if source is not None:
             self._sources[source] = len(self._sources)
-        code = code_of(source) if source is not None else None
-        if source is None or code is None:  # the module is an extension, or was created by a program
+        if source is None or (code := code_of(source)) is None:  # an extension, or made by a program
             self.open("nameless-source", 1)
             self.text(name)
             return
@@ -382,9 +367,7 @@ class _DigestWalk:
     # ---- objects
 
     def _object(self, value: Any, kind: type) -> None:
-        if isinstance(value, types.MappingProxyType):
-            self._visit_mapping(dict(value))
-        elif (found := _type_tag_and_parts(value, kind)) is not None:
+        if (found := _type_tag_and_parts(value, kind)) is not None:
             self._parts(*found)
         elif (array := _array_data(value, kind)) is not None:
             tag, facts, data_tag, data = array
@@ -402,11 +385,11 @@ class _DigestWalk:
             if type(part) is str:
                 self.text(part)
             else:
-                self.visit(self._keep(part), " its object" if tag == "method" and number == 1 else "")
+                self._visit_made(part, " its object" if tag == "method" and number == 1 else "")
 
-    def _keep(self, value: Any) -> Any:
+    def _visit_made(self, value: Any, step: str) -> None:
         self._alive.append(value)
-        return value
+        self.visit(value, step)
 
     def _visit_reduced_object(self, value: Any, kind: type) -> None:
         try:
@@ -423,10 +406,7 @@ class _DigestWalk:
             return
         state, items, pairs = (list(reduced[2:5]) + [None] * 3)[:3]
         for part in (reduced[0], reduced[1], state, list(items or ()), dict(pairs or ())):
-            self.visit(self._keep(part), f" {kind.__qualname__}")
+            self._visit_made(part, f" {kind.__qualname__}")
 
     def _where(self) -> str:
-        return _PLACE.sub(r"argument \1", "".join(self._path)).strip()
-
-
-_PLACE = re.compile(r"argument\['?(\w+)'?\]")
+        return re.sub(r"argument\['?(\w+)'?\]", r"argument \1", "".join(self._path)).strip()

@@ -16,7 +16,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
@@ -32,7 +32,7 @@ from stoker.contexts.model_source import (
     read_max_text_tokens,
     shown_name,
 )
-from stoker.contexts.recipe import Awareness, Recipe
+from stoker.contexts.recipe import Recipe, RecipeOptions
 from stoker.errors import InputTooLongError, RecipeError
 
 if TYPE_CHECKING:
@@ -62,15 +62,7 @@ def encoder(
     batch: int = 1,
     compiled: bool | str = "auto",
     slots: int | str = "auto",
-    memory: str | int | None = None,
-    device_memory: str | int | None = None,
-    kinds: tuple[str, ...] = (),
-    load_limit: str | float = "30 min",
-    awareness: str | Awareness = "full",
-    calls_per_library: int = 0,
-    min_libraries: int = 0,
-    max_libraries: int | None = None,
-    keep_alive: str | float | None = None,
+    **options: Unpack[RecipeOptions],
 ) -> Recipe:
     """Return the recipe of an encoder. The context is a `stoker.contexts.encoding.EncoderModel`.
 
@@ -78,17 +70,15 @@ def encoder(
         path: A folder from `save_pretrained` or sentence-transformers, which Stoker sends to the pilot. Or a name on
             the model hub, which the library downloads.
         dtype, threads: As in `stoker.causal_lm`.
-        length: Tokens, 3 or more. Makes the context a *runtime*, which pads each text to this length. A
-            longer text raises InputTooLongError unless it is truncated. 0: no runtime.
+        length: Tokens, 3 or more. Makes the context a *runtime*, which pads each text to this length. A longer text
+            raises InputTooLongError unless it is truncated. 0: no runtime.
         batch: Texts in a batch of the runtime, including padding.
         compiled: `"auto"` compiles a runtime on a GPU and ignores failures. With `True`, a failure fails the load.
         slots: Concurrent calls in one library, whose texts share batches.
-        memory, device_memory, kinds, load_limit, awareness, calls_per_library: As in `stoker.context`.
-        min_libraries, max_libraries, keep_alive: As in `stoker.context`.
+        **options: Other options of `stoker.context`.
 
     Raises:
-        RecipeError: The path is not a model folder, `length` exceeds the model's limit, or an option of runtimes lacks
-            a `length`.
+        RecipeError: The path is not a model folder, or an option is invalid.
     """
     runtime = _runtime_options(length, batch, compiled)
     dtype = dtype_named(dtype, what="encoder")
@@ -97,52 +87,38 @@ def encoder(
         raise RecipeError("encoder needs a model: a folder, or a name on the model hub", path=named)
     source, is_local = model_source(named)
     if source.endswith(".gguf"):
-        raise RecipeError(
-            f"encoder cannot read the GGUF file {source}; name a folder that save_pretrained wrote", path=named
-        )
+        raise RecipeError(f"encoder cannot read the GGUF file {source}; name a folder of save_pretrained", path=named)
     longest = read_max_text_tokens(source) if length and is_local else 0
     if longest and length > longest:
-        raise RecipeError(
-            f"encoder(length={length}): {shown_name(named)} accepts at most {longest} tokens", option="length",
-            longest=longest,
-        )  # fmt: skip
-    factory = encoder_model.with_options(
-        files=("path",) if is_local else (), preload=MODEL_PRELOAD,
-        slots=slots, memory=memory, device_memory=device_memory, kinds=kinds, load_limit=load_limit,
-        awareness=awareness, calls_per_library=calls_per_library, min_libraries=min_libraries,
-        max_libraries=max_libraries, keep_alive=keep_alive,
-    )  # fmt: skip
+        why = f"encoder(length={length}): {shown_name(named)} accepts at most {longest} tokens"
+        raise RecipeError(why, option="length", longest=longest)
+    files = ("path",) if is_local else ()
+    factory = encoder_model.with_options(files=files, preload=MODEL_PRELOAD, slots=slots, **options)
     recipe = factory.named(shown_name(named))(source, dtype=dtype, threads=threads, **runtime)
     return msgspec.structs.replace(recipe, longest_input=length)
 
 
 def _runtime_options(length: Any, batch: Any, compiled: Any) -> dict[str, Any]:
+    problem = ""
     if type(length) is not int or (length and not SHORTEST_RUNTIME <= length <= _MOST_TOKENS):
-        raise RecipeError(
-            f"encoder(length={length!r}): write a whole number of tokens, {SHORTEST_RUNTIME} or more (0: no runtime)",
-            option="length",
-        )
-    if type(batch) is not int or not 1 <= batch <= _MOST_IN_A_BATCH:
-        raise RecipeError(
-            f"encoder(batch={batch!r}): write a whole number of texts, 1 to {_MOST_IN_A_BATCH}", option="batch"
-        )
-    if compiled not in (True, False, "auto") or type(compiled) not in (bool, str):
-        raise RecipeError(f'encoder(compiled={compiled!r}): write True, False or "auto"', option="compiled")
-    if not length:
-        for name, value, usual in (("batch", batch, 1), ("compiled", compiled, "auto")):
-            if value != usual:
-                raise RecipeError(
-                    f"encoder({name}={value!r}) is an option of a runtime; give length=, too", option=name
-                )
-        return {}
-    return {"length": length, "batch": batch, "compiled": compiled}
+        option, problem = "length", f"write a whole number of tokens, {SHORTEST_RUNTIME} or more (0: no runtime)"
+    elif type(batch) is not int or not 1 <= batch <= _MOST_IN_A_BATCH:
+        option, problem = "batch", f"write a whole number of texts, 1 to {_MOST_IN_A_BATCH}"
+    elif compiled not in (True, False, "auto") or type(compiled) not in (bool, str):
+        option, problem = "compiled", 'write True, False or "auto"'
+    elif not length and (batch != 1 or compiled != "auto"):
+        option, problem = "batch" if batch != 1 else "compiled", "this is an option of a runtime; give length=, too"
+    options = {"length": length, "batch": batch, "compiled": compiled}
+    if problem:
+        raise RecipeError(f"encoder({option}={options[option]!r}): {problem}", option=option)
+    return options if length else {}
 
 
 sys.modules[__name__].__class__ = CallableModule
 
 
 class Family(msgspec.Struct, frozen=True):
-    """The runtimes of one model, shortest first. Made by `family` and `encoder_family`.
+    """The runtimes of one model, shortest first.
 
     `count` returns the number of tokens in a call's first argument. None: each call states its length
     (`features={"input_length": ...}`).
@@ -154,17 +130,15 @@ class Family(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         lengths = self.lengths
         if not lengths or lengths[0] <= 0 or any(a >= b for a, b in pairwise(lengths)):
-            raise RecipeError(
-                f"a family needs at least one length, each larger than the one before: it has {list(lengths)}"
-            )
+            raise RecipeError(f"a family needs lengths, each larger than the one before: it has {list(lengths)}")
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Longest input of each runtime in tokens, in ascending order."""
+        """Longest input of each runtime in tokens, ascending."""
         return tuple(recipe.longest_input for recipe in self.recipes)
 
     def serving(self, tokens: int) -> tuple[Recipe, ...]:
-        """Return the contexts for an input of `tokens` tokens, shortest first.
+        """Return the contexts for an input, shortest first.
 
         Args:
             tokens: Length of the input.
@@ -175,11 +149,11 @@ class Family(msgspec.Struct, frozen=True):
         found = tuple(recipe for recipe in self.recipes if recipe.longest_input >= tokens)
         if not found:
             longest = self.lengths[-1]
-            raise InputTooLongError(
-                f"the input has {tokens} tokens, and the longest runtime of {self.recipes[-1].name} accepts {longest}: "
-                "split it, add a longer runtime to the family, or use only its beginning (truncate)",
-                tokens=tokens, longest=longest,
-            )  # fmt: skip
+            told = (
+                f"the input has {tokens} tokens, and the longest runtime of {self.recipes[-1].name} accepts {longest}"
+            )
+            advice = "split it, add a longer runtime to the family, or use only its beginning (truncate)"
+            raise InputTooLongError(f"{told}: {advice}", tokens=tokens, longest=longest)
         return found
 
 
@@ -191,7 +165,7 @@ def family(runtimes: Mapping[int, Recipe], *, count: Callable[[Any], int] | None
         count: Returns the number of tokens in a call's first argument. None: each call states its length in `features`.
 
     Raises:
-        RecipeError: A runtime is not a recipe, a length is not positive, or the family is empty.
+        RecipeError: A runtime is not a recipe, or a length is not positive.
     """
     for tokens, recipe in runtimes.items():
         if not isinstance(recipe, Recipe):
@@ -226,43 +200,21 @@ def encoder_family(
         raise RecipeError("encoder_family takes several lengths; write lengths=[...]", option="length")
     source, _ = model_source(os.fspath(path))
     if lengths is None:
-        lengths = _chosen(path, TokenCounter(source), texts, truncate=truncate, options=options)
+        asked = {name: options[name] for name in ("dtype", "compiled") if name in options}
+        profile = kept_encoder_profile(path, **asked)
+        if profile is None:
+            told = "".join(f" --{name} {_YES_OR_NO.get(value, value)}" for name, value in asked.items())
+            advice = f"give lengths=[64, 128, ...], or measure them: stoker run encoder_lengths --model {path}{told}"
+            raise RecipeError(f"no lengths were measured for {path}: {advice}", path=os.fspath(path))
+        count = TokenCounter(source, most=profile.lengths[-1].tokens if truncate else 0)
+        lengths = lengths_that_pay(profile, map(count, texts or ())).tokens
     elif texts is not None:
         raise RecipeError("encoder_family takes lengths, or texts by which it chooses them; not both", option="texts")
-    checked = _checked(lengths)
-    count = TokenCounter(source, most=checked[-1] if truncate else 0)
-    return family({tokens: encoder(path, length=tokens, **options) for tokens in checked}, count=count)
-
-
-def _chosen(
-    path: str | os.PathLike[str],
-    count: TokenCounter,
-    texts: Iterable[str] | None,
-    *,
-    truncate: bool,
-    options: dict[str, Any],
-) -> tuple[int, ...]:
-    asked = {name: options[name] for name in ("dtype", "compiled") if name in options}
-    profile = kept_encoder_profile(path, **asked)
-    if profile is None:
-        told = " ".join(f"--{name} {_YES_OR_NO.get(value, value)}" for name, value in asked.items())
-        raise RecipeError(
-            f"no lengths were measured for {path}: give lengths=[64, 128, ...], or measure them first:"
-            f" stoker run encoder_lengths --model {path} {told}".rstrip(),
-            path=os.fspath(path),
-        )
-    longest = profile.lengths[-1].tokens
-    counts = [count(text) for text in texts or ()]
-    return lengths_that_pay(profile, [min(each, longest) for each in counts] if truncate else counts).tokens
-
-
-def _checked(lengths: Any) -> tuple[int, ...]:
-    found = tuple(lengths) if isinstance(lengths, Sequence) and not isinstance(lengths, str) else ()
+    given: Any = lengths
+    found = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else ()
     whole = all(type(tokens) is int and tokens >= SHORTEST_RUNTIME for tokens in found)
     if not found or not whole or any(a >= b for a, b in pairwise(found)):
-        raise RecipeError(
-            f"encoder_family(lengths={lengths!r:.80}): write whole numbers of tokens, {SHORTEST_RUNTIME} or more, each"
-            " larger than the one before, at least one",
-            option="lengths",
-        )
-    return found
+        advice = f"write whole numbers of tokens, {SHORTEST_RUNTIME} or more, each larger than the one before"
+        raise RecipeError(f"encoder_family(lengths={given!r:.80}): {advice}", option="lengths")
+    count = TokenCounter(source, most=found[-1] if truncate else 0)
+    return family({tokens: encoder(path, length=tokens, **options) for tokens in found}, count=count)

@@ -1,5 +1,4 @@
-"""Load an encoder from its folder or from the model hub. Only libraries import this module, because it imports
-torch."""
+"""Load an encoder from its folder or from the model hub. Only libraries import this module."""
 
 from __future__ import annotations
 
@@ -25,10 +24,7 @@ log = logging.getLogger(__name__)
 def load_encoder(
     path: str, *, dtype: str = "auto", threads: int = 0, length: int = 0, batch: int = 1, compiled: bool | str = "auto"
 ) -> EncoderModel:
-    """Load the encoder at `path` on this library's device. For the other arguments, see `encoder`.
-
-    Raises RecipeError or ContextError for an unusable runtime.
-    """
+    """Load the encoder at `path` on this library's device. For the other arguments, see `encoder`."""
     began = time.monotonic()
     if threads:
         torch.set_num_threads(threads)

@@ -1,10 +1,7 @@
 """An encoder as a context for embeddings and classification, and its time profile by text length.
 
 An embedding is the mean of the last hidden states (`mean`), or the last hidden state of the first (`cls`) or last token
-(`last`). Padding is masked, so a batch affects results only by rounding.
-
-The profile (Arlo §3.3, Fig. 2) measures the text lengths of an uncompiled encoder in rotation. Thus a slow phase of the
-machine affects all lengths equally.
+(`last`). Padding is masked.
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from itertools import pairwise
 from statistics import median
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -40,61 +37,47 @@ from stoker.errors import InputTooLongError, RecipeError
 REPEATS = 30
 _FEWEST_REPEATS = 5
 _LIMIT_S = 90.0
-"""Seconds after which a profile stops as soon as each length has `_FEWEST_REPEATS` repeats."""
+"""Seconds after which a profile stops once each length has `_FEWEST_REPEATS` repeats."""
 _WARM_UP = 3
-
-Told = Callable[[float, float], None]
 
 
 def profile_lengths(
-    model: EncoderModel,
-    lengths: Sequence[int] = (),
-    *,
-    step: int = 0,
-    dtype: str = "auto",
-    compiled: bool | str = "auto",
-    repeats: int = REPEATS,
-    told: Told | None = None,
-) -> EncoderProfile:
-    """Return the time profile of a model for `lengths`, in ascending order (default: `lengths_to_measure`).
+    model: EncoderModel, lengths: Sequence[int] = (), *, step: int = 0, dtype: str = "auto",
+    compiled: bool | str = "auto", repeats: int = REPEATS, told: Callable[[float, float], None] = lambda *_: None,
+) -> EncoderProfile:  # fmt: skip
+    """Return the time profile of a model for ascending `lengths` (default: `lengths_to_measure`).
 
-    Raises RecipeError for unusable lengths, and ContextError if a runtime cannot be compiled.
+    Raises RecipeError, and ContextError if a runtime cannot be compiled.
     """
     asked = tuple(lengths) or lengths_to_measure(model.longest, step=step)
-    _refuse(asked, longest=model.longest)
-    told = told or (lambda *_: None)
+    if asked[0] < SHORTEST_RUNTIME or any(a >= b for a, b in pairwise(asked)):
+        raise RecipeError(f"lengths to measure must rise, from {SHORTEST_RUNTIME} tokens on; they are {list(asked)}")
+    if model.longest and asked[-1] > model.longest:
+        raise RecipeError(f"{asked[-1]} tokens cannot be measured: the model accepts at most {model.longest}")
+    samples: dict[int, list[float]] = {tokens: [] for tokens in asked}
     is_compiled = wants_compiling(model.device, compiled)
     if is_compiled:
-        samples, is_compiled = _time_runtimes_in_sequence(model, asked, compiled=compiled, repeats=repeats, told=told)
+        is_compiled = _time_compiled_runtimes(model, samples, compiled=compiled, repeats=repeats, told=told)
     else:
-        samples = _time_runtimes_in_rotation(model, asked, repeats=repeats, told=told)
+        _time_runtimes_in_rotation(model, samples, repeats=repeats, told=told)
     return EncoderProfile(
         lengths=tuple(
             LengthTime(tokens, middle := median(taken), median(abs(each - middle) for each in taken))
             for tokens, taken in samples.items()
         ),
-        name=model.name,
-        dtype=dtype,
-        computed_dtype=str(model.model.dtype).removeprefix("torch."),
-        compiled=compiled,
-        is_compiled=is_compiled,
-        device=device_hardware_name(model.device),
-        threads=torch.get_num_threads(),
-        torch=str(torch.__version__),
-        repeats=min(map(len, samples.values())),
-        measured_at=time.time(),
-    )
+        name=model.name, dtype=dtype, computed_dtype=str(model.model.dtype).removeprefix("torch."), compiled=compiled,
+        is_compiled=is_compiled, device=device_hardware_name(model.device), threads=torch.get_num_threads(),
+        torch=str(torch.__version__), repeats=min(map(len, samples.values())), measured_at=time.time(),
+    )  # fmt: skip
 
 
-Samples = dict[int, list[float]]
-
-
-def _time_runtimes_in_rotation(model: EncoderModel, lengths: Sequence[int], *, repeats: int, told: Told) -> Samples:
-    runtimes = {tokens: model.as_runtime(tokens) for tokens in lengths}
+def _time_runtimes_in_rotation(
+    model: EncoderModel, samples: dict[int, list[float]], *, repeats: int, told: Callable[[float, float], None]
+) -> None:
+    """Time all lengths in turn, so that a slow phase of the machine affects all of them equally."""
+    runtimes = {tokens: model.as_runtime(tokens) for tokens in samples}
     for runtime in runtimes.values():
-        for _ in range(_WARM_UP):
-            runtime.time_batch()
-    samples: Samples = {tokens: [] for tokens in lengths}
+        _warm_up(runtime)
     until = time.monotonic() + _LIMIT_S
     for number in range(repeats):
         if number >= _FEWEST_REPEATS and time.monotonic() > until:
@@ -102,68 +85,70 @@ def _time_runtimes_in_rotation(model: EncoderModel, lengths: Sequence[int], *, r
         for tokens, runtime in runtimes.items():
             samples[tokens].append(runtime.time_batch())
         told(number + 1, repeats)
-    return samples
 
 
-def _time_runtimes_in_sequence(
-    model: EncoderModel, lengths: Sequence[int], *, compiled: bool | str, repeats: int, told: Told
-) -> tuple[Samples, bool]:
-    samples: Samples = {}
+def _time_compiled_runtimes(
+    model: EncoderModel, samples: dict[int, list[float]], *, compiled: bool | str, repeats: int,
+    told: Callable[[float, float], None],
+) -> bool:  # fmt: skip
     compiled_all = True
-    for number, tokens in enumerate(lengths):
+    for number, (tokens, taken) in enumerate(samples.items()):
         torch._dynamo.reset()  # torch limits how many compiled variants a network may have
         runtime = model.as_runtime(tokens)
         compile_runtime(runtime, compiled)
         compiled_all &= runtime.is_compiled
-        for _ in range(_WARM_UP):
-            runtime.time_batch()
-        taken = samples[tokens] = list[float]()
-        until = time.monotonic() + _LIMIT_S / len(lengths)
+        _warm_up(runtime)
+        until = time.monotonic() + _LIMIT_S / len(samples)
         while len(taken) < repeats and (len(taken) < _FEWEST_REPEATS or time.monotonic() < until):
             taken.append(runtime.time_batch())
         runtime.close()
-        told(number + 1, len(lengths))
-    return samples, compiled_all
+        told(number + 1, len(samples))
+    return compiled_all
 
 
-def _refuse(lengths: Sequence[int], *, longest: int) -> None:
-    if lengths[0] < SHORTEST_RUNTIME or any(a >= b for a, b in pairwise(lengths)):
-        raise RecipeError(f"lengths to measure must rise, from {SHORTEST_RUNTIME} tokens on; they are {list(lengths)}")
-    if longest and lengths[-1] > longest:
-        raise RecipeError(f"a length of {lengths[-1]} tokens cannot be measured: the model accepts at most {longest}")
+def _warm_up(runtime: EncoderModel) -> None:
+    for _ in range(_WARM_UP):
+        runtime.time_batch()
 
 
 Text = str | tuple[str, str]
-"""A text, or a pair of texts such as a premise and a hypothesis."""
+"""A text, or a pair of texts."""
 _SLOTS = 16
+
+
+class EmbedOptions(TypedDict, total=False):
+    """Options of `EncoderModel.embed_array`."""
+
+    pooling: str
+    normalize: bool
+    batch_size: int
+    truncate: bool
 
 
 class EncoderModel:
     """An encoder and its tokenizer. Made by `encoder`. Concurrent calls share batches."""
 
     def __init__(
-        self,
-        model: Any,
-        tokenizer: Any,
-        *,
-        facts: SentenceFacts | None = None,
-        name: str = "",
-        source: str = "",
+        self, model: Any, tokenizer: Any, *, facts: SentenceFacts | None = None, name: str = "", source: str = "",
         runtime: RuntimeShape | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.model = model
         self.tokenizer = tokenizer
         self.name = name
         self.source = source
-        """Cache name of the model's object, or name of the model on the hub."""
+        """Cache name or hub name of the model."""
         self.facts = facts or SentenceFacts()
-        config = model.config
         self.runtime = runtime
-        longest = max_text_tokens(
+        config = model.config
+        self.longest = longest = max_text_tokens(
             model_type=config.model_type, positions=int(getattr(config, "max_position_embeddings", 0) or 0),
             padding=config.pad_token_id or 0, tokenizer=int(tokenizer.model_max_length), sentences=self.facts.longest,
         )  # fmt: skip
-        self.longest = _runtime_max_tokens(runtime, longest)
+        if runtime is not None:
+            self.longest = runtime.length
+            if 0 < longest < runtime.length:
+                why = f"the runtime takes {runtime.length} tokens, and the model accepts at most {longest}"
+                raise RecipeError(why, option="length", longest=longest)
         classifies = getattr(config, "architectures", None) or [type(model).__name__]
         names = config.id2label if any(each.endswith("ForSequenceClassification") for each in classifies) else {}
         self.labels = [str(names[index]) for index in sorted(names)]
@@ -187,7 +172,7 @@ class EncoderModel:
         return str(self._device)
 
     def slots(self, device_memory_bytes: int) -> int:
-        """Return the number of concurrent calls in a library. For a runtime, return its batch size (Arlo §3.4).
+        """Return the number of concurrent calls; for a runtime, its batch size (Arlo §3.4).
 
         Args:
             device_memory_bytes: Ignored.
@@ -217,17 +202,15 @@ class EncoderModel:
 
     @property
     def origin(self) -> str:
-        """Text that tells where a runtime's compiled code came from; empty if the runtime is not compiled."""
+        """Origin of a runtime's compiled code; empty if it is not compiled."""
         return self._compiler.how if self._compiler is not None else ""
 
     def compile(self, compiler: Compiler) -> None:
         """Compile the network of a runtime. Afterwards the compiler's thread computes batches.
 
         Args:
-            compiler: The compiler. If the compiler fails, the runtime is unchanged.
+            compiler: If it fails, the runtime is unchanged.
         """
-        if self.runtime is None:
-            raise ValueError(f"{self.name} is not a runtime: a batch of any shape is not compiled")
         kind, rows = "classify" if self.labels else "embed", self._rows([""], truncate=True, check=False)
         self._networks[kind] = compiler.compile(self._networks[kind], lambda: self._inputs(rows)[0])
         self._compiler = compiler
@@ -238,14 +221,11 @@ class EncoderModel:
             self._compiler.close()
 
     def profile_lengths(self, lengths: Sequence[int] = (), **how: Any) -> EncoderProfile:
-        """Measure the model at several input lengths.
+        """Return the model's times at several input lengths.
 
         Args:
             lengths: Numbers of tokens, ascending. Empty: `lengths_to_measure`.
             **how: Options of `stoker.contexts.encoding.profile_lengths`.
-
-        Returns:
-            Seconds by length.
 
         Raises:
             RecipeError: The lengths are not ascending, or exceed the model's limit.
@@ -270,31 +250,16 @@ class EncoderModel:
         """
         return len(self._rows([text], truncate=False, check=False)[0].ids)
 
-    def embed(
-        self,
-        texts: Sequence[str],
-        *,
-        pooling: str = "",
-        normalize: bool = True,
-        batch_size: int = 32,
-        truncate: bool = False,
-    ) -> list[list[float]]:
+    def embed(self, texts: Sequence[str], **options: Unpack[EmbedOptions]) -> list[list[float]]:
         """Return the embedding of each text, `[texts][width]`.
 
         Args:
-            texts: The texts.
-            pooling: `mean`, `cls` or `last`; empty: the model's default.
-            normalize: Scale each embedding to length 1.
-            batch_size: Maximum texts per batch; a runtime may lower it.
-            truncate: Cut texts that are too long.
+            texts, options: As in `embed_array`.
 
         Raises:
-            ValueError: A text is too long for the model. A runtime raises the subclass InputTooLongError.
+            ValueError: As in `embed_array`.
         """
-        vectors, _ = self.embed_array(
-            texts, pooling=pooling, normalize=normalize, batch_size=batch_size, truncate=truncate
-        )
-        return [row.tolist() for row in vectors]
+        return [row.tolist() for row in self.embed_array(texts, **options)[0]]
 
     def embed_array(
         self,
@@ -308,10 +273,14 @@ class EncoderModel:
         """Return the embeddings `[texts, width]` and the number of tokens.
 
         Args:
-            texts, pooling, normalize, batch_size, truncate: As in `embed`.
+            texts: The texts.
+            pooling: `mean`, `cls` or `last`; empty: the model's default.
+            normalize: Scale each embedding to length 1.
+            batch_size: Maximum texts per batch; a runtime may lower it.
+            truncate: Cut texts that are too long.
 
         Raises:
-            ValueError: As in `embed`.
+            ValueError: A text is too long for the model. A runtime raises the subclass InputTooLongError.
         """
         if pooling not in ("", *POOLINGS):
             raise ValueError(f"pooling is {pooling!r}: it must be one of {', '.join(POOLINGS)}")
@@ -319,27 +288,24 @@ class EncoderModel:
             raise ValueError(f"{self.name} needs another embedding: {self.facts.trouble}; set pooling= to ignore this")
         rows = self._rows(texts, truncate=truncate)
         found = self._joined.run(pooling or self.facts.pooling, rows, batch_size=self._batch(batch_size))
-        if not found:
-            return np.zeros((0, 0), dtype=np.float32), 0
-        vectors = np.stack(found)
-        if normalize:
+        vectors = np.stack(found) if found else np.zeros((0, 0), dtype=np.float32)
+        if normalize and found:
             vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         return vectors, sum(len(row.ids) for row in rows)
 
     def classify(
         self, texts: Sequence[Text], *, batch_size: int = 32, truncate: bool = False
     ) -> list[dict[str, float]]:
-        """Return the probability of each label for each text.
+        """Return the probability of each label for each text. A regression model returns its numbers.
 
-        Probabilities sum to 1, unless the model's config makes labels independent. For a regression model, return its
-        numbers.
+        Probabilities sum to 1, unless the model's config makes labels independent.
 
         Args:
             texts: Texts or pairs of texts.
-            batch_size, truncate: As in `embed`.
+            batch_size, truncate: As in `embed_array`.
 
         Raises:
-            ValueError: As in `embed`, or the model cannot classify.
+            ValueError: As in `embed_array`, or the model cannot classify.
         """
         if not self.labels:
             raise ValueError(f"{self.name} has no classification head (it is a {type(self.model).__name__})")
@@ -348,51 +314,45 @@ class EncoderModel:
         shares = [self._probabilities(row.astype(np.float64)) for row in scores]
         return [dict(zip(self.labels, row.tolist(), strict=True)) for row in shares]
 
-    def _probabilities(self, scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    def _probabilities(self, scores: Any) -> Any:
         problem = self.model.config.problem_type
         if problem == "regression":
             return scores
         if problem == "multi_label_classification" or len(scores) == 1:
             return 1.0 / (1.0 + np.exp(-scores))
         likely = np.exp(scores - scores.max())
-        shares: npt.NDArray[np.float64] = likely / likely.sum()
-        return shares
+        return likely / likely.sum()
 
     # ---- tokens
 
     def _rows(self, texts: Sequence[Text], *, truncate: bool, check: bool = True) -> list[TokenRow]:
         if isinstance(texts, str):
             raise ValueError("texts must be a list of texts, and is one text; write [text]")
-        if not texts:
-            return []
         pairs = [text if isinstance(text, tuple) else (text,) for text in texts]
         if len({len(pair) for pair in pairs}) > 1:
             raise ValueError("some texts are pairs and some are not; classify them in two calls")
         how = {"truncation": True, "max_length": self.longest} if truncate and self.longest else {}
-        stop, ids, types = ambient.current_call_stop(), list[Any](), list[Any]()
+        stop, rows = ambient.current_call_stop(), list[TokenRow]()
         for start in range(0, len(pairs), AT_ONCE):
             stop.check()
             some = zip(*pairs[start : start + AT_ONCE], strict=True)
             with self._reading:  # the tokenizer stores its truncation setting, so calls must not overlap
                 found = self.tokenizer(*map(list, some), verbose=False, **how)
-            ids += found["input_ids"]
-            types += found.get("token_type_ids") or [[]] * len(found["input_ids"])
-        for number, row in enumerate(ids if check else ()):
-            if not row:
+            ids = found["input_ids"]
+            rows += map(TokenRow, ids, found.get("token_type_ids") or [[]] * len(ids))
+        for number, row in enumerate(rows if check else ()):
+            if not row.ids:
                 raise ValueError(f"text {number} is empty; the model needs at least one token")
-            if self.longest and len(row) > self.longest:
-                self._refuse(number, len(row))
-        return [TokenRow(*row) for row in zip(ids, types, strict=True)]
+            if self.longest and len(row.ids) > self.longest:
+                self._refuse(number, len(row.ids))
+        return rows
 
     def _refuse(self, number: int, tokens: int) -> None:
         advice = "Split it, or use only its beginning: truncate=True"
         if self.runtime is None:
             raise ValueError(f"text {number} has {tokens} tokens; the model accepts at most {self.longest}. {advice}")
-        raise InputTooLongError(
-            f"text {number} has {tokens} tokens; this runtime accepts at most {self.longest}. Use a longer"
-            f" runtime. {advice}",
-            tokens=tokens, longest=self.longest,
-        )  # fmt: skip
+        told = f"text {number} has {tokens} tokens; this runtime accepts at most {self.longest}. Use a longer runtime."
+        raise InputTooLongError(f"{told} {advice}", tokens=tokens, longest=self.longest)
 
     def _batch(self, batch_size: int) -> int:
         if batch_size < 1:
@@ -415,26 +375,14 @@ class EncoderModel:
     def _inputs(self, rows: list[TokenRow]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         return build_model_inputs(rows, self.runtime, padding=self._padding, device=self._device)
 
-    def _forward(self, kind: Hashable, rows: list[TokenRow]) -> torch.Tensor:
+    def _forward(self, kind: Hashable, rows: list[TokenRow]) -> Any:
         inputs, lengths = self._inputs(rows)
         if kind == "classify":
-            scores: torch.Tensor = self._networks["classify"](**inputs).logits
-            return scores
-        states: torch.Tensor = self._networks["embed"](**inputs).last_hidden_state
+            return self._networks["classify"](**inputs).logits
+        states = self._networks["embed"](**inputs).last_hidden_state
         if kind == "cls":
             return states[:, 0]
         if kind == "last":
             return states[torch.arange(len(lengths), device=self._device), lengths - 1]
         weights = inputs["attention_mask"][:, :, None].float()
         return (states.float() * weights).sum(dim=1) / lengths[:, None]
-
-
-def _runtime_max_tokens(runtime: RuntimeShape | None, longest: int) -> int:
-    if runtime is None:
-        return longest
-    if longest and runtime.length > longest:
-        raise RecipeError(
-            f"the runtime takes {runtime.length} tokens, and the model accepts at most {longest}", option="length",
-            longest=longest,
-        )  # fmt: skip
-    return runtime.length

@@ -1,8 +1,4 @@
-"""Settings of a language model's engine: context length, chat template, and vLLM's engine arguments.
-
-`EngineSettings.check` refuses settings that the engine does not support. The library validates all other aspects when
-it loads the model.
-"""
+"""Settings of a language model's engine. The library validates their values when it loads the model."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ _ELSEWHERE = {
     "model": "path", "dtype": "dtype", "max_model_len": "max_model_len", "tensor_parallel_size": "devices",
     "gpu_memory_utilization": "device_memory", "kv_cache_memory_bytes": "device_memory",
 }  # fmt: skip
-"""Arguments of vLLM that have their own setting in Stoker, with the name of that setting."""
+"""Arguments of vLLM that have their own setting in Stoker."""
 _OWN = frozenset(
     {
         "distributed_executor_backend", "enable_sleep_mode", "max_logprobs", "enable_prompt_embeds", "enable_lora",
@@ -28,8 +24,8 @@ _OWN = frozenset(
 
 
 class EngineSettings(msgspec.Struct, frozen=True):
-    """Settings of an engine. `max_model_len`: maximum tokens of a prompt and its continuation (0: the model's limit).
-    `chat_template`: text of a template (empty: the model's template). `vllm`: engine arguments of vLLM.
+    """Settings of an engine: maximum tokens of a prompt and its continuation (0: the model's limit), text of a chat
+    template (empty: the model's), and engine arguments of vLLM.
     """
 
     max_model_len: int = 0
@@ -37,16 +33,13 @@ class EngineSettings(msgspec.Struct, frozen=True):
     vllm: Mapping[str, Any] = {}
 
     def check(self, *, engine: str) -> None:
-        """Check the settings.
+        """Raise RecipeError if the engine does not support a setting.
 
         Args:
             engine: Name of the engine.
-
-        Raises:
-            RecipeError: The engine does not support a setting.
         """
         length = self.max_model_len
-        if isinstance(length, bool) or not isinstance(length, int) or length < 0:
+        if type(length) is not int or length < 0:
             raise RecipeError(f"max_model_len = {length!r} is not a number of tokens", option="max_model_len")
         if not isinstance(self.chat_template, str):
             raise RecipeError("chat_template is the text of a template", option="chat_template")
@@ -66,7 +59,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
             models: The model's limit in tokens; 0: unknown.
 
         Raises:
-            StokerError: `max_model_len` exceeds the model's limit.
+            StokerError: `max_model_len` exceeds the limit.
         """
         if models and self.max_model_len > models:
             raise StokerError(f"max_model_len = {self.max_model_len} is more than the {models} tokens of the model")
@@ -95,7 +88,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
 
 
 def check_vllm_arguments(given: Collection[str], known: Collection[str], *, version: str) -> None:
-    """Raise StokerError if `given` contains an argument that vLLM does not have."""
+    """Raise StokerError for an argument that vLLM does not have."""
     for name in given:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)

@@ -47,9 +47,9 @@ def loader_of(key: str) -> tuple[Loader, dict[str, Any]] | None:
 
 
 def first_rebound_name(key: str) -> str:
-    """Return the first name that a recipe's loader uses and that was rebound after the recipe was created, or ""."""
+    """Return the first name of a recipe's loader that was rebound after the recipe was created, or ""."""
     known = _made.get(key)
-    return "" if known is None or (loader := known.loader()) is None else known.captured.changed(loader)
+    return known.captured.changed() if known is not None and known.loader() is not None else ""
 
 
 class RecipeFactory:
@@ -74,10 +74,10 @@ class RecipeFactory:
         Args:
             **options: Options of `@context` to change.
         """
-        return RecipeFactory(self.loader, {**self._given, **options}, name=self._name)
+        return RecipeFactory(self.loader, {**self._given, **checked_options(options)}, name=self._name)
 
     def named(self, name: str) -> RecipeFactory:
-        """Return a factory whose recipes have another name and an unchanged key.
+        """Return a factory whose recipes have another name and the same key.
 
         Args:
             name: The name that `stoker status` shows.
@@ -88,8 +88,7 @@ class RecipeFactory:
         """Return the context loaded in this process, for a test.
 
         Args:
-            *args: Arguments of the loader.
-            **kwargs: Keyword arguments of the loader.
+            *args, **kwargs: Arguments of the loader.
         """
         return self.loader(*args, **kwargs)
 
@@ -133,7 +132,7 @@ def context(
     keep_alive: str | float | None = None,
 ) -> Callable[[Loader], RecipeFactory]: ...
 def context(loader: Loader | None = None, /, **options: Any) -> Any:
-    """Turn a loader into a factory of recipes. The decorator is used bare (`@context`) or with options.
+    """Turn a loader into a factory of recipes. Use the decorator bare (`@context`) or with options.
 
     Args:
         loader: The function that loads the context, if the decorator is bare.
@@ -149,8 +148,8 @@ def context(loader: Loader | None = None, /, **options: Any) -> Any:
         preload: Modules that a pilot imports before it forks libraries. Default: imports of the loader.
         awareness: State that is kept after a call: `full`, `disk` or `none`.
         calls_per_library: Calls after which a library ends; 1 if `awareness` is not `full`.
-        min_libraries: Libraries that stay loaded when idle. The key does not cover this option and the next
-            two (docs/options.md). A policy that does not support these options refuses calls.
+        min_libraries: Libraries that stay loaded when idle. This option and the next two are not part of the key; some
+            policies refuse them (docs/options.md).
         max_libraries: Maximum number of loaded libraries.
         keep_alive: Idle time after which a library is unloaded.
 
@@ -177,8 +176,7 @@ def _decorate(loader: Any, *, options: dict[str, Any]) -> RecipeFactory:
 def recipe_of(
     loader: Loader, args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None, **needs: Any
 ) -> Recipe:
-    """Return the recipe of an undecorated loader, as in the paper's `parsl_spec = {'context': [load_model, [path],
-    {}]}`.
+    """Return the recipe of an undecorated loader, as in the paper's `parsl_spec`.
 
     Args:
         loader: The function that loads the context.
@@ -189,12 +187,11 @@ def recipe_of(
     Raises:
         RecipeError: An argument or an option is unsuitable.
     """
-    if isinstance(loader, RecipeFactory):
-        return (loader.with_options(**checked_options(needs)) if needs else loader)(*args, **(kwargs or {}))
-    if not callable(loader):
-        raise RecipeError(f"a context's loader must be a function; it got {loader!r}")
-    _check_loader_returns_value(loader)
-    return make_recipe(loader, tuple(args), dict(kwargs or {}), ContextOptions(**checked_options(needs)))
+    if not isinstance(loader, RecipeFactory):
+        if not callable(loader):
+            raise RecipeError(f"a context's loader must be a function; it got {loader!r}")
+        loader = RecipeFactory(loader, {})
+    return (loader.with_options(**needs) if needs else loader)(*args, **(kwargs or {}))
 
 
 def as_recipe(value: Any) -> Recipe:
@@ -202,6 +199,7 @@ def as_recipe(value: Any) -> Recipe:
 
     Args:
         value: The value.
+
     Raises:
         RecipeError: The value is not a recipe.
     """
@@ -210,7 +208,7 @@ def as_recipe(value: Any) -> Recipe:
     if isinstance(value, RecipeFactory):
         name = _name_of(value.loader)
         raise RecipeError(f"context={name} is a context that has not been called; write context={name}(...)")
-    if callable(value) and getattr(value, "func", None) is _decorate:
+    if getattr(value, "func", None) is _decorate:
         raise RecipeError("context=context(...) has no loader; decorate a loader with it")
     if callable(value):
         name = _name_of(value)
@@ -234,14 +232,16 @@ def make_recipe(
             for parameter, value in bound.arguments.items()
             if value is None or (isinstance(value, str | int | float | bool) and len(str(value)) <= _LONGEST)
         }
-    _refuse_contexts((*args, *kwargs.values()), name=name)
+    for value in (*args, *kwargs.values()):  # the loader would receive a recipe, not the loaded context
+        if isinstance(value, Recipe | RecipeFactory):
+            why = f"its argument {value!r} is a context; write one loader that loads both"
+            raise RecipeError(f"no recipe of {name}: {why}", loader=name)
     names = list(signature.parameters) if signature is not None else []
     arguments = payload_layout.short_arguments(args, kwargs, names=names) if args or kwargs else ""
     args, kwargs, objects, named = _replace_file_arguments(loader, args, kwargs, options.files, name=name)
     home = program_folder()
     # Ready-made loaders of Stoker read no files by relative names.
     is_ready_made = str(getattr(loader, "__module__", "")).partition(".")[0] == "stoker"
-    preload = modules_of(loader) if options.preload is None else options.preload
     parts = [
         "recipe",
         loader,
@@ -253,61 +253,30 @@ def make_recipe(
         *([home.path] if home is not None and not is_ready_made else ()),
     ]
     try:
-        digest = digest_of(*parts, names=("", "", "argument", "argument"))
-    except RecipeError as error:
-        raise RecipeError(f"{name}(...): {error}", loader=name) from error
-    try:
+        key = digest_of(*parts, names=("", "", "argument", "argument"))[:32]
         packed = dumps_code((loader, args, kwargs, SourceLines()), what="recipe")
-    except SerializationError as error:
+    except (RecipeError, SerializationError) as error:
         raise RecipeError(f"no recipe of {name}: {error}", loader=name) from error
     with suppress(TypeError):  # some loaders do not support weak references
-        _made[digest[:32]] = _LocalRecipe(weakref.ref(loader), plain, Captured(loader))
-        _made.move_to_end(digest[:32])
+        _made[key] = _LocalRecipe(weakref.ref(loader), plain, Captured(loader))
+        _made.move_to_end(key)
         if len(_made) > _MOST_MADE:
             _made.popitem(last=False)
     return Recipe(
-        key=digest[:32],
-        name=f"{shown or name}-{digest[:4]}",
-        loader=packed,
-        objects=objects,
-        needs=options.needs,
-        slots=options.slots,
-        preload=preload,
-        awareness=options.awareness,
-        calls_per_library=options.calls_per_library,
-        arguments=arguments,
-        limits=options.limits,
-        home=home,
-        named=named,
-    )
-
-
-def _refuse_contexts(values: Iterable[Any], *, name: str) -> None:
-    """Raise RecipeError if a value is a context, because the loader would receive the recipe, not the loaded
-    context."""
-    for value in values:
-        if isinstance(value, Recipe | RecipeFactory):
-            raise RecipeError(
-                f"no recipe of {name}: its argument {value!r} is a context, which a loader does not accept; write"
-                " one loader that loads both",
-                loader=name,
-            )
+        key=key, name=f"{shown or name}-{key[:4]}", loader=packed, objects=objects, needs=options.needs,
+        slots=options.slots, preload=modules_of(loader) if options.preload is None else options.preload,
+        awareness=options.awareness, calls_per_library=options.calls_per_library, arguments=arguments,
+        limits=options.limits, home=home, named=named,
+    )  # fmt: skip
 
 
 def _check_loader_returns_value(loader: Loader) -> None:
-    name, yields = _name_of(loader), describe_generator(loader)
-    if yields:
-        raise RecipeError(
-            f"{name} is {yields}; a loader returns the context, which stays until its library ends: write `return`"
-            " instead",
-            loader=name,
-        )
-    if is_async(loader):
-        raise RecipeError(
-            f"{name} is an async function; a loader is a plain function that returns the context: write `def`, and"
-            " asyncio.run(...) in it where it awaits",
-            loader=name,
-        )
+    name, what, advice = _name_of(loader), describe_generator(loader), "write `return` instead"
+    if not what and is_async(loader):
+        what, advice = "an async function", "write `def`, and asyncio.run(...) in it where it awaits"
+    if what:
+        told = "a loader is a plain function that returns the context, which stays until its library ends"
+        raise RecipeError(f"{name} is {what}; {told}: {advice}", loader=name)
 
 
 def _replace_file_arguments(
@@ -317,19 +286,17 @@ def _replace_file_arguments(
         return args, kwargs, (), ()
     bound = inspect.signature(loader).bind(*args, **kwargs)
     bound.apply_defaults()
-    wanted, objects = set(files), dict[str, ObjectRef]()
-    for parameter in bound.signature.parameters:
-        if parameter in wanted:
+    parameters, objects, by_path, named = bound.signature.parameters, dict[str, ObjectRef](), dict[str, ObjectRef](), []
+    for parameter in parameters:
+        if parameter in files:
             place = f"{name}({parameter}=...)"
             bound.arguments[parameter] = _convert_paths_to_objects(bound.arguments[parameter], objects, place=place)
-    by_path: dict[str, ObjectRef] = {}
-    named: list[tuple[str, str]] = []
-    for path in sorted(wanted - bound.signature.parameters.keys()):
+    for path in sorted(set(files) - parameters.keys()):
         if not os.path.exists(path):
-            has = ", ".join(bound.signature.parameters) or "it has none"
-            raise RecipeError(
-                f"files={path!r} is neither a parameter of {name} ({has}) nor a file or folder here", loader=name
+            why = (
+                f"is neither a parameter of {name} ({', '.join(parameters) or 'it has none'}) nor a file or folder here"
             )
+            raise RecipeError(f"files={path!r} {why}", loader=name)
         ref = object_of(path)
         by_path[os.path.abspath(path)] = objects[ref.name] = ref
         plain = os.path.normpath(path)
@@ -353,11 +320,8 @@ def _convert_paths_to_objects(value: Any, objects: dict[str, ObjectRef], *, plac
 
 
 def _as_object_path(value: Any, by_path: dict[str, ObjectRef]) -> Any:
-    if by_path and isinstance(value, str | Path):
-        ref = by_path.get(os.path.abspath(value))
-        if ref is not None:
-            return ObjectPath(ref.name, as_path=isinstance(value, Path))
-    return value
+    ref = by_path.get(os.path.abspath(value)) if by_path and isinstance(value, str | Path) else None
+    return ObjectPath(ref.name, as_path=isinstance(value, Path)) if ref is not None else value
 
 
 def _as_digestible_value(value: Any) -> Any:

@@ -1,17 +1,14 @@
 """The user's state folder on this machine, and the program's working folder.
 
-The state folder is `$STOKER_HOME`, or else `$XDG_STATE_HOME/stoker`, or else `~/.local/state/stoker`. Nodes may share
-this folder, so a pilot sets `STOKER_SNAPSHOTS` to a folder on its own disk.
-
-Another process sees the program's folder if the path has the same inode, and on the program's machine also the same
-device. On other machines, the file system must also be a shared one, because nodes with the same disk image have equal
-inodes.
+Another process sees the program's folder if the path has the same inode, and the same device on the same machine. On
+other machines the file system must be a shared one, because copies of a disk image have equal inodes.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -20,7 +17,7 @@ SNAPSHOTS = "STOKER_SNAPSHOTS"
 
 
 def state_folder() -> Path:
-    """Return the user's state folder, which may not exist yet."""
+    """Return the user's state folder."""
     named = os.environ.get("STOKER_HOME")
     if named:
         return Path(named).absolute()
@@ -38,14 +35,14 @@ _OF_ONE_MACHINE = frozenset({
     "proc", "sysfs", "tmpfs", "ramfs", "rootfs", "devtmpfs", "overlay", "aufs", "squashfs", "erofs", "iso9660",
     "fuseblk", "fuse.fuse-overlayfs", "fuse.squashfuse", "fuse.squashfuse_ll",
 })  # fmt: skip
-"""Types of file systems that belong to one machine and are never shared."""
+"""Types of file systems that machines never share."""
 
 
 _MOUNTS = "/proc/self/mountinfo"
 
 
 class ProgramFolder(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A program's working folder and its umask. `boot`: first characters of the machine's boot id."""
+    """A program's working folder and its umask. `boot`: start of the machine's boot id."""
 
     path: str
     inode: int
@@ -55,7 +52,7 @@ class ProgramFolder(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def program_folder(path: str | os.PathLike[str] = ".") -> ProgramFolder | None:
-    """Return the folder at `path` and this process's umask, or None if the path is unreadable or not UTF-8."""
+    """Return the folder at `path` and this process's umask; None for an unreadable path."""
     try:
         whole = os.path.abspath(path)
         whole.encode()
@@ -66,38 +63,28 @@ def program_folder(path: str | os.PathLike[str] = ".") -> ProgramFolder | None:
 
 
 def is_seen_here(folder: ProgramFolder) -> bool:
-    try:
+    with suppress(OSError):
         facts = os.stat(folder.path)
-        if facts.st_ino != folder.inode:
-            return False
-        if folder.boot and folder.boot == _boot_id() and facts.st_dev == folder.device:
-            return True
-        return _filesystem_type(facts.st_dev) not in _OF_ONE_MACHINE
-    except OSError:
-        return False
+        is_its_machine = folder.boot == _boot_id() != "" and facts.st_dev == folder.device
+        return facts.st_ino == folder.inode and (is_its_machine or may_be_shared(Path(folder.path)))
+    return False
 
 
 def may_be_shared(path: Path) -> bool:
-    """True if other machines may see a file or folder.
+    """True if other machines may see a file or folder. Raises OSError.
 
     Args:
         path: The file or folder.
-
-    Raises:
-        OSError: The file or folder is unreadable.
     """
     return _filesystem_type(os.stat(path).st_dev) not in _OF_ONE_MACHINE
 
 
 def umask_now() -> int:
-    """Return the umask without setting it, because other threads may create files."""
-    try:
-        with open("/proc/thread-self/status") as file:
-            for line in file:
-                if line.startswith("Umask:"):
-                    return int(line.split()[1], 8)
-    except OSError:
-        pass
+    """Return the umask without setting it: other threads may create files."""
+    with suppress(OSError), open("/proc/thread-self/status") as file:
+        for line in file:
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
     found = os.umask(0o077)
     os.umask(found)
     return found

@@ -1,12 +1,11 @@
 """Run a causal model over rows of token ids that share a prefix, and compute log-likelihoods of labels.
 
 Rows are padded on the right. Except for rounding, a row has equal results in every batch. One forward pass reads a
-prompt and all its labels. A mask lets each label attend only to the prompt and to itself (tree attention of SpecInfer,
+prompt and all its labels; a mask lets each label attend only to the prompt and to itself (tree attention of SpecInfer,
 arXiv:2305.09781).
 
-The keys and values (KV) of common prefixes are computed once. The cache keeps the last few prompts completely. If a new
-prompt begins like a kept prompt, the common part is kept as a *shared* prefix, unless the cache already has a shared
-prefix that is almost as long. The least recently used shared prefix is dropped first.
+The keys and values (KV) of common prefixes are computed once. If a new prompt begins like one of the last few, the
+common part becomes a *shared* prefix, unless one of similar length exists.
 """
 
 from __future__ import annotations
@@ -17,15 +16,17 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from transformers import DynamicCache
 
+log = logging.getLogger(__name__)
+
 KV = TypeVar("KV")
 
 SHORTEST = 8
-"""Minimum length of a kept prefix, in tokens."""
+"""Tokens of the shortest kept prefix."""
 _LONGER = 8
 _RECENT = 8
 
@@ -56,7 +57,7 @@ class PrefixCache(Generic[KV]):
         return sum(prefix.size_bytes for prefix in (*self._shared, *self._recent))
 
     def find(self, rows: Sequence[tuple[int, ...]]) -> tuple[Prefix[KV] | None, int]:
-        """Return the longest kept prefix that all rows begin with, or None, and its length (shorter than every row)."""
+        """Return the longest kept prefix of all rows, or None, and its usable length."""
         room = min(map(len, rows)) - 1
         shared, length = self._longest(self._shared, rows, room)
         recent, longer = self._longest(self._recent, rows, room)
@@ -85,7 +86,7 @@ class PrefixCache(Generic[KV]):
         return prefix
 
     def keep_recent_prompt(self, ids: tuple[int, ...], kv: KV, size_bytes: int) -> None:
-        """Keep the keys and values of a whole prompt, unless they need more than half of the limit."""
+        """Keep a whole prompt, unless it needs more than half of the limit."""
         if size_bytes * 2 <= self.limit_bytes:
             self._recent.append(Prefix(ids, kv, size_bytes))
             self._trim_to_size_limit()
@@ -95,12 +96,11 @@ class PrefixCache(Generic[KV]):
         self._recent.clear()
 
     def _trim_to_size_limit(self) -> None:
-        while self.size_bytes > self.limit_bytes and len(self._recent) > 1:
-            self._recent.popleft()
-        while self.size_bytes > self.limit_bytes and self._shared:
-            del self._shared[0]
         while self.size_bytes > self.limit_bytes:
-            self._recent.popleft()
+            if len(self._recent) > 1 or not self._shared:
+                self._recent.popleft()
+            else:
+                del self._shared[0]
 
     @staticmethod
     def _longest(
@@ -119,12 +119,9 @@ class PrefixCache(Generic[KV]):
 
 
 def common_prefix_length(one: Sequence[int], other: Sequence[int], *, most: int) -> int:
-    high = min(len(one), len(other), most)
-    if high <= 0:
-        return 0
+    low, high = 0, max(0, min(len(one), len(other), most))
     if one[:high] == other[:high]:
         return high
-    low = 0
     while low < high:  # one[:low] equals other[:low]; one[:high] may differ from other[:high]
         middle = (low + high + 1) // 2
         if one[low:middle] == other[low:middle]:
@@ -134,16 +131,13 @@ def common_prefix_length(one: Sequence[int], other: Sequence[int], *, most: int)
     return low
 
 
-log = logging.getLogger(__name__)
-
 Ids = tuple[int, ...]
 Layers = list[tuple[torch.Tensor, torch.Tensor]]
 """Keys and values of each layer, `[1, heads, tokens, size]`."""
 
 
 class PrefilledBatch(NamedTuple):
-    """Results of reading prompts: `logits` after the last token of each row, the cache, the row lengths, and the length
-    of the longest row."""
+    """The logits after the last token of each row. `width`: length of the longest row."""
 
     logits: torch.Tensor
     cache: Any
@@ -151,46 +145,37 @@ class PrefilledBatch(NamedTuple):
     width: int
 
 
-_MEASURED_TOKENS = 8
-"""Number of tokens in the short prompt that is used to measure the bytes of a cached token."""
-
-
 class ModelRunner:
     def __init__(self, model: Any, *, limit_bytes: int) -> None:
         self.model = model
         self.device = next(model.parameters()).device
         self.shares = _has_full_attention_cache(model)
-        """True if a prefix can be cut out of the model's cache; False with sliding windows or recurrent layers."""
+        """False if no prefix can be cut out of the cache (sliding windows, recurrent layers)."""
         self.prefixes: PrefixCache[Layers] = PrefixCache(limit_bytes=limit_bytes, cut=_cut)
         self._few_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._trees: bool | None = None
 
     @functools.cached_property
     def token_bytes(self) -> int:
-        """Bytes of a cached token, measured with a short prompt; 0 if the cache does not grow with tokens."""
+        """Measured; 0 if the cache does not grow with tokens."""
         if not self.shares:
             return 0
-        ids = tuple(range(_MEASURED_TOKENS))
+        ids = tuple(range(8))
         with torch.inference_mode():
             return _size(_layers(self._prefill([ids], tails=None, keep=False)[0].cache)) // len(ids)
 
     def share(self, ids: Ids) -> None:
         if self.shares and self.prefixes.wants(ids):
-            layers = _layers(self._prefill([ids], tails=None)[0].cache)
+            layers = _layers(self.prefill([ids]).cache)
             self.prefixes.keep(ids, layers, _size(layers))
 
     def prefill(self, rows: Sequence[Ids]) -> PrefilledBatch:
-        batch, _ = self._prefill(rows, tails=None)
-        return batch
+        return self._prefill(rows, tails=None)[0]
 
     def prefill_with_tails(
         self, rows: Sequence[Ids], tails: Sequence[Sequence[Ids]]
     ) -> tuple[torch.Tensor, list[list[torch.Tensor]]]:
-        """Return logits after each prompt `[rows, vocabulary]`, and after each token of each tail `[tokens,
-        vocabulary]`.
-
-        A tail is a label without its last token.
-        """
+        """Return logits after each prompt, and after each token of each tail (a label without its last token)."""
         if not any(tail for some in tails for tail in some):
             return self.prefill(rows).logits, [[torch.empty(0)] * len(some) for some in tails]
         if self._trees is None:
@@ -204,9 +189,9 @@ class ModelRunner:
     def _extend(self, batch: PrefilledBatch, tails: Sequence[Sequence[Ids]]) -> list[list[torch.Tensor]]:
         reads = [(row, tail) for row, some in enumerate(tails) for tail in some if tail]
         cache, index = DynamicCache(), torch.tensor([row for row, _ in reads], device=self.device)
-        for number, (keys, values) in enumerate(_layer_keys_and_values(batch.cache)):
-            there = index.to(keys.device)
-            cache.update(keys.index_select(0, there), values.index_select(0, there), number)
+        for number, layer in enumerate(batch.cache.layers):
+            there = index.to(layer.keys.device)
+            cache.update(layer.keys.index_select(0, there), layer.values.index_select(0, there), number)
         lengths = [batch.lengths[row] for row, _ in reads]
         ids, longest = self._padded([tail for _, tail in reads])
         output = self.model(
@@ -220,9 +205,7 @@ class ModelRunner:
         return [[next(logits)[: len(tail)] if tail else torch.empty(0) for tail in some] for some in tails]
 
     def parts(self, row: Ids, *, most: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield the logits `[tokens, vocabulary]` of a row in parts of at most `most` tokens, each with the index of
-        the part's first token. If the model's cache cannot be cut, each part reads the whole row.
-        """
+        """Yield the logits of a row in parts, each with its first index."""
         cache = DynamicCache() if self.shares else None
         everything = None if cache is not None or self._few_logits else self.whole([row])[0]
         ids = torch.tensor([row], device=self.device)
@@ -237,7 +220,6 @@ class ModelRunner:
                 yield start, self.model(input_ids=ids, use_cache=False, logits_to_keep=kept).logits[0].float()
 
     def whole(self, rows: Sequence[Ids]) -> torch.Tensor:
-        """Return logits `[rows, longest, vocabulary]` of whole rows, computed without a cache."""
         ids, longest = self._padded(rows)
         mask = self._padding_mask([len(row) for row in rows], longest, 0)
         return self.model(input_ids=ids, attention_mask=mask, use_cache=False).logits.float()
@@ -299,8 +281,7 @@ class ModelRunner:
 
     def _padded(self, rows: Sequence[Ids]) -> tuple[torch.Tensor, int]:
         longest = max(map(len, rows))
-        padded = [list(row) + [0] * (longest - len(row)) for row in rows]
-        return torch.tensor(padded, device=self.device), longest
+        return torch.tensor([_fill([*row], longest) for row in rows], device=self.device), longest
 
     def _padding_mask(self, lengths: list[int], width: int, more: int) -> torch.Tensor | None:
         if all(length == width for length in lengths):
@@ -310,6 +291,56 @@ class ModelRunner:
 
     def _arange(self, size: int) -> torch.Tensor:
         return torch.arange(size, device=self.device)
+
+    # ---- log-likelihoods of tails after prompts
+
+    def score(
+        self, rows: list[Ids], tails: list[list[Ids]], *, prefix: Ids = (), batch_size: int = 1,
+        check: Callable[[], None] = lambda: None,
+    ) -> list[list[float]]:  # fmt: skip
+        """Return the log-likelihood of each tail after its row, `[rows][tails of the row]`.
+
+        All rows begin with `prefix`. `check` runs before each forward pass; an exception stops the scoring.
+        """
+        scores: list[list[float]] = [[]] * len(rows)
+        size = max(1, batch_size)
+        with torch.inference_mode():
+            if prefix:
+                self.share(shared_token_prefix([*rows, prefix]))
+            if len(rows) > 1:
+                self.share(shared_token_prefix(rows))
+            order = sorted(range(len(rows)), key=lambda index: -len(rows[index])) if size > 1 else range(len(rows))
+            for start in range(0, len(rows), size):
+                check()
+                group = order[start : start + size]
+                score = self._score_tails if self.shares else self._score_whole
+                found = score([rows[index] for index in group], [tails[index] for index in group])
+                for index, row in zip(group, found, strict=True):
+                    scores[index] = row
+        return scores
+
+    def _score_tails(self, rows: list[Ids], tails: list[list[Ids]]) -> list[list[float]]:
+        # The last token of a tail is not read, because only the likelihood of this token is needed.
+        logits, after = self.prefill_with_tails(rows, [[tail[:-1] for tail in some] for some in tails])
+        first = torch.log_softmax(logits, dim=-1)
+        scores: list[list[float]] = []
+        for row, some in enumerate(tails):
+            scores.append([float(first[row, tail[0]]) for tail in some])
+            for label, tail in enumerate(some):
+                if len(tail) > 1:
+                    steps = torch.log_softmax(after[row][label], dim=-1)
+                    scores[row][label] += sum(float(steps[at, token]) for at, token in enumerate(tail[1:]))
+        return scores
+
+    def _score_whole(self, rows: list[Ids], tails: list[list[Ids]]) -> list[list[float]]:
+        scores: list[list[float]] = []
+        for row, some in zip(rows, tails, strict=True):
+            logits = self.whole([row + tail[:-1] for tail in some])
+            steps = torch.log_softmax(logits[:, len(row) - 1 :], dim=-1)
+            scores.append([
+                sum(float(steps[label, at, token]) for at, token in enumerate(tail)) for label, tail in enumerate(some)
+            ])  # fmt: skip
+        return scores
 
 
 class _Tree:
@@ -368,12 +399,8 @@ def _has_full_attention_cache(model: Any) -> bool:
     return bool(layers) and all(type(layer).__name__ == "DynamicLayer" for layer in layers)
 
 
-def _layer_keys_and_values(cache: Any) -> Layers:
-    return [(layer.keys, layer.values) for layer in cache.layers]
-
-
 def _layers(cache: Any) -> Layers:
-    return [(keys[:1], values[:1]) for keys, values in _layer_keys_and_values(cache)]
+    return [(layer.keys[:1], layer.values[:1]) for layer in cache.layers]
 
 
 def _cut(layers: Layers, length: int) -> Layers:
@@ -382,82 +409,3 @@ def _cut(layers: Layers, length: int) -> Layers:
 
 def _size(layers: Layers) -> int:
     return sum(part.numel() * part.element_size() for pair in layers for part in pair)
-
-
-def skip_check() -> None:
-    """Do nothing. This function is the default `check` of `TailScorer.score`."""
-
-
-class TailScorer(Protocol):
-    """Computes log-likelihoods of tokens after prompts, in the engine's thread."""
-
-    def score(
-        self,
-        rows: list[Ids],
-        tails: list[list[Ids]],
-        *,
-        prefix: Ids = (),
-        batch_size: int = 1,
-        check: Callable[[], None] = skip_check,
-    ) -> list[list[float]]:
-        """Return the log-likelihood of each tail after its row, `[rows][tails of the row]`. All rows begin with
-        `prefix`.
-
-        `check` is called before each forward pass. An exception raised by `check` stops the scoring.
-        """
-
-
-class RunnerScorer:
-    def __init__(self, runner: ModelRunner) -> None:
-        self._runner = runner
-
-    def score(
-        self,
-        rows: list[Ids],
-        tails: list[list[Ids]],
-        *,
-        prefix: Ids = (),
-        batch_size: int = 1,
-        check: Callable[[], None] = skip_check,
-    ) -> list[list[float]]:
-        scores: list[list[float]] = [[]] * len(rows)
-        with torch.inference_mode():
-            for group in self._groups(rows, prefix=prefix, batch_size=batch_size):
-                check()
-                some = [rows[index] for index in group]
-                after = [tails[index] for index in group]
-                found = self._score_tails(some, after) if self._runner.shares else self._whole(some, after)
-                for index, row in zip(group, found, strict=True):
-                    scores[index] = row
-        return scores
-
-    def _groups(self, rows: list[Ids], *, prefix: Ids, batch_size: int) -> list[list[int]]:
-        if prefix:
-            self._runner.share(shared_token_prefix([*rows, prefix]))
-        if len(rows) > 1:
-            self._runner.share(shared_token_prefix(rows))
-        order = sorted(range(len(rows)), key=lambda index: -len(rows[index])) if batch_size > 1 else range(len(rows))
-        return [list(order[start : start + batch_size]) for start in range(0, len(rows), batch_size)]
-
-    def _score_tails(self, rows: list[Ids], tails: list[list[Ids]]) -> list[list[float]]:
-        # The last token of a tail is not read, because only the likelihood of this token is needed.
-        logits, after = self._runner.prefill_with_tails(rows, [[tail[:-1] for tail in some] for some in tails])
-        first = torch.log_softmax(logits, dim=-1)
-        scores: list[list[float]] = []
-        for row, some in enumerate(tails):
-            scores.append([float(first[row, tail[0]]) for tail in some])
-            for label, tail in enumerate(some):
-                if len(tail) > 1:
-                    steps = torch.log_softmax(after[row][label], dim=-1)
-                    scores[row][label] += sum(float(steps[at, token]) for at, token in enumerate(tail[1:]))
-        return scores
-
-    def _whole(self, rows: list[Ids], tails: list[list[Ids]]) -> list[list[float]]:
-        scores: list[list[float]] = []
-        for row, some in zip(rows, tails, strict=True):
-            logits = self._runner.whole([row + tail[:-1] for tail in some])
-            steps = torch.log_softmax(logits[:, len(row) - 1 :], dim=-1)
-            scores.append([
-                sum(float(steps[label, at, token]) for at, token in enumerate(tail)) for label, tail in enumerate(some)
-            ])  # fmt: skip
-        return scores

@@ -1,8 +1,8 @@
 """Facts about a function: names in its bytecode, whether it yields, its source lines, and its captured objects.
 
-If a `SourceLines` object follows a notebook's function in a pickled value, the pickle includes the function's source
-lines, because only the notebook's process has these lines. `Captured` compares the captured objects by identity. If all
-captured objects are immutable, the function's pickle stays valid until a name is bound to another object.
+Only a notebook's process has the source lines of its functions, so pickles include them (`SourceLines`). `Captured`
+compares captured objects by identity: if all are immutable, the function's pickle stays valid until a name is bound to
+another object.
 """
 
 from __future__ import annotations
@@ -21,34 +21,41 @@ import re
 import types
 import typing
 import weakref
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from stoker.contexts.user_code import is_installed, lookup
-
-Found = TypeVar("Found")
 
 _PLACE = frozenset({"__file__", "__path__", "__spec__"})
 _GLOBAL_OPS = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME"})
 
 
+def _with_nested(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for const in code.co_consts:
+        if isinstance(const, types.CodeType):
+            yield from _with_nested(const)
+
+
 @functools.lru_cache(maxsize=1024)
 def global_names(code: types.CodeType) -> frozenset[str]:
-    names = frozenset(str(step.argval) for step in dis.get_instructions(code) if step.opname in _GLOBAL_OPS)
-    return names | _nested(code, global_names)
+    steps = (step for one in _with_nested(code) for step in dis.get_instructions(one))
+    return frozenset(str(step.argval) for step in steps if step.opname in _GLOBAL_OPS)
 
 
 @functools.lru_cache(maxsize=1024)
 def attribute_names(code: types.CodeType) -> frozenset[str]:
-    return frozenset(code.co_names) | _nested(code, attribute_names)
+    return frozenset(name for one in _with_nested(code) for name in one.co_names)
 
 
 @functools.lru_cache(maxsize=1024)
 def names_in_class_bodies(code: types.CodeType) -> frozenset[str]:
-    steps = list(dis.get_instructions(code))
-    stored = {step.argval for step in steps if step.opname == "STORE_NAME"}
-    names = frozenset(str(step.argval) for step in steps if step.opname == "LOAD_NAME" and step.argval not in stored)
-    return names | _nested(code, names_in_class_bodies)
+    found = set[str]()
+    for one in _with_nested(code):
+        steps = list(dis.get_instructions(one))
+        stored = {step.argval for step in steps if step.opname == "STORE_NAME"}
+        found |= {str(step.argval) for step in steps if step.opname == "LOAD_NAME"} - stored
+    return frozenset(found)
 
 
 class Import(NamedTuple):
@@ -61,41 +68,26 @@ class Import(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def imports(code: types.CodeType) -> frozenset[Import]:
-    steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
-    found = frozenset(
-        Import(int(level.argval or 0), str(step.argval or ""), tuple(names.argval or ()))
-        for level, names, step in zip(steps, steps[1:], steps[2:], strict=False)
-        if step.opname == "IMPORT_NAME"
-    )
-    return found | _nested(code, imports)
-
-
-def imported_module_names(code: types.CodeType) -> frozenset[str]:
-    return frozenset(one.module for one in imports(code) if not one.level)
+    found = set[Import]()
+    for one in _with_nested(code):
+        steps = [step for step in dis.get_instructions(one) if step.opname != "EXTENDED_ARG"]
+        found.update(
+            Import(int(level.argval or 0), str(step.argval or ""), tuple(names.argval or ()))
+            for level, names, step in zip(steps, steps[1:], steps[2:], strict=False)
+            if step.opname == "IMPORT_NAME"
+        )
+    return frozenset(found)
 
 
 def may_read_own_files(code: types.CodeType) -> bool:
-    if not _PLACE.isdisjoint(global_names(code)):
-        return True
-    return any(
+    return not _PLACE.isdisjoint(global_names(code)) or any(
         f"{one.module}.{name}".startswith(("importlib.resources", "pkgutil"))
         for one in imports(code)
         for name in one.names or ("",)
     )
 
 
-def imported_member_names(code: types.CodeType) -> frozenset[str]:
-    """Return `module:name` for each `from module import name`, including nested code."""
-    return frozenset(f"{one.module}:{name}" for one in imports(code) if not one.level for name in one.names)
-
-
-def _nested(code: types.CodeType, find: Callable[[types.CodeType], frozenset[Found]]) -> frozenset[Found]:
-    inner = [find(const) for const in code.co_consts if isinstance(const, types.CodeType)]
-    return frozenset().union(*inner)
-
-
 def plain(function: Callable[..., Any]) -> Any:
-    """Return the function that partials wrap, or the `__call__` method of a callable object's class."""
     while isinstance(function, functools.partial):
         function = function.func
     if inspect.isroutine(function) or isinstance(function, type):
@@ -108,29 +100,25 @@ def is_async(function: Callable[..., Any]) -> bool:
 
 
 def describe_generator(function: Callable[..., Any]) -> str:
-    """Return a description of a generator function or a context manager, or "" for other functions."""
-    found = plain(function)
-    if _is_generator_function(found):
+    """Describe a generator function or a context manager; "" for other functions."""
+    if is_generator_function(function):
         return "a generator function (it contains `yield`)"
+    found: Any = plain(function)
     code, inner = getattr(found, "__code__", None), getattr(found, "__wrapped__", None)
-    if code is not None and code.co_filename == contextlib.__file__ and _is_generator_function(inner):
-        return "a context manager (of contextlib)"
-    return ""
+    is_contextlib = code is not None and code.co_filename == contextlib.__file__
+    return "a context manager (of contextlib)" if is_contextlib and is_generator_function(inner) else ""
 
 
-def is_generator_function(function: Callable[..., Any]) -> bool:
-    return _is_generator_function(plain(function))
-
-
-def _is_generator_function(function: Any) -> bool:
-    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+def is_generator_function(function: Any) -> bool:
+    found = plain(function)
+    return inspect.isgeneratorfunction(found) or inspect.isasyncgenfunction(found)
 
 
 LIMIT_CHARACTERS = 65_536
 
 
 class SourceLines:
-    """Marker in a value. When the value is pickled, the marker adds the source lines of the functions before it."""
+    """Marker in a pickled value, which adds the source lines of the functions before it."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return register_source_files, ({},)
@@ -140,7 +128,7 @@ def lines_of(codes: Iterable[types.CodeType]) -> dict[str, dict[int, list[str]]]
     found: dict[str, dict[int, list[str]]] = {}
     room = LIMIT_CHARACTERS
     for code in codes:
-        block = _block(code.co_filename, code)
+        block = _block(code)
         size = sum(map(len, block))
         if block and size <= room:
             room -= size
@@ -149,9 +137,8 @@ def lines_of(codes: Iterable[types.CodeType]) -> dict[str, dict[int, list[str]]]
 
 
 @functools.lru_cache(maxsize=1024)
-def _block(file: str, code: types.CodeType) -> list[str]:
-    lines = linecache.getlines(file)
-    first = code.co_firstlineno
+def _block(code: types.CodeType) -> list[str]:
+    lines, first = linecache.getlines(code.co_filename), code.co_firstlineno
     return inspect.getblock(lines[first - 1 :]) if 1 <= first <= len(lines) else []
 
 
@@ -165,15 +152,10 @@ def register_source_files(files: Mapping[str, Mapping[int, list[str]]]) -> None:
             last = first - 1 + len(block)
             lines += ["\n"] * (last - len(lines))
             lines[first - 1 : last] = block
-        linecache.cache[name] = (
-            sum(map(len, lines)),
-            None,
-            lines,
-            name,
-        )  # linecache never checks an entry without a file time
+        # linecache never checks an entry without a file time
+        linecache.cache[name] = sum(map(len, lines)), None, lines, name
 
 
-_MOST_FUNCTIONS = 1_000
 _MISSING = object()
 _ATOMS = frozenset(map(id, (
     int, str, float, bool, bytes, complex, type(None), type(...), type(NotImplemented), range, re.Pattern,
@@ -181,7 +163,7 @@ _ATOMS = frozenset(map(id, (
     types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType, type(typing.ClassVar),
     type(typing.Literal), type(_MISSING),
 )))  # fmt: skip
-"""Ids of classes whose instances are immutable or pickled by name; ids, because a metaclass may define `__hash__`."""
+"""Ids of classes with immutable instances; ids, because a metaclass may define `__hash__`."""
 _GENERIC = frozenset(map(id, (
     types.GenericAlias, types.UnionType, *map(type, (
         typing.Optional[int], typing.List[int], typing.Literal[1], typing.Callable[[int], int],  # noqa: UP006, UP045
@@ -202,8 +184,7 @@ class Captured:
 
     def __init__(self, function: Any) -> None:
         self.mutable: dict[str, Any] = {}
-        self._own: _FunctionNames | None = None
-        self._helpers: list[tuple[weakref.ref[Any], _FunctionNames]] = []
+        self._functions: list[_FunctionNames] = []
         if type(function) is not types.FunctionType:
             if not _is_immutable(function):
                 self.mutable["the object that is called"] = function
@@ -212,14 +193,8 @@ class Captured:
         for one in waiting:  # the loop appends to this list
             if _is_found_by_name(one, one.__module__, one.__qualname__):
                 continue
-            if len(seen) > _MOST_FUNCTIONS:
-                self.mutable["functions"] = waiting
-                return
             names = _FunctionNames(one)
-            if one is function:
-                self._own = names
-            else:
-                self._helpers.append((weakref.ref(one), names))
+            self._functions.append(names)
             for name, value in zip(_names(one), _objects(one, names.used), strict=False):
                 if type(value) is types.FunctionType:
                     if id(value) not in seen:
@@ -230,40 +205,39 @@ class Captured:
             if not all(map(_is_immutable, names.annotations.values())):
                 self.mutable.setdefault(f"the annotations of {one.__name__}", names.annotations)
 
-    def changed(self, function: Any) -> str:
-        """Return the first name that was bound to another object after this object was created, or ""."""
-        name = self._own.changed(function) if self._own is not None else ""
-        if name or not self._helpers:
-            return name
-        for held, names in self._helpers:
-            helper = held()
-            name = names.name if helper is None else names.changed(helper)
-            if name:
+    def changed(self) -> str:
+        """Return the first name that was since bound to another object, or ""."""
+        for names in self._functions:
+            if name := names.changed():
                 return name
         return ""
 
 
 class _FunctionNames:
-    __slots__ = ("_code", "_strong", "_weak", "annotations", "name", "used")
+    """The objects of one function's names, held weakly where possible."""
+
+    __slots__ = ("_code", "_function", "_strong", "_weak", "annotations", "name", "used")
 
     def __init__(self, function: types.FunctionType) -> None:
         self.name = function.__name__
         self.used = tuple(sorted(global_names(function.__code__)))
         self.annotations = dict(_annotations(function))
+        self._function = weakref.ref(function)  # helpers may refer to the function that is the key of a cache
         self._code = function.__code__
         self._strong = _objects(function, self.used)
         self._weak: list[tuple[int, weakref.ref[Any]]] = []
         for place, value in enumerate(self._strong):
             if id(type(value)) not in _ATOMS:
-                try:
+                with contextlib.suppress(TypeError):
                     self._weak.append((place, weakref.ref(value)))
-                except TypeError:
-                    continue
-                self._strong[place] = None
+                    self._strong[place] = None
 
-    def changed(self, function: types.FunctionType) -> str:
-        now, known = _objects(function, self.used), self._strong
-        if function.__code__ is not self._code or len(now) != len(known):
+    def changed(self) -> str:
+        function, known = self._function(), self._strong
+        if function is None or function.__code__ is not self._code:
+            return self.name
+        now = _objects(function, self.used)
+        if len(now) != len(known):
             return self.name
         for place, held in self._weak:
             value = held()
@@ -319,16 +293,15 @@ def _is_immutable(value: Any) -> bool:
         name = _globals_of(value).get("__name__")
         return type(name) is str and is_installed(name)
     if issubclass(kind, type):
-        if not _flags(value) & _HEAP_TYPE:  # a class in C, such as NoneType
-            return True
-        return _is_found_by_name(value, _members(value).get("__module__", "builtins"), _qualname(value))
+        is_static = not _flags(value) & _HEAP_TYPE  # a class in C, such as NoneType
+        home = _members(value).get("__module__", "builtins")
+        return is_static or _is_found_by_name(value, home, _qualname(value))
     if kind is types.FunctionType:
         return _is_found_by_name(value, value.__module__, value.__qualname__)
     if kind is types.BuiltinFunctionType:
-        owner = _owner_of(value)
-        return owner is None or _is_immutable(owner)
+        return _owner_of(value) is None or _is_immutable(_owner_of(value))
     if id(kind) in _GENERIC:
-        parts = [typing.get_origin(value), *typing.get_args(value)]
+        parts = (typing.get_origin(value), *typing.get_args(value))
         return all(_is_immutable(tuple(part) if type(part) is list else part) for part in parts)
     return False
 

@@ -1,8 +1,7 @@
 """Compute rows of many callers in shared batches of similar length.
 
-One caller at a time *leads*. The leader computes batches until its own rows are done. Each batch has the leader's
-longest remaining row and rows of all callers with a similar length (at least about half as long). Then the caller with
-the longest wait leads. No batch is larger than the smallest `batch_size` of its callers.
+One caller at a time *leads*: it computes batches until its own rows are done. Each batch has the leader's longest
+remaining row and all rows of at least about half its length. Then the caller with the longest wait leads.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ Row = TypeVar("Row")
 Result = TypeVar("Result")
 
 _FEW_TOKENS = 16
-"""Two rows can always share a batch if their lengths differ by at most this number of tokens."""
+"""Difference in tokens up to which two rows can always share a batch."""
 
 
 @dataclass(eq=False)
@@ -38,7 +37,7 @@ class _Request(Generic[Row, Result]):
 
 
 class JoinedBatches(Generic[Row, Result]):
-    """Batches for `compute(kind, rows)`, which returns one result per row. `length`: returns the tokens of a row."""
+    """Batches for `compute(kind, rows)`. `length`: tokens of a row."""
 
     def __init__(
         self, compute: Callable[[Hashable, list[Row]], Sequence[Result]], *, length: Callable[[Row], int]
@@ -48,12 +47,12 @@ class JoinedBatches(Generic[Row, Result]):
         self._lock = threading.Lock()
         self._open: list[_Request[Row, Result]] = []
         self._waiting: dict[Hashable, list[tuple[int, int, int, _Request[Row, Result]]]] = {}
-        """Waiting rows by kind, shortest first: (length, unique number, index in the request, request)."""
+        """By kind, shortest first: (length, unique number, index in the request, request)."""
         self._numbers = 0
         self._is_led = False
 
     def run(self, kind: Hashable, rows: Sequence[Row], *, batch_size: int) -> list[Result]:
-        """Return the results of `rows`. Raises the exception of a failed batch, or Evicted if the call must stop."""
+        """Return the results of `rows`. Raises the exception of a failed batch, or Evicted."""
         if not rows:
             return []
         stop = ambient.current_call_stop()
@@ -81,16 +80,14 @@ class JoinedBatches(Generic[Row, Result]):
         self._open.append(request)
 
     def _wait(self, request: _Request[Row, Result], stop: CallStop) -> None:
-        wake = request.woken.set
-        stop.wakes(wake)
+        stop.wakes(request.woken.set)
         try:
             request.woken.wait()
         finally:
-            stop.forget(wake)
-        if stop.asked:
-            with self._lock:
-                if not request.leads:
-                    self._drop(request)
+            stop.forget(request.woken.set)
+        with self._lock:
+            if stop.asked and not request.leads:
+                self._drop(request)
 
     def _drop(self, request: _Request[Row, Result]) -> None:
         if request in self._open:
@@ -132,27 +129,18 @@ class JoinedBatches(Generic[Row, Result]):
     def _take(self, request: _Request[Row, Result]) -> list[tuple[int, int, int, _Request[Row, Result]]]:
         waiting = self._waiting[request.kind]
         first = next(at for at in range(len(waiting) - 1, -1, -1) if waiting[at][3] is request)
-        start, end, most = first, first + 1, request.batch_size
-        anchor = waiting[first][0]
+        start, end, most, anchor = first, first + 1, request.batch_size, waiting[first][0]
         while end - start < most:
-            before = waiting[start - 1] if start else None
-            after = waiting[end] if end < len(waiting) else None
-            if before is not None and not self._is_similar_length(before[0], waiting[end - 1][0]):
-                before = None
-            if after is not None and not self._is_similar_length(waiting[start][0], after[0]):
-                after = None
-            if before is None and after is None:
+            shortest, longest = waiting[start][0], waiting[end - 1][0]
+            near = {at: waiting[at][0] for at in (start - 1, end) if 0 <= at < len(waiting)}
+            near = {at: row for at, row in near.items() if max(longest, row) <= 2 * min(shortest, row) + _FEW_TOKENS}
+            if not near:
                 break
-            takes_before = after is None or (before is not None and anchor - before[0] <= after[0] - anchor)
-            joins = before if takes_before else after
-            if joins is None or joins[3].batch_size <= end - start:
+            joins = min(near, key=lambda at: (abs(near[at] - anchor), at))
+            if waiting[joins][3].batch_size <= end - start:
                 break
-            most = min(most, joins[3].batch_size)
-            start, end = (start - 1, end) if takes_before else (start, end + 1)
+            most = min(most, waiting[joins][3].batch_size)
+            start, end = min(start, joins), max(end, joins + 1)
         batch = waiting[start:end]
         del waiting[start:end]
         return batch
-
-    @staticmethod
-    def _is_similar_length(shorter: int, longer: int) -> bool:
-        return longer <= 2 * shorter + _FEW_TOKENS

@@ -1,7 +1,7 @@
-"""A causal language model as a context, and its life cycle in a library.
+"""A causal language model as a context.
 
-The engine (`inference/`) writes the texts of all slots in one batch, and computes label scores between two steps. The
-batch affects results only by rounding errors. Random draws are seeded by the prompt's index in the call.
+The engine (`inference/`) writes the texts of all slots in one batch, which affects results only by rounding, and
+computes label scores between two steps.
 """
 
 from __future__ import annotations
@@ -10,18 +10,17 @@ import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import msgspec
 import torch
 
 from stoker.contexts import ambient
 from stoker.contexts.adapter_files import virtual_tokens
-from stoker.contexts.forward import ModelRunner, RunnerScorer, TailScorer
+from stoker.contexts.forward import ModelRunner
 from stoker.contexts.inference.adapter import EngineLoad, EngineMemory, InferenceEngine, Sampling, TokenCache
 from stoker.contexts.inference.core_share import compute_context_for_device
 from stoker.contexts.inference.engine_thread import EngineThread
-from stoker.contexts.inference.grammars import Grammars
 from stoker.contexts.inference.options import OptionRefused
 from stoker.contexts.inference.profiling import EngineProfiler, StepCollector
 from stoker.contexts.inference.static import (
@@ -30,6 +29,7 @@ from stoker.contexts.inference.static import (
     PROCESS_BYTES,
     build_inference_engine,
 )
+from stoker.contexts.inference.token_rules import Grammars
 from stoker.contexts.model_source import UNDECLARED_CACHE_TOKENS
 from stoker.contexts.prompts import PromptReader, end_tokens
 from stoker.contexts.step_times import StepProfile, StepTimes
@@ -37,48 +37,49 @@ from stoker.contexts.text_writer import Completion, CompletionStream, Prompt, Te
 from stoker.errors import StokerError
 from stoker.units import show_bytes
 
+if TYPE_CHECKING:
+    from stoker.contexts.inference.vllm_engine import VLLMEngine
+
 _SCORED_AT_ONCE = 8
-"""Number of prompts whose labels are scored between two steps of the batch."""
+"""Prompts whose labels are scored between two steps of the batch."""
 
 
-class ServingEngine(InferenceEngine, TailScorer, Protocol):
-    """An engine that has its own weights and also scores labels: vLLM."""
+class CompletionOptions(TypedDict, total=False):
+    """Options of `CausalLM.complete`."""
 
-    prompts: PromptReader
-    device: str
-    reused_tokens: int
-    started_bytes: int
-    """Device memory in bytes that was declared when the engine started; 0 if undeclared."""
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    seed: int
+    stop: Sequence[str]
+    logprobs: int
+    json_schema: str
+    engine_options: Mapping[str, Any] | None
+    adapter: str
+    prompt_logprobs: int
 
-    def forget_prefixes(self) -> None:
-        """Drop all kept prefixes."""
+
+def _sampling(
+    *, seed: int = 0, stop: Sequence[str] = (), engine_options: Mapping[str, Any] | None = None, **options: Any
+) -> Sampling:
+    return Sampling(seed=(seed, 0), stop=tuple(stop), engine_options=tuple((engine_options or {}).items()), **options)
 
 
 class CausalLM:
     """A language model and its tokenizer. Made by `load_causal_lm`. Calls of several slots share one batch."""
 
     def __init__(
-        self,
-        model: Any,
-        tokenizer: Any,
-        *,
-        name: str = "",
-        origin: str = "",
-        engine: str | ServingEngine = "auto",
-        cache_bytes: int = 0,
-        graphs: bool = False,
-        longest: int = 0,
-        adapters: Mapping[str, str] | None = None,
-    ) -> None:
+        self, model: Any, tokenizer: Any, *, name: str = "", origin: str = "", engine: str | VLLMEngine = "auto",
+        cache_bytes: int = 0, graphs: bool = False, longest: int = 0, adapters: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         self.model = model
-        """The Transformers model; None if the engine has its own. The engine ignores later changes of the weights."""
+        """The Transformers model; None with vLLM. The engine ignores later changes of the weights."""
         self.tokenizer = tokenizer
         self.name, self.origin = name, origin
         self.adapters = dict(adapters or {})
-        """Folders of PEFT adapters by name. Each adapter is loaded at its first use."""
+        """Folders of PEFT adapters by name."""
         self._runner: ModelRunner | None = None
-        self._own: ServingEngine | None = None
-        self._scorer: TailScorer
+        self._own: VLLMEngine | None = None
         self._steps = StepCollector()
         if isinstance(engine, str):
             configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
@@ -88,7 +89,6 @@ class CausalLM:
                 tokenizer, ends=ends, longest=longest, vocabulary=vocabulary, grammars=Grammars(tokenizer, ends=ends)
             )
             self._runner = ModelRunner(model, limit_bytes=PREFIX_LIMIT_BYTES)
-            self._scorer = RunnerScorer(self._runner)
             make = partial(
                 build_inference_engine, self._runner, self._prompts.texts(), engine=engine, cache_bytes=cache_bytes,
                 took=self._steps.took, graphs=graphs, adapters=self.adapters,
@@ -97,7 +97,7 @@ class CausalLM:
             if engine != "auto":
                 _ = self._thread.engine  # raises an error now if the model does not support the engine
         else:
-            self._prompts, self._scorer, self._own = engine.prompts, engine, engine
+            self._prompts, self._own = engine.prompts, engine
             self._thread = EngineThread(lambda: engine, computing=compute_context_for_device(engine.device))
         self._texts = TextWriter(self._thread, self._prompts)
         # The engine ends when its writer is garbage-collected. A stream that is still read keeps the writer alive. At
@@ -107,11 +107,11 @@ class CausalLM:
     @property
     def device(self) -> str:
         """PyTorch name of the model's device: `cpu` or `cuda:0`."""
-        return self._own.device if self._runner is None and self._own else str(self._model_runner().device)
+        return self._own.device if self._own is not None else str(self._model_runner().device)
 
     @property
     def longest(self) -> int:
-        """Maximum tokens of a prompt and its continuation together; 0 if unknown."""
+        """Maximum tokens of a prompt and its continuation; 0 if unknown."""
         return self._prompts.longest
 
     @property
@@ -121,12 +121,12 @@ class CausalLM:
 
     @property
     def engine_chosen(self) -> str:
-        """Reason for the choice of the engine, as text."""
+        """Reason for the choice of the engine."""
         return self._thread.engine.chosen
 
     @property
     def reused_tokens(self) -> int:
-        """Number of prompt tokens that were not read, because a kept prefix contained them."""
+        """Number of prompt tokens that kept prefixes saved."""
         return self._own.reused_tokens if self._own is not None else self._model_runner().prefixes.reused_tokens
 
     def slots(self, device_memory_bytes: int = 0) -> int:
@@ -141,13 +141,10 @@ class CausalLM:
             return engine.slots()
 
     def resize(self, *, device_memory_bytes: int) -> None:
-        """Limit the device memory of the model and its cache.
+        """Limit the device memory of the model and its cache. Raises ValueError below the weights.
 
         Args:
             device_memory_bytes: Limit in bytes, including weights.
-
-        Raises:
-            ValueError: The weights exceed the limit.
         """
         with self._thread.hold() as engine:
             self._limit(engine, device_memory_bytes)
@@ -160,14 +157,12 @@ class CausalLM:
         if accepted or device_memory_bytes >= ambient.device_memory_bytes() > 0:
             room = max(room, LEAST_CACHE_BYTES)
         if room <= 0:
-            raise ValueError(
-                f"the model takes {show_bytes(weights)} and its process {show_bytes(PROCESS_BYTES)}; with"
-                f" {show_bytes(device_memory_bytes)} there is no memory for texts"
-            )
+            told = f"the model takes {show_bytes(weights)} and its process {show_bytes(PROCESS_BYTES)}"
+            raise ValueError(f"{told}; with {show_bytes(device_memory_bytes)} there is no memory for texts")
         engine.resize(room)
 
     def batch_load(self) -> EngineLoad:
-        """Return the numbers of running and waiting requests, and totals since the engine started."""
+        """Return the number of requests, and totals since the engine started."""
         return msgspec.structs.replace(self._thread.load(), reused_tokens=self.reused_tokens)
 
     def take_step_times(self, *, urgent: bool = False) -> StepTimes:
@@ -179,38 +174,27 @@ class CausalLM:
         return self._steps.take() if self._steps.urgent or not urgent else StepTimes()
 
     def wait_until_times_taken(self, *, timeout_s: float) -> bool:
-        """Wait until `take_step_times` has returned a profiler's times.
+        """Return True once `take_step_times` has returned a profiler's times; False after a timeout.
 
         Args:
             timeout_s: Maximum seconds to wait.
-
-        Returns:
-            False after a timeout.
         """
         return self._steps.taken(timeout_s=timeout_s)
 
     def profile(self, *, quick: bool = False, told: Callable[[float, float], None] | None = None) -> StepProfile:
-        """Measure the engine's step times.
+        """Return the engine's measured step times. Raises RuntimeError while requests run.
 
         Args:
             quick: Take fewer samples.
             told: Receives the finished share, and 1.0 for the total.
-
-        Returns:
-            The step times, and the name of the measured engine.
-
-        Raises:
-            RuntimeError: Requests are running.
         """
         with self._thread.hold() as engine:
-            load = engine.load()
+            load, longest = engine.load(), self._prompts.longest
             if load.running or load.waiting:
                 raise RuntimeError(f"{load.running + load.waiting} requests run; the model cannot be profiled")
+            profiler = EngineProfiler(engine, vocabulary=len(self.tokenizer), longest=longest, quick=quick, told=told)
             self._steps.paused = True
             try:
-                profiler = EngineProfiler(
-                    engine, vocabulary=len(self.tokenizer), longest=self._prompts.longest, quick=quick, told=told
-                )
                 found = profiler.measure()
             finally:
                 self._steps.paused = False
@@ -218,18 +202,17 @@ class CausalLM:
         return msgspec.structs.replace(found, device=self.device)
 
     def memory(self) -> EngineMemory:
-        """Return the device memory of the model and its cache."""
+        """Return the memory that the weights and the cache occupy on the device."""
         with self._thread.hold() as engine:
             return engine.memory()
 
     def token_cache(self) -> TokenCache | None:
-        """Return the memory of the weights and of each cached token, or None if a token's memory is unknown."""
-        memory = self.memory()
+        """Return the memory of the weights and of a cached token; None if unknown."""
+        memory, declared = self.memory(), ambient.device_memory_bytes()
         if not memory.token_bytes:
             return None
         least = min(self.longest or UNDECLARED_CACHE_TOKENS, UNDECLARED_CACHE_TOKENS)
         weights, fixed = memory.weights_bytes + PROCESS_BYTES, memory.fixed_tokens
-        declared = ambient.device_memory_bytes()
         if declared:  # the engine keeps a small cache within this memory, as `_limit` does
             weights = min(weights, max(memory.weights_bytes, declared - LEAST_CACHE_BYTES))
         return TokenCache(weights, memory.token_bytes, fixed or least, is_fixed=fixed > 0)
@@ -239,11 +222,11 @@ class CausalLM:
         self._thread.sleep()
 
     def wake(self) -> None:
-        """Make the model ready for requests again after `sleep`."""
+        """Accept requests again after `sleep`."""
         self._thread.wake()
 
     def close(self) -> None:
-        """Stop the engine. Later requests are refused."""
+        """Stop the engine for good."""
         self._thread.close()
 
     # ---- prompts
@@ -255,34 +238,28 @@ class CausalLM:
             message: Text of the user.
             system: Text of the system.
         """
-        turns = [{"role": "user", "content": message}]
-        if system:
-            turns.insert(0, {"role": "system", "content": system})
-        return self.chat_prompt(turns)
+        ahead = [{"role": "system", "content": system}] if system else []
+        return self.chat_prompt([*ahead, {"role": "user", "content": message}])
 
     @property
     def chat_template(self) -> str:
-        """Jinja template of the model's chat format, or ""."""
+        """Jinja template of the chat format, or ""."""
         return self._prompts.chat_template
 
     def chat_prompt(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
-        """Return the prompt of a conversation in the model's chat format. Without a chat format, join the contents by
-        blank lines.
+        """Return the prompt of a conversation. Without a chat format, join the contents.
 
         Args:
-            messages: Messages with `role` and `content`, oldest first. The format may use other fields of a message.
+            messages: Messages with `role`, `content` and other fields of the format.
             options: Values for the format, for example `tools`.
         """
         return self._prompts.chat_prompt(messages, **options)
 
     def virtual_tokens(self, adapter: str) -> int:
-        """Return the length of an adapter's soft prompt in tokens; 0 for a LoRA.
+        """Return the tokens of an adapter's soft prompt; 0 for a LoRA. Raises ValueError for an unsuitable adapter.
 
         Args:
             adapter: Name of one of `adapters`.
-
-        Raises:
-            ValueError: The engine cannot serve the adapter.
         """
         try:
             return virtual_tokens(self.adapters[adapter])
@@ -307,10 +284,7 @@ class CausalLM:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[ModelRunner]:
-        """Reserve the model for this thread while the block runs, without gradients.
-
-        Yields:
-            The runner of the Transformers model.
+        """Yield the runner of the Transformers model, reserved for this thread.
 
         Raises:
             StokerError: vLLM serves the model.
@@ -322,17 +296,12 @@ class CausalLM:
     def forget_prefixes(self) -> None:
         """Drop all kept prefixes."""
         with self._thread.alone():
-            if self._own is not None:
-                self._own.forget_prefixes()
-            else:
-                self._model_runner().prefixes.clear()
+            self._own.forget_prefixes() if self._own is not None else self._model_runner().prefixes.clear()
 
     def _model_runner(self) -> ModelRunner:
         if self._runner is None:
-            raise StokerError(
-                f"{self.name or 'this model'} is served by {self.engine}, which has no Transformers model; code that"
-                ' reads or tunes the model needs causal_lm(..., engine="transformers")'
-            )
+            what = f"{self.engine} serves {self.name or 'this model'}, without a Transformers model"
+            raise StokerError(f'{what}; code that reads or tunes it needs causal_lm(..., engine="transformers")')
         return self._runner
 
     # ---- texts
@@ -354,8 +323,7 @@ class CausalLM:
     ) -> list[str]:
         """Return the continuation of each prompt, without special tokens.
 
-        A text ends at the model's end token, before one of the `stop` texts, or at `max_new_tokens`. Raises ValueError
-        for an empty or too long prompt.
+        A text ends at the model's end token, before one of the `stop` texts, or at `max_new_tokens`.
 
         Args:
             prompts: The texts to continue.
@@ -367,37 +335,27 @@ class CausalLM:
             stop: Texts before which a continuation ends.
             prefix: Text that is inserted before every prompt.
             json_schema, engine_options, adapter: As in `complete`.
+
+        Raises:
+            ValueError: A prompt is empty or too long.
         """
-        sampling = Sampling(
-            max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, stop=tuple(stop),
-            json_schema=json_schema, engine_options=tuple((engine_options or {}).items()), adapter=adapter,
+        sampling = _sampling(
+            max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, stop=stop, json_schema=json_schema,
+            engine_options=engine_options, adapter=adapter,
         )  # fmt: skip
         return self._texts.write(prompts, sampling, seed=seed, batch_size=batch_size, prefix=prefix)
 
-    def stream(
-        self,
-        prompt: str,
-        *,
-        max_new_tokens: int = 64,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        seed: int = 0,
-        stop: Sequence[str] = (),
-    ) -> Iterator[str]:
-        """Yield the text of `generate` for one prompt, in pieces while it is written. Closing the iterator ends the
-        request.
+    def stream(self, prompt: str, **options: Unpack[CompletionOptions]) -> Iterator[str]:
+        """Yield the continuation of a prompt in pieces while it is written. Closing the iterator ends the request.
 
         Args:
             prompt: The text to continue.
-            max_new_tokens, temperature, top_p, seed, stop: As in `generate`.
+            **options: Options of `complete`.
 
         Raises:
             ValueError: As in `generate`, immediately.
         """
-        sampling = Sampling(
-            max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=(seed, 0), stop=tuple(stop)
-        )
-        return self._texts.pieces(prompt, sampling)
+        return self._texts.pieces(prompt, _sampling(**options))
 
     def complete(
         self,
@@ -418,63 +376,41 @@ class CausalLM:
 
         Args:
             prompt: The text to continue, or its token ids.
-            max_new_tokens, temperature, top_p, seed, stop: As in `generate`. With `prompt_logprobs`, 0 new tokens are
-                allowed.
+            max_new_tokens, temperature, top_p, seed, stop: As in `generate`. `prompt_logprobs` allows 0 new tokens.
             logprobs: Number of likeliest tokens to return per token.
-            json_schema: JSON schema that the text follows, unless `max_new_tokens` cuts the text.
+            json_schema: JSON schema that the text follows, unless `max_new_tokens` cuts it.
             engine_options: Options by vLLM's names: `regex`, `choice` (texts) or `grammar` (Lark or GBNF) for the form
                 of the text; `top_k`, `min_p`, `repetition_penalty`, `frequency_penalty`, `presence_penalty`,
                 `logit_bias`, `min_tokens`, `ignore_eos` and `stop_token_ids`.
             adapter: Name of one of `adapters`; empty: the base model.
-            prompt_logprobs: Number of likeliest tokens to return per prompt token. The first token has no likelihood.
+            prompt_logprobs: Number of likeliest tokens to return per prompt token after the first.
 
         Raises:
-            ValueError: As in `generate`, or an option is invalid, or the form of the text cannot be compiled.
+            ValueError: As in `generate`, or an option is invalid.
         """
-        sampling = Sampling(
-            max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=(seed, 0), stop=tuple(stop),
-            logprobs=logprobs, json_schema=json_schema, engine_options=tuple((engine_options or {}).items()),
-            adapter=adapter, prompt_logprobs=prompt_logprobs,
-        )  # fmt: skip
-        return self._texts.complete(prompt, sampling)
+        return self._texts.complete(prompt, _sampling(
+            max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed, stop=stop,
+            logprobs=logprobs, json_schema=json_schema, engine_options=engine_options, adapter=adapter,
+            prompt_logprobs=prompt_logprobs,
+        ))  # fmt: skip
 
-    def stream_completion(
-        self,
-        prompt: Prompt,
-        *,
-        max_new_tokens: int = 64,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        seed: int = 0,
-        stop: Sequence[str] = (),
-        logprobs: int = 0,
-        json_schema: str = "",
-        engine_options: Mapping[str, Any] | None = None,
-        adapter: str = "",
-        prompt_logprobs: int = 0,
-    ) -> CompletionStream:
+    def stream_completion(self, prompt: Prompt, **options: Unpack[CompletionOptions]) -> CompletionStream:
         """Return the tokens of `complete` while they are written. Closing the iterator ends the request.
 
         Args:
-            prompt, max_new_tokens, temperature, top_p, seed, stop, logprobs: As in `complete`.
-            json_schema, engine_options, adapter, prompt_logprobs: As in `complete`.
+            prompt, options: As in `complete`.
 
         Raises:
             ValueError: As in `complete`, immediately or before the first token.
         """
-        sampling = Sampling(
-            max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=(seed, 0), stop=tuple(stop),
-            logprobs=logprobs, json_schema=json_schema, engine_options=tuple((engine_options or {}).items()),
-            adapter=adapter, prompt_logprobs=prompt_logprobs,
-        )  # fmt: skip
-        return self._texts.tokens(prompt, sampling)
+        return self._texts.tokens(prompt, _sampling(**options))
 
     # ---- scores of labels
 
     def label_scores(
         self, prompts: Sequence[str], labels: Sequence[str], *, batch_size: int = 1, prefix: str = ""
     ) -> list[list[float]]:
-        """Return the log-likelihood (natural logarithm) of each label after each prompt, `[prompts][labels]`.
+        """Return the log-likelihood of each label after each prompt, `[prompts][labels]`.
 
         Args:
             prompts: The texts before the labels.
@@ -483,23 +419,17 @@ class CausalLM:
             prefix: Text that is inserted before every prompt.
 
         Raises:
-            ValueError: A prompt or label is empty, or a text is too long for the model.
+            ValueError: A prompt or label is empty or too long.
         """
         rows = self._prompts.rows(prompts, prefix=prefix, batch_size=batch_size)
         if not labels or not all(labels):
             raise ValueError(f"label_scores needs labels, none of them empty; it got {list(labels)!r}")
-        if not rows:
-            return []
         tails = self._prompts.label_tokens([prefix + prompt for prompt in prompts], rows, labels)
-        longest = [max(map(len, tail)) for tail in tails]
-        self._prompts.check_lengths([len(row) + more for row, more in zip(rows, longest, strict=True)])
+        self._prompts.check_lengths([len(row) + max(map(len, tail)) for row, tail in zip(rows, tails, strict=True)])
         ahead = self._prompts.encode([prefix])[0] if prefix else ()
         scores: list[list[float]] = []
         most, check = max(batch_size, _SCORED_AT_ONCE), ambient.current_call_stop().check
+        score = partial((self._own or self._model_runner()).score, prefix=ahead, batch_size=batch_size, check=check)
         for start in range(0, len(rows), most):  # the engine computes steps of its batch between two groups
-            some = partial(
-                self._scorer.score, rows[start : start + most], tails[start : start + most], prefix=ahead,
-                batch_size=max(1, batch_size), check=check,
-            )  # fmt: skip
-            scores += self._thread.run(some)
+            scores += self._thread.run(partial(score, rows[start : start + most], tails[start : start + most]))
         return scores

@@ -1,7 +1,6 @@
-"""Split a model's layers over several GPUs.
+"""Split a model's layers over several GPUs, which compute one after the other (docs/decisions/094).
 
-Each device has consecutive layers, and the devices compute one after the other (docs/decisions/094). The first device
-also has the embedding, last norm and head, which may share weights.
+The first device also has the embedding, last norm and head, which may share weights.
 """
 
 from __future__ import annotations
@@ -14,10 +13,7 @@ from transformers import AutoModelForCausalLM
 
 
 def device_map(config: Any, devices: Sequence[str]) -> dict[str, str]:
-    """Return the device of each part of a causal model, balanced by bytes, for `from_pretrained(device_map=)`.
-
-    Raises ValueError if the model has fewer layers than `devices`.
-    """
+    """Return the device of each part of a causal model, balanced by bytes. Raises ValueError for too few layers."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     path, layers = _layers(model)
@@ -25,18 +21,17 @@ def device_map(config: Any, devices: Sequence[str]) -> dict[str, str]:
         raise ValueError(f"the model has {len(layers)} layers, which cannot be split over {len(devices)} devices")
     sizes = [_bytes(layer) for layer in layers]
     found = {f"{path}.{number}": device for number, device in enumerate(_spread_layers(sizes, _bytes(model), devices))}
-    parent = model
-    for depth, name in enumerate(path.split(".")):
-        before = ".".join(path.split(".")[:depth])
+    parent, before = model, ""
+    for name in path.split("."):
         for other, _ in [*parent.named_children(), *parent.named_parameters(recurse=False)]:
             if other != name:
-                found[f"{before}.{other}" if before else other] = devices[0]
-        parent = getattr(parent, name)
+                found[before + other] = devices[0]
+        parent, before = getattr(parent, name), f"{before}{name}."
     return found
 
 
 def dispatch(model: Any, split: dict[str, str], *, first: str) -> None:
-    """Install hooks that move the inputs of each part to its device. The model's inputs and results are on `first`.
+    """Install hooks that move each part's inputs to its device. The model's inputs and results are on `first`.
 
     `from_pretrained` would choose an arbitrary first device.
     """
@@ -53,11 +48,8 @@ def device_of_module(split: dict[str, str], name: str) -> str:
 
 def _layers(model: Any) -> tuple[str, Any]:
     kinds = set(getattr(model, "_no_split_modules", None) or ())
-    lists = [
-        (name, part) for name, part in model.named_modules() if isinstance(part, torch.nn.ModuleList) and len(part)
-    ]
-    lists.sort(key=lambda each: each[0].count("."))
-    for name, part in lists:
+    lists = [each for each in model.named_modules() if isinstance(each[1], torch.nn.ModuleList) and len(each[1])]
+    for name, part in sorted(lists, key=lambda each: each[0].count(".")):
         if not kinds or type(part[0]).__name__ in kinds:
             return name, part
     raise ValueError(f"{type(model).__name__} has no list of layers to split")

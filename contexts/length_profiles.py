@@ -2,8 +2,7 @@
 
     <state folder>/encoder-lengths/<digest>.json        one file per model, options and device kind
 
-The chosen lengths minimize the mean latency of the expected texts. A length is omitted if the mean then rises by at
-most `LEAST_GAIN`.
+The chosen lengths minimize the mean latency of the expected texts.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import logging
 import math
 import os
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from math import inf
@@ -26,22 +26,24 @@ from stoker.contexts.objects import object_of
 from stoker.errors import RecipeError
 from stoker.whole_files import write_whole
 
+log = logging.getLogger(__name__)
+
 MOST_RUNTIMES = 8
-"""Maximum number of runtimes, as the paper uses for BERT: 512 tokens in steps of 64."""
+"""As in the paper for BERT."""
 LEAST_GAIN = 0.05
-"""Minimum share of the mean latency that one more length must save. Arlo §3.3 calls less than 5 % tiny."""
+"""Share of the mean latency that one more length must save. Arlo §3.3 calls less than 5 % tiny."""
 
 
-class LengthProfile(msgspec.Struct, frozen=True):
-    """A profiled length in tokens, the seconds per text, and the number of expected texts with this length."""
+class LengthTime(msgspec.Struct, frozen=True):
+    """Median seconds for a text padded to `tokens` tokens, and their deviation."""
 
     tokens: int
     seconds: float
-    texts: float = 1.0
+    spread_s: float
 
 
 class RuntimeLengths(msgspec.Struct, frozen=True):
-    """Chosen lengths (ascending), their mean latency, and the mean latency if only the longest length is used."""
+    """Chosen lengths, and the mean latency with them and with only the longest."""
 
     tokens: tuple[int, ...]
     mean_s: float
@@ -56,30 +58,28 @@ class RuntimeLengths(msgspec.Struct, frozen=True):
         return f"runtimes of {listed} tokens: {1 - self.mean_s / self.alone_s:.0%} less time than the longest alone"
 
 
-def choose_lengths(profile: Sequence[LengthProfile], *, most: int = MOST_RUNTIMES) -> RuntimeLengths:
-    """Return the lengths that are worth a runtime, including the longest length. Raises ValueError."""
-    if not profile or any(a.tokens >= b.tokens for a, b in pairwise(profile)):
-        raise ValueError("a profile needs at least one length, each larger than the one before")
-    texts = sum(each.texts for each in profile)
-    if texts <= 0 or most < 1:
-        raise ValueError("no text is expected" if texts <= 0 else "at least one runtime is needed")
+def choose_lengths(
+    times: Sequence[LengthTime], texts: Sequence[float] = (), *, most: int = MOST_RUNTIMES
+) -> RuntimeLengths:
+    """Return the lengths that are worth a runtime. `texts`: expected texts per length."""
+    texts = texts or [1] * len(times)
     # Because of noise, a shorter length may be slower than a longer one. Then the longer length's time is used.
-    seconds = list(accumulate((each.seconds for each in reversed(profile)), min))[::-1]
-    before = list(accumulate((each.texts for each in profile), initial=0.0))
-    last = len(profile) - 1
-    alone_s = seconds[last]
-    chosen, mean_s = [last], alone_s
-    for count, (total, places) in enumerate(_best_lengths_per_count(seconds, before, most=most), 1):
-        found_s = total / texts
-        if count > 1 and mean_s <= found_s * (1 + LEAST_GAIN):
+    seconds = list(accumulate((each.seconds for each in reversed(times)), min))[::-1]
+    before = list(accumulate(texts, initial=0.0))
+    last = len(times) - 1
+    chosen, mean_s = [last], seconds[last]
+    for total, places in _best_lengths_per_count(seconds, before, most=most)[1:]:
+        found_s = total / before[-1]
+        if mean_s <= found_s * (1 + LEAST_GAIN):
             break
         chosen, mean_s = places, found_s
-    return RuntimeLengths(tuple(profile[place].tokens for place in chosen), mean_s, alone_s)
+    return RuntimeLengths(tuple(times[place].tokens for place in chosen), mean_s, seconds[last])
 
 
 def _best_lengths_per_count(
     seconds: Sequence[float], before: Sequence[float], *, most: int
 ) -> list[tuple[float, list[int]]]:
+    """Return the total time and the places of the best 1, 2, ... lengths (dynamic program)."""
     places = range(len(seconds))
     costs = [before[place + 1] * seconds[place] for place in places]
     ways: list[list[int]] = [[place] for place in places]
@@ -96,30 +96,19 @@ def _best_lengths_per_count(
     return found
 
 
-log = logging.getLogger(__name__)
-
 _FORMAT = 1
 _FOLDER = "encoder-lengths"
 _STEP = 16
-"""Minimum useful difference between two lengths in tokens, because no kernel has a smaller tile."""
+"""Tokens; no kernel has a smaller tile."""
 _MOST_LENGTHS = 32
 _USUAL_LONGEST = 512
-"""Longest measured length in tokens for a model without a limit."""
-
-
-class LengthTime(msgspec.Struct, frozen=True):
-    """Median seconds for a text padded to `tokens` tokens, and the median absolute deviation in seconds."""
-
-    tokens: int
-    seconds: float
-    spread_s: float
+"""For a model without a limit."""
 
 
 class EncoderProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Median times of `repeats` batches with one text per length, shortest first.
 
-    `computed_dtype`, `is_compiled`: effective values of `dtype` and `compiled` on `device`. `measured_at`: seconds
-    since 1970.
+    `computed_dtype`, `is_compiled`: effective values of `dtype` and `compiled`.
     """
 
     lengths: tuple[LengthTime, ...]
@@ -144,9 +133,7 @@ class EncoderProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def lengths_to_measure(longest: int, *, step: int = 0) -> tuple[int, ...]:
-    """Return the lengths to measure for a model with a limit of `longest` tokens (0 = unlimited): the multiples of
-    `step`, and `longest`. If `step` is 0, there are at most 32 lengths.
-    """
+    """Return the multiples of `step` (0: at most 32 lengths) below a model's limit (0 = unlimited), and the limit."""
     top = longest or _USUAL_LONGEST
     step = step or _STEP * math.ceil(top / (_STEP * _MOST_LENGTHS))
     return (*range(step, top, step), top)
@@ -163,33 +150,19 @@ def lengths_that_pay(profile: EncoderProfile, counts: Iterable[int] = ()) -> Run
         RecipeError: All expected texts are longer than the longest measured length.
     """
     tokens = [each.tokens for each in profile.lengths]
-    texts, some = [0] * len(tokens), False
-    for count in counts:
-        some, place = True, bisect_left(tokens, count)
-        if place < len(tokens):
-            texts[place] += 1
-    if some and not any(texts):
-        raise RecipeError(
-            f"every expected text has more tokens than the longest length that was measured, {tokens[-1]}"
-        )
-    weights = texts if some else [1] * len(tokens)
-    return choose_lengths(
-        [
-            LengthProfile(each.tokens, each.seconds, weight)
-            for each, weight in zip(profile.lengths, weights, strict=True)
-        ]
-    )
+    places = Counter(bisect_left(tokens, count) for count in counts)
+    texts = [places[place] for place in range(len(tokens))] if places else []
+    if places and not any(texts):
+        raise RecipeError(f"every expected text has more tokens than the longest length measured, {tokens[-1]}")
+    return choose_lengths(profile.lengths, texts)
 
 
 def keep_encoder_profile(path: str | os.PathLike[str], profile: EncoderProfile) -> Path:
-    """Store the profile of a model for later programs.
+    """Return the file of a model's profile, stored for later programs.
 
     Args:
         path: Folder or hub name of the model.
         profile: Measured times of the model.
-
-    Returns:
-        Path of the written file.
     """
     whole = msgspec.structs.replace(profile, model=_model_digest(path), name=shown_name(os.fspath(path)))
     folder = state_folder() / _FOLDER

@@ -1,8 +1,7 @@
 """Load a recipe's context in a library, list a loader's imports, and explain an unreachable model hub.
 
-An entry of `preload` is a module (`torch`) or `module:attribute`. Without internet access, `huggingface_hub` retries
-for minutes per file. `HubWatch` reads the log of `huggingface_hub` and switches to local files, as with
-`HF_HUB_OFFLINE=1`.
+Without internet access, `huggingface_hub` retries for minutes per file. `HubWatch` reads its log and switches to local
+files.
 """
 
 from __future__ import annotations
@@ -20,10 +19,12 @@ from pathlib import Path
 from types import CoroutineType
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import msgspec
 
-from stoker.contexts.function_code import global_names, imported_member_names, imported_module_names
+from stoker.contexts.ambient import causes
+from stoker.contexts.function_code import global_names, imports
 from stoker.contexts.inference.adapter import TokenCache
 from stoker.contexts.payloads import loads_code
 from stoker.contexts.recipe import Recipe
@@ -33,14 +34,14 @@ from stoker.units import MOST_AT_ONCE
 
 
 class ObjectPath(NamedTuple):
-    """Placeholder for the path of an object in pickled arguments."""
+    """Stands for the path of an object in pickled arguments."""
 
     name: str
     as_path: bool = False
 
 
 def load_context(recipe: Recipe, objects: Mapping[str, str]) -> Any:
-    """Return the context of a recipe. Return None for a recipe without a loader.
+    """Return the context of a recipe; None without a loader.
 
     `objects`: local paths by cache name. Raises RecipeError for a missing object.
     """
@@ -48,41 +49,32 @@ def load_context(recipe: Recipe, objects: Mapping[str, str]) -> Any:
         return None
     (function, args, kwargs, *_), modules = loads_code(recipe.loader)
     modules.enter_permanently()
-    args = tuple(_replace_object_paths(value, objects, recipe) for value in args)
-    kwargs = {name: _replace_object_paths(value, objects, recipe) for name, value in kwargs.items()}
+    args, kwargs = _replace_object_paths((args, kwargs), objects, recipe)
     context = function(*args, **kwargs)
     if isinstance(context, CoroutineType):
         context.close()
-        raise RecipeError(
-            f"the loader of {recipe.name} returned a coroutine: run it in the loader, with asyncio.run(...)"
-        )
+        raise RecipeError(f"the loader of {recipe.name} returned a coroutine: run it there, with asyncio.run(...)")
     return context
 
 
 def slots_of(recipe: Recipe, context: Any, *, device_memory_bytes: int) -> int:
     """Return the number of concurrent calls of a library: the recipe's number, or the result of the context's method
-    `slots(device_memory_bytes)`, or 1.
-
-    Raises RecipeError if the method returns an invalid number.
+    `slots(device_memory_bytes)`, or 1. Raises RecipeError.
     """
-    if recipe.slots:
-        return recipe.slots
     method = getattr(context, "slots", None)
-    if not callable(method):
-        return 1
+    if recipe.slots or not callable(method):
+        return recipe.slots or 1
     answer = method(device_memory_bytes)
     if type(answer) is not int or not 1 <= answer <= MOST_AT_ONCE:
-        raise RecipeError(
-            f"slots({device_memory_bytes}) of the context {recipe.name} returned {answer!r}: it must be a whole"
-            f" number of calls that the library runs at once, 1 to {MOST_AT_ONCE:,}"
-        )
+        told = f"slots({device_memory_bytes}) of the context {recipe.name} returned {answer!r}"
+        raise RecipeError(f"{told}: it must be a whole number of calls at once, 1 to {MOST_AT_ONCE:,}")
     return answer
 
 
 def token_cache_of(recipe: Recipe, context: Any) -> TokenCache | None:
-    """Return the result of the context's method `token_cache`, or None if the context has no such method.
+    """Return the result of the context's method `token_cache`, or None. Raises RecipeError.
 
-    If the context has no `resize(device_memory_bytes)`, the cache is fixed. Raises RecipeError for an invalid result.
+    The cache is fixed if the context has no `resize(device_memory_bytes)`.
     """
     method = getattr(context, "token_cache", None)
     found = method() if callable(method) else None
@@ -91,15 +83,13 @@ def token_cache_of(recipe: Recipe, context: Any) -> TokenCache | None:
     if resize_method_of(context) is None:
         found = msgspec.structs.replace(found, is_fixed=True)
     if found.weights_bytes < 0 or found.token_bytes < 1 or found.tokens < int(found.is_fixed):
-        raise RecipeError(
-            f"token_cache() of the context {recipe.name} returned {found!r}: token_bytes must be 1 or more, and tokens"
-            " the size of its cache"
-        )
+        why = "token_bytes must be 1 or more, and tokens the size of its cache"
+        raise RecipeError(f"token_cache() of the context {recipe.name} returned {found!r}: {why}")
     return found
 
 
 def resize_method_of(context: Any) -> Callable[..., Any] | None:
-    """Return the method `resize` of a context if it has a parameter `device_memory_bytes`, or else None."""
+    """Return a context's method `resize` with a parameter `device_memory_bytes`, or None."""
     method = getattr(context, "resize", None)
     try:
         known = callable(method) and "device_memory_bytes" in inspect.signature(method).parameters
@@ -109,19 +99,16 @@ def resize_method_of(context: Any) -> Callable[..., Any] | None:
 
 
 def is_loaded(context: Any) -> bool:  # noqa: ARG001
-    """Return True. A call of this function makes its library load the context (`Session.warm`)."""
+    """A call of this function makes its library load the context (`Session.warm`)."""
     return True
 
 
 def _replace_object_paths(value: Any, objects: Mapping[str, str], recipe: Recipe) -> Any:
     if isinstance(value, ObjectPath):
         if value.name not in objects:
-            raise RecipeError(
-                f"the context {recipe.name} needs the object {value.name}, which is not on this pilot;"
-                f" {len(objects)} other objects are there",
-                object=value.name,
-            )
-        return Path(objects[value.name]) if value.as_path else str(objects[value.name])
+            why = f"which is not on this pilot; {len(objects)} other objects are there"
+            raise RecipeError(f"the context {recipe.name} needs the object {value.name}, {why}", object=value.name)
+        return Path(objects[value.name]) if value.as_path else objects[value.name]
     if type(value) in (list, tuple):
         return type(value)(_replace_object_paths(item, objects, recipe) for item in value)
     if type(value) is dict:
@@ -129,38 +116,33 @@ def _replace_object_paths(value: Any, objects: Mapping[str, str], recipe: Recipe
     return value
 
 
-_ORDER_FIRST = ("torch", "transformers")
-
-
 def modules_of(loader: Any) -> tuple[str, ...]:
-    """Return the installed modules that a loader imports or uses, then its imported names as `module:attribute`."""
+    """Return the installed modules that a loader uses, then its imported names as `module:attribute`."""
     while isinstance(loader, functools.partial):
         loader = loader.func
     loader = getattr(loader, "__func__", loader)
     code = getattr(loader, "__code__", None)
+    modules, parts = set[str](), set[str]()
     if not isinstance(code, types.CodeType):
-        return _tidy([str(getattr(loader, "__module__", ""))], [])
-    modules = [name.partition(".")[0] for name in imported_module_names(code) if source_of(name) is None]
-    parts = [part for part in sorted(imported_member_names(code)) if source_of(part.partition(":")[0]) is None]
-    for name in sorted(global_names(code) & loader.__globals__.keys()):
-        value = loader.__globals__[name]
-        home = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
-        if isinstance(home, str) and is_installed(home):
-            modules.append(home.partition(".")[0])
-    return _tidy(modules, parts)
-
-
-def _tidy(modules: list[str], parts: list[str]) -> tuple[str, ...]:
-    def wanted(name: str) -> bool:
-        top = name.partition(":")[0].partition(".")[0]
-        return bool(top) and top not in ("stoker", "__main__", *sys.stdlib_module_names)
-
-    tops = sorted({name for name in modules if wanted(name)}, key=lambda name: (name not in _ORDER_FIRST, name))
-    return (*tops, *sorted({name for name in parts if wanted(name)}))
+        modules.add(str(getattr(loader, "__module__", "")))
+    else:
+        for level, module, names in imports(code):
+            if not level and source_of(module) is None:
+                modules.add(module)
+                parts.update(f"{module}:{name}" for name in names)
+        for name in global_names(code) & loader.__globals__.keys():
+            value = loader.__globals__[name]
+            home = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+            if isinstance(home, str) and is_installed(home):
+                modules.add(home)
+    left_out = ("", "stoker", "__main__", *sys.stdlib_module_names)
+    tops = {module.partition(".")[0] for module in modules}.difference(left_out)
+    parts = {part for part in parts if part.partition(":")[0].partition(".")[0] in tops}
+    return (*sorted(tops, key=lambda top: (top not in ("torch", "transformers"), top)), *sorted(parts))
 
 
 ANSWER_S = 4
-"""Seconds to wait for the hub's answer about a file, unless the environment sets another limit."""
+"""Seconds to wait for the hub's answer about a file, unless the environment sets a limit."""
 
 _UNREACHABLE = re.compile(
     r"\[Errno (-2|-3|-5|101|111|113)\]|Name or service not known|name resolution|Network is unreachable"
@@ -168,14 +150,13 @@ _UNREACHABLE = re.compile(
     re.IGNORECASE,
 )
 _RETRYING = "No local file found. Retrying"
-"""Log message of `huggingface_hub` if the hub does not answer the first request about a file."""
+"""Logged by `huggingface_hub` if the hub does not answer the first request about a file."""
 _CONNECT_S = 2.0
-"""Maximum seconds to connect to the hub, because a firewall may never answer."""
-_REQUESTING = "thrown while requesting"
+"""Maximum seconds to connect to the hub: a firewall may never answer."""
 
 
 class HubWatch(logging.Handler):
-    """Log handler for `huggingface_hub`. `unreachable`: first log message about an unreachable hub."""
+    """Log handler for `huggingface_hub`. `unreachable`: the first such message."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -184,9 +165,9 @@ class HubWatch(logging.Handler):
         self.unreachable = ""
 
     def __enter__(self) -> HubWatch:
-        os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", str(ANSWER_S))
+        limit = os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", str(ANSWER_S))
         constants = _hub_constants_module()
-        if constants is not None and os.environ["HF_HUB_ETAG_TIMEOUT"] == str(ANSWER_S):
+        if constants is not None and limit == str(ANSWER_S):
             constants.HF_HUB_ETAG_TIMEOUT = ANSWER_S  # the zygote imported huggingface_hub before the variable was set
         self._files.setLevel(logging.INFO)
         logging.getLogger("huggingface_hub").addHandler(self)
@@ -199,19 +180,16 @@ class HubWatch(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
         constants = _hub_constants_module()
-        if self.unreachable or constants is None:
+        if self.unreachable or constants is None or os.environ.get("HF_HUB_OFFLINE") == "0":
             return
-        if os.environ.get("HF_HUB_OFFLINE") == "0":
-            return
-        refused = _REQUESTING in text and _UNREACHABLE.search(text) is not None
-        if not refused and not (_RETRYING in text and not _accepts_connections(constants.ENDPOINT)):
-            return
-        self.unreachable = text
-        constants.HF_HUB_OFFLINE = True
+        refused = "thrown while requesting" in text and _UNREACHABLE.search(text) is not None
+        if refused or (_RETRYING in text and not _accepts_connections(constants.ENDPOINT)):
+            self.unreachable = text
+            constants.HF_HUB_OFFLINE = True
 
     def advice(self, error: BaseException) -> str:
-        """Return advice if an unreachable hub caused the error, or ""."""
-        if not self.unreachable and not _is_offline_error(error):
+        offline = ("OfflineModeIsEnabled", "LocalEntryNotFoundError")
+        if not self.unreachable and not any(type(one).__name__ in offline for one in causes(error)):
             return ""
         return (
             "this node does not reach the model hub, and the model is not in its cache; on a host with internet, run"
@@ -221,7 +199,7 @@ class HubWatch(logging.Handler):
 
 
 def _accepts_connections(url: str) -> bool:
-    if any(os.environ.get(name) for name in ("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY", "ALL_PROXY")):
+    if getproxies().keys() & {"http", "https", "all"}:
         return True
     try:
         parts = urlsplit(url)
@@ -230,17 +208,6 @@ def _accepts_connections(url: str) -> bool:
             return True
     except (OSError, ValueError):
         return False
-
-
-def _is_offline_error(error: BaseException) -> bool:
-    seen: set[int] = set()
-    at: BaseException | None = error
-    while at is not None and id(at) not in seen:
-        seen.add(id(at))
-        if type(at).__name__ in ("OfflineModeIsEnabled", "LocalEntryNotFoundError"):
-            return True
-        at = at.__cause__ or at.__context__
-    return False
 
 
 def _hub_constants_module() -> Any:

@@ -1,15 +1,15 @@
 """The manifest of an object: bytes whose digest is the object's name, so that every part can be verified.
 
-For each file, a manifest has the SHA-256 digests of its 4 MiB parts (0.8 MB for 100 GB; a hash tree of one level, as in
-BitTorrent). Each field is encoded with its length:
+It has the SHA-256 digests of each file's 4 MiB parts (0.8 MB for 100 GB; a hash tree of one level, as in BitTorrent).
+Each field is encoded with its length:
 
     a file      "file" mode size digests
     a folder    "folder", then for each entry below the folder, sorted by name: name "file" mode size digests
                                                                                name "folder"
                                                                                name "link" target
 
-A *piece* consists of consecutive whole parts of at most 4 MiB together, and is sent at once. This module imports only
-the standard library, because the pilot's starter uses it.
+A *piece* is sent at once: consecutive whole parts of at most 4 MiB together. This module imports only the standard
+library, for the pilot's starter.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST_BYTES = 512 << 20
 
 _DIGEST_BYTES = 32
 _SLICES = 1024
-"""Maximum number of parts in a piece, so that a piece can be verified quickly."""
+"""Maximum parts of a piece, so that its check is quick."""
 
 
 class EntryKind(enum.Enum):
@@ -35,7 +35,7 @@ class EntryKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A file, folder or link. `name`: path in the object (empty: the object itself). `parts`: digests of its parts."""
+    """A file, folder or link. `name`: path in the object. `parts`: digests of its parts."""
 
     name: bytes
     kind: EntryKind
@@ -47,7 +47,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A whole object: one entry without a name, or all entries below a folder."""
+    """One file without a name, or all entries below a folder."""
 
     kind: EntryKind
     entries: tuple[Entry, ...]
@@ -69,20 +69,13 @@ Piece = tuple[Slice, ...]
 
 
 def encode(manifest: Manifest) -> bytes:
-    """Return the bytes of a manifest. Equal objects have equal bytes."""
     if manifest.kind is EntryKind.FILE:
-        (entry,) = manifest.entries
-        return _frame(*_content(entry))
-    whole = [_frame(b"folder")]
-    whole += [_frame(entry.name, *_content(entry)) for entry in manifest.entries]
-    return b"".join(whole)
+        return _frame(*_content(manifest.entries[0]))
+    return _frame(b"folder") + b"".join(_frame(entry.name, *_content(entry)) for entry in manifest.entries)
 
 
 def decode(data: bytes) -> Manifest:
-    """Return the manifest in `data`.
-
-    Raises ValueError for bytes that `encode` never returns, for example with a path outside of the object.
-    """
+    """Return the manifest in `data`. Raises ValueError, for example for a path outside of the object."""
     fields = _fields(data)
     try:
         kind = EntryKind(next(fields))
@@ -90,11 +83,11 @@ def decode(data: bytes) -> Manifest:
             manifest = Manifest(kind, (_entry(b"", kind, fields),))
         else:
             manifest = Manifest(kind, tuple(_entry(name, EntryKind(next(fields)), fields) for name in fields))
+            _check_names(manifest)
     except (StopIteration, RuntimeError):
         raise ValueError("the manifest is truncated") from None
-    if manifest.kind is EntryKind.LINK or next(fields, None) is not None:
+    if kind is EntryKind.LINK or next(fields, None) is not None:
         raise ValueError("this is not a manifest")
-    _check_names(manifest)
     return manifest
 
 
@@ -122,19 +115,15 @@ def slices(manifest: Manifest) -> Iterator[Slice]:
 
 
 def pieces(manifest: Manifest) -> list[Piece]:
-    """Return the pieces of an object in order. Each piece joins consecutive parts up to `PART_BYTES`."""
-    whole: list[Piece] = []
-    run: list[Slice] = []
+    whole: list[list[Slice]] = []
     size = 0
     for part in slices(manifest):
-        if run and (size + part.size_bytes > PART_BYTES or len(run) == _SLICES):
-            whole.append(tuple(run))
-            run, size = [], 0
-        run.append(part)
+        if not whole or size + part.size_bytes > PART_BYTES or len(whole[-1]) == _SLICES:
+            whole.append([])
+            size = 0
+        whole[-1].append(part)
         size += part.size_bytes
-    if run:
-        whole.append(tuple(run))
-    return whole
+    return [tuple(piece) for piece in whole]
 
 
 def piece_size_bytes(piece: Piece) -> int:
@@ -144,9 +133,10 @@ def piece_size_bytes(piece: Piece) -> int:
 def is_piece_intact(piece: Piece, data: memoryview) -> bool:
     offset = 0
     for part in piece:
-        if hashlib.sha256(data[offset : offset + part.size_bytes]).digest() != part.digest:
+        end = offset + part.size_bytes
+        if hashlib.sha256(data[offset:end]).digest() != part.digest:
             return False
-        offset += part.size_bytes
+        offset = end
     return offset == len(data)
 
 
@@ -186,8 +176,6 @@ def _entry(name: bytes, kind: EntryKind, fields: Iterator[bytes]) -> Entry:
 
 
 def _check_names(manifest: Manifest) -> None:
-    if manifest.kind is EntryKind.FILE:
-        return
     folders, last = {b""}, b""
     for entry in manifest.entries:
         above, _, own = entry.name.rpartition(b"/")

@@ -27,20 +27,10 @@ _HOW_TO_INSTALL = "pip install 'stoker[vllm]' in the environment of this site's 
 
 
 def load_model(
-    path: str,
-    *,
-    dtype: str = "auto",
-    snapshot: bool = True,
-    name: str = "",
-    threads: int = 0,
-    engine: str = "auto",
-    graphs: bool = False,
-    settings: EngineSettings = _NO_SETTINGS,
-    adapters: Mapping[str, str] | None = None,
-) -> CausalLM:
-    """Load the model at `path` on this library's devices, as in `causal_lm`. `name`: cache name of the object at
-    `path`. `adapters`: folders of PEFT adapters by name.
-    """
+    path: str, *, dtype: str = "auto", snapshot: bool = True, name: str = "", threads: int = 0, engine: str = "auto",
+    graphs: bool = False, settings: EngineSettings = _NO_SETTINGS, adapters: Mapping[str, str] | None = None,
+) -> CausalLM:  # fmt: skip
+    """Load the model at `path` on this library's devices, as in `causal_lm`. `name`: cache name of its object."""
     began = time.monotonic()
     if threads:
         torch.set_num_threads(threads)
@@ -82,27 +72,20 @@ def load_model(
 
 
 def why_vllm(engine: str, *, device: str) -> str:
-    """Return the reason to use vLLM, or "". Raises StokerError if `engine="vllm"` and vLLM cannot be imported."""
-    if engine not in ("auto", "vllm"):
-        return ""
+    """Return the reason to use vLLM, or "". Raises StokerError."""
     asked = engine == "vllm"
-    if not asked and (not device.startswith("cuda") or importlib.util.find_spec("vllm") is None):
+    is_found = device.startswith("cuda") and importlib.util.find_spec("vllm") is not None
+    if not asked and not (engine == "auto" and is_found):
         return ""
     try:
         importlib.import_module("vllm")
-    except ModuleNotFoundError as error:
-        if asked and error.name == "vllm":
-            raise StokerError(f'engine="vllm": vLLM is not installed here; {_HOW_TO_INSTALL}') from None
-        return _handle_vllm_import_error(error, asked=asked)
     except Exception as error:  # vLLM may be compiled for other devices or for another PyTorch
-        return _handle_vllm_import_error(error, asked=asked)
-    return 'engine="vllm" was given' if asked else "vLLM is installed, and the device is a GPU"
-
-
-def _handle_vllm_import_error(error: Exception, *, asked: bool) -> str:
-    if asked:
+        if not asked:
+            log.warning("vLLM is installed and does not import (%s); the default engine is used", error)
+            return ""
+        if isinstance(error, ModuleNotFoundError) and error.name == "vllm":
+            raise StokerError(f'engine="vllm": vLLM is not installed here; {_HOW_TO_INSTALL}') from None
         raise StokerError(
             f'engine="vllm": vLLM is installed here and does not import ({error}); {_HOW_TO_INSTALL}'
         ) from error
-    log.warning("vLLM is installed and does not import (%s); the default engine is used", error)
-    return ""
+    return 'engine="vllm" was given' if asked else "vLLM is installed, and the device is a GPU"

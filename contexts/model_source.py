@@ -1,11 +1,11 @@
-"""Facts about a model before it is loaded, for example longest input, pooling, cache size and token counts.
-
-This module imports no GPU library, so that a login node can check a recipe.
-"""
+"""Facts about a model before it is loaded. This module imports no GPU library."""
 
 from __future__ import annotations
 
+import functools
 import json
+import os
+import re
 import threading
 import types
 from collections.abc import Callable
@@ -22,29 +22,23 @@ MODEL_PRELOAD = (
     "stoker.contexts.encoder_loading", "transformers:AutoModelForCausalLM", "transformers:AutoModel",
     "transformers:AutoTokenizer", "transformers:AutoConfig", "transformers:DynamicCache",
 )  # fmt: skip
-"""Modules that a pilot imports for every ready-made model, so that all these models share one zygote."""
+"""Imported by a pilot for every ready-made model, so that all share one zygote."""
 
 
 class CallableModule(types.ModuleType):
-    """A module that can be called like its function of the same name. A package may bind the name to either of them."""
+    """A module that can be called like its function of the same name: a package may bind the name to either."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return vars(self)[self.__name__.rpartition(".")[2]](*args, **kwargs)
 
 
 def model_source(path: str) -> tuple[str, bool]:
-    """Return the path or hub name to load (the folder of a checkpoint file), and True if the model is local.
-
-    Raises RecipeError if a local path has no model.
-    """
+    """Return the path or hub name to load, and True if the model is local. Raises RecipeError."""
     local = Path(path)
     if local.suffix == ".safetensors" and local.is_file():
         if not (local.parent / "config.json").is_file():
-            raise RecipeError(
-                f"{local} has no config.json in its folder, which describes the model; copy the model's config.json and"
-                " tokenizer files there",
-                path=path,
-            )
+            why = "has no config.json in its folder; copy the model's config.json and tokenizer files there"
+            raise RecipeError(f"{local} {why}", path=path)
         local = local.parent
     if local.is_dir() and not (local / "config.json").is_file():
         gguf = sorted(local.glob("*.gguf"))
@@ -53,9 +47,7 @@ def model_source(path: str) -> tuple[str, bool]:
             raise RecipeError(f"{local} contains {what}, so it is not a model folder", path=path)
         local = gguf[0]
     if local.is_file() and local.suffix != ".gguf":
-        raise RecipeError(
-            f"{local} is neither .gguf nor .safetensors; give a file of one of these kinds, or a folder", path=path
-        )
+        raise RecipeError(f"{local} is neither .gguf nor .safetensors, nor a folder", path=path)
     if local.exists():
         return str(local), True
     if local.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1 or local.suffix == ".gguf":
@@ -78,7 +70,7 @@ _ENCODERS_END = (
 
 
 def encoder_class(source: str) -> str:
-    """Return the model class in an encoder's folder, or "" if the folder may contain another kind of model.
+    """Return the model class in an encoder's folder, or "" for another kind of model.
 
     Args:
         source: The folder.
@@ -89,7 +81,7 @@ def encoder_class(source: str) -> str:
 
 
 def shown_name(path: str) -> str:
-    """Return a short name of a model for users: `SmolLM2-135M.Q4_K_M` for `models/SmolLM2-135M.Q4_K_M.gguf`.
+    """Return a short name of a model for users: `SmolLM2-135M.Q4_K_M`.
 
     Args:
         path: Folder or file of the model, or its name on the hub.
@@ -99,25 +91,22 @@ def shown_name(path: str) -> str:
 
 
 UNDECLARED_CACHE_TOKENS = 4096
-"""Maximum number of cache tokens if the memory is undeclared."""
 _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _MOST = 1 << 24
 
 
 def can_split_heads_evenly(source: str, devices: int) -> bool:
-    """Return True if a local model's attention heads are unknown, or can be divided evenly among `devices`."""
+    """True if a model's attention heads are unknown, or divide evenly among `devices`."""
     return _number(read_json_object(source, "config.json"), "num_attention_heads") % devices == 0
 
 
 def check_device_split(source: str, devices: Any, *, engine: str) -> None:
-    """Raise RecipeError if the model in a local folder cannot be split over `devices`."""
+    """Raise RecipeError if a local model cannot be split over `devices`."""
     if type(devices) is not int or devices < 2:
         return  # `Needs` validates the number
-    config = read_json_object(source, "config.json")
-    layers = _number(config, "num_hidden_layers")
-    problem = ""
-    if engine == "vllm" and not can_split_heads_evenly(source, devices):
-        heads = _number(config, "num_attention_heads")
+    config, problem = read_json_object(source, "config.json"), ""
+    layers, heads = _number(config, "num_hidden_layers"), _number(config, "num_attention_heads")
+    if engine == "vllm" and heads % devices:
         problem = f"vLLM splits the {heads} attention heads evenly; write a number that divides {heads}"
     elif engine != "vllm" and 0 < layers < devices:
         problem = f"the model has {layers} layers, and each device needs one; write {layers} or less"
@@ -126,7 +115,7 @@ def check_device_split(source: str, devices: Any, *, engine: str) -> None:
 
 
 def add_token_cache_to_needs(needs: Needs, source: str, *, dtype: str) -> Needs:
-    """Return the needs of a model including its cache, if the size of the cache is known."""
+    """Return the needs of a model including its cache, if known."""
     config = read_json_object(source, "config.json")
     on_cpu = not needs.kinds or "cpu" in needs.kinds
     token_bytes, longest = _token_bytes(config, dtype=dtype, on_cpu=on_cpu), _number(config, "max_position_embeddings")
@@ -163,21 +152,19 @@ _FILE = "tokenizer.json"
 
 
 class TokenCounter:
-    """Counts the tokens of a text, of a pair of texts (a tuple), or of the longest text in a list.
-
-    `most`: maximum count (0: no limit).
-    """
+    """Counts the tokens of a text, a pair (a tuple), or the longest text in a list, up to `most` (0: no limit)."""
 
     def __init__(self, source: str, *, most: int = 0) -> None:
         self._source = source
         self._most = most
         self._lock = threading.Lock()
-        self._tokenizer: Any = None
+
+    @functools.cached_property
+    def _tokenizer(self) -> Any:
+        return _read(self._source)
 
     def __call__(self, given: Any) -> int:
-        if isinstance(given, list):
-            return max(map(self._count, given), default=0)
-        return self._count(given)
+        return max(map(self._count, given), default=0) if isinstance(given, list) else self._count(given)
 
     def _count(self, text: Any) -> int:
         parts = (text,) if isinstance(text, str) else text
@@ -187,28 +174,22 @@ class TokenCounter:
                 ' of texts or a list of these; else call it with its length, features={"input_length": ...}'
             )
         with self._lock:
-            count = len(self._opened().encode(*parts).ids)
+            count = len(self._tokenizer.encode(*parts).ids)
         return min(count, self._most) if self._most else count
 
     def encode(self, text: str, *, special: bool = True) -> tuple[list[int], list[str]]:
-        """Return the tokens of a text, and their names in the vocabulary. `special`: True to add special tokens."""
+        """Return the tokens of a text and their names, with special tokens if `special`."""
         with self._lock:
-            found = self._opened().encode(text, add_special_tokens=special)
-            return list(found.ids), list(found.tokens)
+            found = self._tokenizer.encode(text, add_special_tokens=special)
+        return list(found.ids), list(found.tokens)
 
     def decode(self, ids: list[int]) -> str:
-        """Return the text of tokens. Raises ValueError for a token that the vocabulary does not have."""
+        """Return the text of tokens. Raises ValueError for an unknown token."""
         with self._lock:
-            tokenizer = self._opened()
             for id in ids:
-                if tokenizer.id_to_token(id) is None:
+                if self._tokenizer.id_to_token(id) is None:
                     raise ValueError(f"token {id} is not in the model's vocabulary")
-            return str(tokenizer.decode(ids, skip_special_tokens=False))
-
-    def _opened(self) -> Any:
-        if self._tokenizer is None:
-            self._tokenizer = _read(self._source)
-        return self._tokenizer
+            return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
 
 def token_counter(path: str, *, most: int = 0) -> TokenCounter:
@@ -216,7 +197,7 @@ def token_counter(path: str, *, most: int = 0) -> TokenCounter:
 
     Args:
         path: A folder or a name on the model hub.
-        most: Maximum returned count; 0: no limit.
+        most: Maximum count; 0: no limit.
     """
     return TokenCounter(str(path), most=most)
 
@@ -227,45 +208,29 @@ def _read(source: str) -> Any:
     except ImportError as error:
         raise RecipeError(f"tokens cannot be counted here ({error}): pip install tokenizers") from None
     try:
-        tokenizer = Tokenizer.from_file(str(_file_of(source)))
+        if os.path.exists(source):
+            file = os.path.join(source, _FILE)
+        else:
+            from huggingface_hub import hf_hub_download
+
+            file = hf_hub_download(source, _FILE)
+        tokenizer = Tokenizer.from_file(file)
     except Exception as error:  # the package raises plain exceptions
-        raise RecipeError(
-            f"the tokenizer of {source} cannot be read ({error}): tokens are counted by its {_FILE}, which"
-            " save_pretrained of a fast tokenizer writes",
-            path=source,
-        ) from None
+        why = f"tokens are counted by its {_FILE}, which save_pretrained of a fast tokenizer writes"
+        raise RecipeError(f"the tokenizer of {source} cannot be read ({error}): {why}", path=source) from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
-def _file_of(source: str) -> Path:
-    if Path(source).exists():
-        return Path(source, _FILE)
-    from huggingface_hub import hf_hub_download
-
-    return Path(hf_hub_download(source, _FILE))
-
-
 POOLINGS = ("mean", "cls", "last")
-_NAMES = {
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_lasttoken": "last",
-    "mean": "mean",
-    "cls": "cls",
-    "lasttoken": "last",
-}
-_MODULES = ("Transformer", "Pooling", "Normalize")
 
 Read = Callable[[str], str | None]
-"""A function that returns the text of a model's file by name, or None if the file is missing."""
+"""Returns the text of a model's file, or None."""
 
 
 class SentenceFacts(msgspec.Struct, frozen=True):
-    """Facts about a sentence encoder. `pooling`: one of POOLINGS. `longest`: maximum tokens of a text (0: unknown).
-    `trouble`: why Stoker does not support the model's own pooling.
-    """
+    """Facts about a sentence encoder. `longest`: maximum tokens of a text. `trouble`: why it is not supported."""
 
     pooling: str = "mean"
     longest: int = 0
@@ -273,15 +238,14 @@ class SentenceFacts(msgspec.Struct, frozen=True):
 
 
 def read_sentence_facts(read: Read) -> SentenceFacts:
-    modules = _object(read("modules.json"), list)
-    types = [str(each.get("type", "")).rpartition(".")[2] for each in modules or () if isinstance(each, dict)]
-    other = [name for name in types if name not in _MODULES]
+    modules = [each for each in _object(read("modules.json"), list) or () if isinstance(each, dict)]
+    types = [str(each.get("type", "")).rpartition(".")[2] for each in modules]
+    other = [name for name in types if name not in ("Transformer", "Pooling", "Normalize")]
     trouble = f"its modules.json lists {', '.join(other)}, which is not computed here" if other else ""
-    folder = "1_Pooling"
-    for each, name in zip(modules or (), types, strict=False):
-        if name == "Pooling":
-            folder = str(each.get("path") or folder)
-    pooling, more = _parse_pooling(_object(read(f"{folder}/config.json"), dict))
+    folders = [
+        str(each.get("path") or "1_Pooling") for each, name in zip(modules, types, strict=True) if name == "Pooling"
+    ]
+    pooling, more = _parse_pooling(_object(read(f"{[*folders, '1_Pooling'][0]}/config.json"), dict))
     longest = (_object(read("sentence_bert_config.json"), dict) or {}).get("max_seq_length")
     return SentenceFacts(pooling, longest if type(longest) is int and longest > 0 else 0, trouble or more)
 
@@ -289,16 +253,14 @@ def read_sentence_facts(read: Read) -> SentenceFacts:
 def _parse_pooling(config: dict[str, Any] | None) -> tuple[str, str]:
     if config is None:
         return "mean", ""
-    asked = [name for name, value in config.items() if name.startswith("pooling_mode_") and value is True]
     named = config.get("pooling_mode")
+    asked = [name for name, value in config.items() if name.startswith("pooling_mode_") and value is True]
     asked = asked or ([named] if isinstance(named, str) else list(named or ()))
-    known = [_NAMES[name] for name in asked if name in _NAMES]
-    if len(asked) == len(known) == 1:
-        return known[0], ""
-    return (
-        "mean",
-        f"its pooling is {' and '.join(map(str, asked)) or 'not named'}, and not one of {', '.join(POOLINGS)}",
-    )
+    short = [re.sub(r"^pooling_mode_|_tokens?$|token$", "", str(name)) for name in asked]
+    if len(short) == 1 and short[0] in POOLINGS:
+        return short[0], ""
+    what = " and ".join(map(str, asked)) or "not named"
+    return "mean", f"its pooling is {what}, and not one of {', '.join(POOLINGS)}"
 
 
 def _object(text: str | None, kind: type[Any]) -> Any:
@@ -310,17 +272,14 @@ def _object(text: str | None, kind: type[Any]) -> Any:
 
 
 SHORTEST_RUNTIME = 3
-"""Minimum length of a runtime: two tokens that most tokenizers add, and one token of text."""
+"""Two special tokens and one token of text."""
 _NO_LIMIT = 1_000_000
-"""Number above which a tokenizer's limit means no limit."""
 _OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "camembert"})
-"""Model types whose positions begin after the position of the padding token."""
+"""Model types whose positions begin after the padding token's position."""
 
 
 def max_text_tokens(*, model_type: str, positions: int, padding: int, tokenizer: int, sentences: int) -> int:
-    """Return the maximum tokens of a text; 0 = unlimited. Models of `_OFFSET_POSITIONS` do not use the positions up to
-    `padding`.
-    """
+    """Return the maximum tokens of a text; 0 = unlimited."""
     if positions and model_type in _OFFSET_POSITIONS:
         positions -= padding + 1
     limits = (sentences, positions, tokenizer if tokenizer < _NO_LIMIT else 0)
@@ -328,7 +287,7 @@ def max_text_tokens(*, model_type: str, positions: int, padding: int, tokenizer:
 
 
 def longest_input(path: str, *, writes: bool = False) -> int:
-    """Return the maximum tokens of a model's input, from its files; 0 if unknown.
+    """Return the maximum tokens of a model's input; 0 if unknown.
 
     Args:
         path: Folder or file of the model.
@@ -345,7 +304,6 @@ def longest_input(path: str, *, writes: bool = False) -> int:
 
 
 def read_max_text_tokens(folder: str) -> int:
-    """Return `max_text_tokens` of the model in a folder; 0 for a name on the hub."""
     config, tokenizer = read_json_object(folder, "config.json"), read_json_object(folder, "tokenizer_config.json")
     return max_text_tokens(
         model_type=str(config.get("model_type", "")),

@@ -1,9 +1,8 @@
 """Files and folders as objects, named `<kind>-<digest of the manifest><suffix>` (see `manifest`).
 
-The content of a file is its bytes and the owner's execute permission. The content of a folder is its names, files,
-folders and links. A link that leads out of the folder counts as its target. The name of a file's object keeps the
-file's short suffix (`.gguf`). Digests of parts are cached by path, size, mtime, ctime and inode. Digests of files that
-changed within the last two seconds are not cached (as in git).
+The content of a file is its bytes and the owner's execute permission; of a folder, its names, files, folders and links.
+A link that leads out of the folder counts as its target. Digests of parts are cached by path, size, mtime, ctime and
+inode, except of files that changed within the last two seconds (as in git).
 
     <session folder>/objects/index.jsonl        one line per object: {"name": ..., "size_bytes": ..., "source": ...}
 """
@@ -19,7 +18,6 @@ import sqlite3
 import stat
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -36,13 +34,11 @@ _NAME = re.compile(r"(file|folder)-[0-9a-f]{64}((\.[A-Za-z0-9]{1,16}){1,2})?")
 _RACY_NS = 2_000_000_000
 _KEPT = 32
 _KEPT_BYTES = 1 << 20
-"""Maximum bytes of a cached manifest. Larger manifests are computed again."""
+"""Maximum bytes of a cached manifest."""
 
 
 def object_of(path: str | os.PathLike[str], *, memo: Path | None = None) -> ObjectRef:
-    """Return the object of a file or folder. `memo`: file with cached digests. Raises RecipeError if the path is
-    unreadable.
-    """
+    """Return the object of a file or folder. `memo`: file with cached digests. Raises RecipeError."""
     given = Path(path)
     try:
         real = given.resolve(strict=True)
@@ -56,26 +52,21 @@ def object_of(path: str | os.PathLike[str], *, memo: Path | None = None) -> Obje
     except UnicodeEncodeError:
         raise RecipeError(f"the path {os.fsencode(given)!r} is not UTF-8, so it cannot be sent; rename it") from None
     except FileNotFoundError as error:
-        missing = error.filename or given
-        raise RecipeError(
-            f"{given} cannot be found ({missing} does not exist); check the path", path=str(given)
-        ) from None
+        why = f"{given} cannot be found ({error.filename or given} does not exist); check the path"
+        raise RecipeError(why, path=str(given)) from None
     except (OSError, RuntimeError) as error:
         raise RecipeError(f"{given} cannot be read: {error}", path=str(given)) from error
-    data = encode(made)
-    name = name_of(data, suffix=_suffix_of(given.name) if made.kind is EntryKind.FILE else "")
+    data, is_file = encode(made), made.kind is EntryKind.FILE
+    name = name_of(data, suffix=given.suffix if is_file and _SUFFIX.fullmatch(given.suffix) else "")
     _keep(name, data)
     ref = ObjectRef(name=name, size_bytes=made.size_bytes, source=str(real))
-    if made.kind is EntryKind.FILE and time.time_ns() - facts.st_mtime_ns > _RACY_NS:
+    if is_file and time.time_ns() - facts.st_mtime_ns > _RACY_NS:
         return msgspec.structs.replace(ref, changed_ns=facts.st_mtime_ns, inode=facts.st_ino)
     return ref
 
 
 def manifest_of(ref: ObjectRef, *, memo: Path | None = None) -> bytes:
-    """Return an object's manifest as bytes: the cached copy, or a new manifest from the source.
-
-    Raises RecipeError if the source is unreadable or was changed.
-    """
+    """Return an object's manifest as bytes. Raises RecipeError if the source is unreadable or was changed."""
     kept = _kept.get(ref.name)
     if kept is not None:
         return kept
@@ -96,7 +87,7 @@ def is_object_name(name: str) -> bool:
 
 
 def matches(path: str | os.PathLike[str], ref: ObjectRef) -> bool:
-    """Return True if the file or folder has the content of `ref`. The whole content is read."""
+    """Read the file or folder and compare its content with `ref`."""
     try:
         with _Memo(None) as nothing:
             return proves(ref.name, encode(_build_manifest(Path(path), nothing)))
@@ -105,12 +96,10 @@ def matches(path: str | os.PathLike[str], ref: ObjectRef) -> bool:
 
 
 def copy_object(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Copy a file or folder to a new `target` with equal digest. Raises OSError, and RecipeError for special files."""
-    root = Path(source).resolve(strict=True)
-    goal = Path(target)
+    """Copy a file or folder to a new `target` with equal digest. Raises OSError, RecipeError."""
+    root, goal = Path(source).resolve(strict=True), Path(target)
     if root.is_file():
-        shutil.copyfile(root, goal)
-        goal.chmod(0o700 if _is_owner_executable(root.stat()) else 0o600)
+        _copy_file(root, goal)
         return
     goal.mkdir(mode=0o700)
     for name, path, kind in _entries(root):
@@ -120,8 +109,12 @@ def copy_object(source: str | os.PathLike[str], target: str | os.PathLike[str]) 
         elif kind is EntryKind.LINK:
             os.symlink(os.readlink(path), place)
         else:
-            shutil.copyfile(path, place)
-            place.chmod(0o700 if _is_owner_executable(path.stat()) else 0o600)
+            _copy_file(path, place)
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    shutil.copyfile(source, target)
+    target.chmod(0o700 if _is_owner_executable(source.stat()) else 0o600)
 
 
 _kept: OrderedDict[str, bytes] = OrderedDict()
@@ -135,12 +128,6 @@ def _keep(name: str, data: bytes) -> None:
                 _kept.popitem(last=False)
 
 
-def _suffix_of(name: str) -> str:
-    stem, dot, last = name.rpartition(".")
-    suffix = dot + last
-    return suffix if stem and _SUFFIX.fullmatch(suffix) else ""
-
-
 def _is_owner_executable(facts: os.stat_result) -> bool:
     return bool(facts.st_mode & stat.S_IXUSR)
 
@@ -148,15 +135,13 @@ def _is_owner_executable(facts: os.stat_result) -> bool:
 def _build_manifest(root: Path, remembered: _Memo) -> Manifest:
     if not root.is_dir():
         return Manifest(EntryKind.FILE, (_file(root, b"", remembered),))
-    entries: list[Entry] = []
-    for name, path, kind in _entries(root):
-        if kind is EntryKind.FOLDER:
-            entries.append(Entry(name, kind))
-        elif kind is EntryKind.LINK:
-            entries.append(Entry(name, kind, target=os.fsencode(os.readlink(path))))
-        else:
-            entries.append(_file(path, name, remembered))
-    return Manifest(EntryKind.FOLDER, tuple(entries))
+    return Manifest(EntryKind.FOLDER, tuple(_entry(*found, remembered) for found in _entries(root)))
+
+
+def _entry(name: bytes, path: Path, kind: EntryKind, remembered: _Memo) -> Entry:
+    if kind is EntryKind.FILE:
+        return _file(path, name, remembered)
+    return Entry(name, kind, target=os.fsencode(os.readlink(path)) if kind is EntryKind.LINK else b"")
 
 
 def _file(path: Path, name: bytes, remembered: _Memo) -> Entry:
@@ -186,9 +171,9 @@ def _read_parts(path: Path) -> bytes:
             digests.append(hashlib.sha256(view[:size]).digest())
 
 
-def _entries(root: Path) -> Iterator[tuple[bytes, Path, EntryKind]]:
+def _entries(root: Path) -> list[tuple[bytes, Path, EntryKind]]:
     found: list[tuple[bytes, Path, EntryKind]] = []
-    real_root = os.path.realpath(root)
+    real_root = os.path.realpath(root) + os.sep
 
     def walk(folder: Path, prefix: bytes, above: frozenset[str]) -> None:
         real = os.path.realpath(folder)
@@ -196,9 +181,9 @@ def _entries(root: Path) -> Iterator[tuple[bytes, Path, EntryKind]]:
             raise RecipeError(f"{folder} is a link to a folder that contains it; remove the link", path=str(folder))
         with os.scandir(folder) as listing:
             for entry in listing:
-                name = prefix + os.fsencode(entry.name)
-                path = Path(entry.path)
-                if entry.is_symlink() and _is_link_inside_root(path, real_root):
+                name, path = prefix + os.fsencode(entry.name), Path(entry.path)
+                relative = entry.is_symlink() and not os.path.isabs(os.readlink(path))
+                if relative and (os.path.realpath(path) + os.sep).startswith(real_root):
                     found.append((name, path, EntryKind.LINK))
                 elif entry.is_dir():
                     found.append((name, path, EntryKind.FOLDER))
@@ -207,14 +192,7 @@ def _entries(root: Path) -> Iterator[tuple[bytes, Path, EntryKind]]:
                     found.append((name, path, EntryKind.FILE))
 
     walk(root, b"", frozenset())
-    return iter(sorted(found, key=lambda entry: entry[0]))
-
-
-def _is_link_inside_root(link: Path, real_root: str) -> bool:
-    target = os.readlink(link)
-    if os.path.isabs(target):
-        return False
-    return (os.path.realpath(link) + os.sep).startswith(real_root + os.sep)
+    return sorted(found, key=lambda entry: entry[0])
 
 
 class _Memo:
@@ -228,12 +206,13 @@ class _Memo:
             try:
                 self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._db = self._connect(self._path)
-            except (OSError, sqlite3.OperationalError):
-                self._db = None
-            except sqlite3.DatabaseError:  # the file is damaged; its content can be computed again
-                with suppress(OSError, sqlite3.Error):
-                    self._path.unlink()
-                    self._db = self._connect(self._path)
+            except sqlite3.DatabaseError as error:
+                if not isinstance(error, sqlite3.OperationalError):  # the file is damaged
+                    with suppress(OSError, sqlite3.Error):
+                        self._path.unlink()
+                        self._db = self._connect(self._path)
+            except OSError:
+                pass
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -242,13 +221,9 @@ class _Memo:
                 db.executemany("INSERT OR REPLACE INTO parts VALUES (?, ?, ?, ?, ?, ?)", self._fresh)
 
     def get(self, path: Path, facts: os.stat_result) -> bytes | None:
-        if self._db is None:
-            return None
+        query = "SELECT digests FROM parts WHERE path = ? AND size = ? AND mtime = ? AND ctime = ? AND inode = ?"
         with suppress(sqlite3.Error):
-            row = self._db.execute(
-                "SELECT digests FROM parts WHERE path = ? AND size = ? AND mtime = ? AND ctime = ? AND inode = ?",
-                _key(path, facts),
-            ).fetchone()
+            row = self._db.execute(query, _key(path, facts)).fetchone() if self._db is not None else None
             return row[0] if row else None
         return None
 
@@ -277,7 +252,7 @@ _FILE = "index.jsonl"
 def publish(folder: Path, refs: tuple[ObjectRef, ...]) -> None:
     """Publish objects, so that the session's seed process sends them from their sources. Raises OSError.
 
-    Several clients may append concurrently. Therefore an unfinished line gets a line end, and is never cut off.
+    Several clients may append at once. Therefore an unfinished line gets a line end, and is never cut off.
     """
     lines = [json.dumps({"name": ref.name, "size_bytes": ref.size_bytes, "source": ref.source}) + "\n" for ref in refs]
     if not lines:
@@ -292,7 +267,7 @@ def publish(folder: Path, refs: tuple[ObjectRef, ...]) -> None:
 
 
 class Published:
-    """The published objects of a session. New lines of the index file are read when an unknown name is looked up."""
+    """The published objects of a session."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / _FILE
@@ -308,15 +283,11 @@ class Published:
         try:
             with self._file.open("rb") as file:
                 file.seek(self._read)
-                fresh = file.read()
+                whole, end, _ = file.read().rpartition(b"\n")
         except OSError:
             return
-        whole, _, _ = fresh.rpartition(b"\n")
-        self._read += len(whole) + 1 if whole else 0
+        self._read += len(whole + end)
         for line in whole.splitlines():
-            try:
+            with suppress(ValueError, RecursionError, KeyError, TypeError):
                 said = json.loads(line)
-                ref = ObjectRef(name=said["name"], size_bytes=said["size_bytes"], source=said["source"])
-            except (ValueError, RecursionError, KeyError, TypeError):
-                continue
-            self._known[ref.name] = ref
+                self._known[said["name"]] = ObjectRef(said["name"], said["size_bytes"], said["source"])

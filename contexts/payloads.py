@@ -1,37 +1,39 @@
-"""Convert arguments, results, functions and exceptions to bytes. Only libraries and the client unpickle these bytes.
-
-The first byte tells the format:
-
-    0x80    a plain pickle: small values of builtin types, in about a microsecond
-    B       a pickle and its out-of-band buffers (pickle protocol 5), each aligned to 64 bytes
-    M       a function or loader with its modules: version, length of the table, pickled table, padding, value
+"""Convert arguments, results, functions and exceptions to bytes (`payload_layout`). Only libraries and the client
+unpickle these.
 
 The pickle of a class by value includes the attributes of the class. With `keep_classes`, a class that the program
-already has keeps its attributes, and the attributes from the library are ignored. Threads share a new class as soon as
-its attributes are set.
+already has ignores the attributes from the library. Threads share a new class once its attributes are set.
 """
 
 from __future__ import annotations
 
 import functools
 import io
-import os
+import mmap
 import pickle
 import re
 import signal
-import struct
 import threading
 import traceback
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import CodeType, ModuleType
 from typing import Any
 
 from cloudpickle import cloudpickle as _inside
 
-from stoker.contexts.by_value import ByValuePickler, OpenHandle, class_by_name
+from stoker.contexts.by_value import ByValuePickler, OpenHandle, class_by_name, is_plain
 from stoker.contexts.digest import digest_of_code
-from stoker.contexts.payload_layout import PLAIN, Buffer, assemble_payload_parts, split_payload
+from stoker.contexts.payload_layout import (
+    PLAIN,
+    WITH_BUFFERS,
+    WITH_MODULES,
+    Buffer,
+    join_parts,
+    module_table,
+    split_payload,
+)
 from stoker.contexts.unpicklable import explain
 from stoker.contexts.user_code import is_installed, qualified_class_name
 from stoker.contexts.user_modules import (
@@ -46,9 +48,8 @@ from stoker.errors import RemoteCallError, SerializationError
 
 _NAMES_A_CLASS = re.compile(rb"class_(?:setstate|by_name)")
 _unfilled: weakref.WeakSet[type] = weakref.WeakSet()
-"""New classes whose attributes are not set yet."""
 _filling = threading.RLock()
-"""Lock for setting the attributes of a class. It is never held while other values are unpickled."""
+"""Never held while other values are unpickled."""
 
 
 class _ClassUnpickler(pickle.Unpickler):
@@ -59,11 +60,10 @@ class _ClassUnpickler(pickle.Unpickler):
 
 def _found_or_made(make: Callable[..., Any], *parts: Any) -> Any:
     identity = parts[-2]
-    if identity is not None:
-        with _inside._DYNAMIC_CLASS_TRACKER_LOCK:
-            found = _inside._DYNAMIC_CLASS_TRACKER_BY_ID.get(identity)
-        if found is not None:
-            return found
+    with _inside._DYNAMIC_CLASS_TRACKER_LOCK:
+        found = _inside._DYNAMIC_CLASS_TRACKER_BY_ID.get(identity)
+    if found is not None:
+        return found
     made = make(*parts[:-2], None, parts[-1])
     _unfilled.add(made)  # mark the class before other threads can find it
     return _inside._lookup_class_or_track(identity, made)
@@ -86,55 +86,40 @@ _INSTEAD: dict[tuple[str, str], Callable[..., Any]] = {
 
 
 BIG_BUFFER_BYTES = 16_384
-"""Minimum bytes of an out-of-band buffer."""
 
-_ATOMS = frozenset({int, str, float, bool, bytes, type(None), complex})
 _DEPTH = 4
-_WIDTH = 64
 
 
 def pickle_if_plain(value: Any) -> bytes | None:
-    return pickle.dumps(value, 5) if _plain(value, _DEPTH) else None
+    return pickle.dumps(value, 5) if is_plain(value, _DEPTH) else None
 
 
 def dumps(value: Any, *, what: str = "argument") -> bytes:
-    """Return the bytes of a value. Raises SerializationError, which names `what` and the unpicklable part."""
-    if _plain(value, _DEPTH):
+    """Return the bytes of a value. SerializationError names `what` and the unpicklable part."""
+    if is_plain(value, _DEPTH):
         return pickle.dumps(value, 5)
-    return _joined(dump_parts(value, what=what), {}, {})
+    return b"".join(dump_parts(value, what=what))
 
 
-def dump_parts(
-    value: Any, *, what: str = "argument", modules: set[str] | None = None, by_name: frozenset[str] = frozenset()
-) -> list[Buffer]:
-    """Return the bytes of `dumps` in parts.
-
-    Names of modules that the value needs are added to `modules`. Classes of the modules `by_name` are pickled by name.
-    """
-    buffers: list[pickle.PickleBuffer] = []
-    try:
-        body = _pickle(value, buffers, modules, by_name)
-    except Exception as error:
-        raise SerializationError(explain(value, error, what=what), what=what) from error
-    if not buffers:
-        return [body]
-    return assemble_payload_parts(body, [buffer.raw() for buffer in buffers])
+def dump_parts(value: Any, *, what: str = "argument") -> list[Buffer]:
+    body, buffers = _pickle(value, what=what)
+    return join_parts(WITH_BUFFERS, body, buffers) if buffers else [body]
 
 
 def loads(data: Buffer, *, keep_classes: bool = False) -> Any:
-    """Return the value that `dumps` converted to bytes. If `data` is writable, writable arrays are views of `data`.
+    """Return the value of `dumps`. Writable arrays in writable `data` are views.
 
     With `keep_classes`, classes of this process keep their attributes. Raises SerializationError, and exceptions of
     unpickling.
     """
-    body, buffers = (data, None) if data[:1] == PLAIN else split_payload(data)
+    body, *buffers = [data] if data[:1] == PLAIN else split_payload(data)
     if keep_classes and _NAMES_A_CLASS.search(body) is not None:
         return _ClassUnpickler(io.BytesIO(body), buffers=buffers).load()
     return pickle.loads(body, buffers=buffers)
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Return True if Ctrl-C or a signal handler of the program raised the exception in the main thread."""
+    """Return True if Ctrl-C or a signal handler of the program raised the exception."""
     if threading.current_thread() is not threading.main_thread():
         return False
     if isinstance(error, KeyboardInterrupt):
@@ -149,40 +134,25 @@ def _code_of(handler: Any) -> CodeType | None:
     return getattr(handler, "__code__", None)
 
 
-def _plain(value: Any, depth: int) -> bool:
-    kind = type(value)
-    if kind in _ATOMS:
-        return True
-    if depth == 0:
-        return False
-    if kind is tuple or kind is list:
-        if len(value) > _WIDTH:
-            return False
-        for item in value:  # noqa: SIM110  # a generator would take most of the time
-            if type(item) not in _ATOMS and not _plain(item, depth - 1):
-                return False
-        return True
-    if kind is dict:
-        if len(value) > _WIDTH:
-            return False
-        for key, item in value.items():
-            if type(key) not in _ATOMS or (type(item) not in _ATOMS and not _plain(item, depth - 1)):
-                return False
-        return True
-    return False
+def _pickle(
+    value: Any, *, what: str, modules: set[str] | None = None, by_name: frozenset[str] = frozenset()
+) -> tuple[bytes, list[memoryview]]:
+    """Return the pickle of a value, and its buffers.
 
+    Adds names of needed modules to `modules`. Classes of the modules `by_name` are pickled by name.
+    """
+    buffers: list[memoryview] = []
 
-def _pickle(value: Any, buffers: list[pickle.PickleBuffer], modules: set[str] | None, by_name: frozenset[str]) -> bytes:
     def keep_inside(buffer: pickle.PickleBuffer) -> bool:
         try:
-            big = buffer.raw().nbytes >= BIG_BUFFER_BYTES
+            raw = buffer.raw()
         except BufferError:  # the buffer is not contiguous
             return True
-        if big:
-            buffers.append(buffer)
-        return not big
+        if raw.nbytes >= BIG_BUFFER_BYTES:
+            buffers.append(raw)
+        return raw.nbytes < BIG_BUFFER_BYTES
 
-    def pickled(joined: list[ModuleType], **options: Any) -> tuple[ByValuePickler, bytes]:
+    def pickled(joined: list[ModuleType], **options: Any) -> tuple[list[ModuleType], bytes]:
         buffers.clear()
         with io.BytesIO() as file:
             pickler = ByValuePickler(file, protocol=5, buffer_callback=keep_inside, **options)
@@ -190,25 +160,26 @@ def _pickle(value: Any, buffers: list[pickle.PickleBuffer], modules: set[str] | 
             pickler.dump(value)
             if modules is not None:
                 modules.update(modules_imported_when_run(pickler.functions) | pickler.named)
-            return pickler, file.getvalue()
+            return pickler.modules, file.getvalue()
 
     try:
-        pickler, body = pickled([], by_name=by_name)
-        return pickled(pickler.modules, by_name=by_name)[1] if pickler.modules else body
-    except OpenHandle:  # a library would import the module again, which opens the file and could truncate it
-        raise
-    except Exception:
-        # A function pickled by value includes its module's globals, for example a lock. Pickled by name, the function
-        # can still work: its module is sent, or can be imported on the pilot.
-        if not _has_user_code(value):
+        try:
+            joined, body = pickled([], by_name=by_name)
+            return pickled(joined, by_name=by_name)[1] if joined else body, buffers
+        except OpenHandle:  # a library would import the module again, which opens the file and could truncate it
             raise
-    return pickled([], prefers_names=True)[1]
+        except Exception:
+            # A function pickled by value includes its module's globals, for example a lock. Pickled by name, the
+            # function can still work: its module is sent, or can be imported on the pilot.
+            if not _has_user_code(value):
+                raise
+        return pickled([], prefers_names=True)[1], buffers
+    except Exception as error:
+        raise SerializationError(explain(value, error, what=what), what=what) from error
 
 
 def _has_user_code(value: Any) -> bool:
-    parts = [value]
-    if isinstance(value, tuple | list):
-        parts += value
+    parts = (value, *value) if isinstance(value, tuple | list) else (value,)
     homes = {getattr(part, "__module__", None) or type(part).__module__ for part in parts}
     return any(isinstance(home, str) and home != "__main__" and not is_installed(home) for home in homes)
 
@@ -225,7 +196,7 @@ class RemoteTraceback(Exception):
 
 
 def dump_exception(error: BaseException) -> bytes:
-    """Return the bytes of an exception with its traceback as text. Never raises an exception."""
+    """Return the bytes of an exception with its traceback as text. Never raises."""
     kind = type(error)
     try:
         message = str(error)
@@ -239,31 +210,29 @@ def dump_exception(error: BaseException) -> bytes:
 
 
 def load_exception(data: Buffer) -> BaseException:
-    """Return the exception that `dump_exception` converted to bytes. The cause of the exception is a RemoteTraceback.
+    """Return the exception of `dump_exception`, caused by a RemoteTraceback.
 
     An exception that cannot be rebuilt or shown becomes a RemoteCallError (Parsl needs the `repr`).
     """
     kind, message, text, body = pickle.loads(data)
-    error: Any = None
+    error: BaseException | None = None
     why = "it could not be pickled in the library"
     if body:
         try:
-            error = _restore_exception_message(message, _rebuild_exception(loads(body, keep_classes=True)))
-            repr(error)
+            found = _restore_exception_message(message, _rebuild_exception(loads(body, keep_classes=True)))
+            repr(found)
+            error = found if isinstance(found, BaseException) else None
         except BaseException as failure:  # user code runs here and may raise SystemExit
             if is_interrupt(failure):
                 raise
             why = f"it cannot be rebuilt here: {type(failure).__name__}: {failure}"
-            error = None
-    if not isinstance(error, BaseException):
-        error = RemoteCallError(f"{kind}: {message}\n({why})", kind=kind, traceback=text)
-    found: BaseException = error
-    found.__cause__ = RemoteTraceback(text)
-    return found
+    error = error or RemoteCallError(f"{kind}: {message}\n({why})", kind=kind, traceback=text)
+    error.__cause__ = RemoteTraceback(text)
+    return error
 
 
 def _restore_exception_message(message: str, error: Any) -> Any:
-    """Create the exception again if that restores its message, because tblib unpickles without `__init__`."""
+    """Create the exception again if that restores its message: tblib unpickles without `__init__`."""
     try:
         if str(error) == message:
             return error
@@ -275,13 +244,11 @@ def _restore_exception_message(message: str, error: Any) -> Any:
 
 
 def _exception_body(error: BaseException) -> bytes:
-    try:
+    with suppress(Exception):
         whole = dumps((error, type(error), (), {}), what="exception")
         # `__init__` may require other arguments than `args`. Then the receiver could not rebuild the exception.
         loads(whole, keep_classes=True)
         return whole
-    except Exception:
-        pass
     kept, lost = {}, []
     for name, value in vars(error).items():
         try:
@@ -290,51 +257,46 @@ def _exception_body(error: BaseException) -> bytes:
         except Exception:
             lost.append(name)
     if lost:
-        notes = list(kept.get("__notes__", ()))
-        kept["__notes__"] = [*notes, f"left in the library, because they can't be pickled: {', '.join(lost)}"]
-    try:
+        note = f"left in the library, because they can't be pickled: {', '.join(lost)}"
+        kept["__notes__"] = [*kept.get("__notes__", ()), note]
+    args: Any = error.args
+    with suppress(Exception):
         if isinstance(error, BaseExceptionGroup):
-            members = [dump_exception(member) for member in error.exceptions]
-            return dumps((None, type(error), (error.message, members), kept), what="exception")
-        return dumps((None, type(error), error.args, kept), what="exception")
-    except Exception:
-        return b""
+            args = error.message, [dump_exception(member) for member in error.exceptions]
+        return dumps((None, type(error), args, kept), what="exception")
+    return b""
 
 
 def _rebuild_exception(parts: Any) -> Any:
     error, kind, args, attributes = parts
-    if error is None:
-        if issubclass(kind, BaseExceptionGroup):
-            message, members = args
-            error = kind(message, [load_exception(member) for member in members])
-        else:
-            try:
-                error = kind(*args)
-            except Exception:
-                error = kind.__new__(kind)
-            error.args = args
-        vars(error).update(attributes)
+    if error is not None:
+        return error
+    if issubclass(kind, BaseExceptionGroup):
+        error = kind(args[0], [load_exception(member) for member in args[1]])
+    else:
+        try:
+            error = kind(*args)
+        except Exception:
+            error = kind.__new__(kind)
+        error.args = args
+    vars(error).update(attributes)
     return error
-
-
-_HEAD = struct.Struct("<cBHI")  # magic, version, unused, length of the table
-_ALIGN = 64
 
 
 def dumps_code(
     value: Any, *, what: str, by_name: frozenset[str] = frozenset(), also: frozenset[str] = frozenset()
 ) -> bytes:
-    """Return the bytes of a value with user functions, of the modules that these import, and of the modules `also`.
+    """Return the bytes of a value, and of the modules that its functions import or `also` names.
 
-    Classes of these modules and of `by_name` are pickled by name. Raises SerializationError, which names `what`.
+    Classes of these modules and of `by_name` are pickled by name. SerializationError names `what`.
     """
     names = set[str]()
-    parts = dump_parts(value, what=what, modules=names, by_name=by_name)
+    body, buffers = _pickle(value, what=what, modules=names, by_name=by_name)
     names |= also
     table, stamps = collect_user_modules(names, digest_of_code), linked_package_stamps(names)
     if table:
-        parts = dump_parts(value, what=what, by_name=by_name.union(table))
-    return _joined(parts, table, stamps)
+        body, buffers = _pickle(value, what=what, by_name=by_name.union(table))
+    return _join_with_modules(body, buffers, table, stamps)
 
 
 def dumps_arguments(value: Any, *, by_name: frozenset[str] = frozenset(), brought: set[str] | None = None) -> bytes:
@@ -346,84 +308,57 @@ def dumps_arguments(value: Any, *, by_name: frozenset[str] = frozenset(), brough
     if plain is not None:
         return plain
     names = set[str]()
-    parts = dump_parts(value, modules=names, by_name=by_name)
+    body, buffers = _pickle(value, what="argument", modules=names, by_name=by_name)
     names -= by_name
     table = collect_user_modules(names, digest_of_code) if names else {}
     if table:
-        parts = dump_parts(value, by_name=by_name.union(table))
+        body, buffers = _pickle(value, what="argument", by_name=by_name.union(table))
         if brought is not None:
             brought.update(table)
-    return _joined(parts, table, {})
+    return _join_with_modules(body, buffers, table, {})
 
 
-def _joined(parts: list[Buffer], table: Table, stamps: Mapping[str, str]) -> bytes:
+def _join_with_modules(body: bytes, buffers: list[memoryview], table: Table, stamps: Mapping[str, str]) -> bytes:
     if table or stamps:
-        packed = pickle.dumps((table, stamps), 5)
-        head = _HEAD.pack(b"M", 1, 0, len(packed)) + packed
-        parts = [head, bytes(-len(head) % _ALIGN), *parts]
-    return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+        return b"".join(join_parts(WITH_MODULES, pickle.dumps((table, stamps), 5), [body, *buffers]))
+    return b"".join(join_parts(WITH_BUFFERS, body, buffers)) if buffers else body
 
 
-_names: dict[str, frozenset[str]] = {}
-_MOST_NAMES = 1000
+def carried_module_names(data: bytes) -> frozenset[str]:
+    """Return the names of the modules in the bytes of `dumps_code`."""
+    return _carried_module_names(data) if data[:1] == WITH_MODULES else frozenset()
 
 
-def carried_module_names(key: str, data: bytes) -> frozenset[str]:
-    """Return the names of the modules in the bytes of `dumps_code`. `key` identifies the bytes in a cache."""
-    if data[:1] != b"M":
-        return frozenset()
-    known = _names.get(key)
-    if known is None:
-        if len(_names) >= _MOST_NAMES:
-            _names.clear()
-        known = _names[key] = frozenset(_table(data))
-    return known
+@functools.lru_cache(maxsize=64)
+def _carried_module_names(data: bytes) -> frozenset[str]:
+    return frozenset(carried_module_versions(data))
 
 
 def carried_module_versions(data: Buffer | str) -> Mapping[str, str]:
-    """Return module versions by name, from bytes or from a file. Return an empty dict for damaged bytes."""
+    """Return module versions by name, from bytes or a file; empty for damaged bytes."""
     try:
-        head = _read_payload_head(data) if isinstance(data, str) else data
-        if head[:1] != b"M":
-            return {}
-        return {str(name): str(version) for name, (_, _, version, _) in _table(head).items()}
+        if isinstance(data, str):
+            with open(data, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
+                packed = module_table(view)
+        else:
+            packed = module_table(data)
+        table: Table = pickle.loads(packed)[0] if packed else {}
+        return {str(name): str(version) for name, (_, _, version, _) in table.items()}
     except BaseException:  # damaged bytes may be a pickle of any value
         return {}
 
 
-def _table(data: Buffer) -> Table:
-    length = _HEAD.unpack_from(data)[3]
-    table: Table = pickle.loads(memoryview(data)[_HEAD.size : _HEAD.size + length])[0]
-    return table
-
-
-def _read_payload_head(path: str) -> bytes:
-    with open(path, "rb") as file:
-        head = file.read(_HEAD.size)
-        if head[:1] != b"M":
-            return head
-        most = os.fstat(file.fileno()).st_size
-        return head + file.read(min(_HEAD.unpack(head)[3], most))
-
-
 def loads_code(data: Buffer, *, under: CarriedModules = NO_MODULES) -> tuple[Any, CarriedModules]:
-    """Return the value in bytes of `dumps_code`, and its modules combined with `under`. Import statements then find
-    these modules.
+    """Return the value of `dumps_code`, and its modules combined with `under`. Import statements then find these.
 
     Raises SerializationError, and exceptions of unpickling.
     """
-    if data[:1] != b"M":
+    if data[:1] != WITH_MODULES:
         under.enter()
         return loads(data), under
-    try:
-        _, version, _, length = _HEAD.unpack_from(data)
-    except struct.error:
-        version = length = 0
-    end = _HEAD.size + length
-    if version != 1 or len(data) <= end:
-        raise SerializationError(f"a function of {len(data)} bytes is damaged or truncated", what="function")
-    modules = CarriedModules(*pickle.loads(memoryview(data)[_HEAD.size : end]))
+    packed, body, *buffers = split_payload(data)
+    modules = CarriedModules(*pickle.loads(packed))
     if under is not NO_MODULES:
         modules = modules.over(under)
     modules.enter()
-    return loads(memoryview(data)[end + -end % _ALIGN :]), modules
+    return pickle.loads(body, buffers=buffers), modules

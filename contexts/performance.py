@@ -1,21 +1,21 @@
-"""Stored measurements: costs of contexts, calls and engine steps; queue waits, lifetimes and counts of a site's pilots.
+"""Stored measurements: costs of contexts, calls and engine steps; waits, lifetimes and counts of a site's pilots.
 
-All sessions share one SQLite file. Each quantity is stored as count, mean and sum of squared deviations (Welford). A
-damaged file is moved aside with a warning.
+All sessions share one SQLite file. Each quantity is stored as count, mean and sum of squared deviations (Welford).
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -24,11 +24,13 @@ from stoker.contexts.step_times import MOST_SAMPLES, StepCell, StepError, StepTi
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 
 class Measurements:
-    """An SQLite file for several processes and threads. `shape`: a query that fails if the file has other tables.
+    """An SQLite file for several processes and threads. Disk errors are only logged.
 
-    Disk errors are logged and raise no exception.
+    `shape`: a query that fails for other tables.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, schema: str, shape: str) -> None:
@@ -43,25 +45,24 @@ class Measurements:
         return self._db is not None
 
     def write(self, *changes: tuple[str, Iterable[Sequence[Any]]]) -> int | None:
-        with self._lock:
-            if self._db is None:
-                return None
-            try:
-                with self._db:
-                    return sum(self._db.executemany(statement, rows).rowcount for statement, rows in changes)
-            except sqlite3.Error as error:
-                self._trouble(error)
-                return None
+        def run(db: sqlite3.Connection) -> int:
+            with db:
+                return sum(db.executemany(statement, rows).rowcount for statement, rows in changes)
+
+        return self._use(run)
 
     def read(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        return self._use(lambda db: db.execute(query, values).fetchall()) or []
+
+    def _use(self, run: Callable[[sqlite3.Connection], T]) -> T | None:
         with self._lock:
             if self._db is None:
-                return []
+                return None
             try:
-                return self._db.execute(query, values).fetchall()
+                return run(self._db)
             except sqlite3.Error as error:
                 self._trouble(error)
-                return []
+                return None
 
     def close(self) -> None:
         with self._lock:
@@ -75,25 +76,18 @@ class Measurements:
                 self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 os.close(os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600))
                 db = sqlite3.connect(self.path, timeout=10, check_same_thread=False)
-                db.execute("PRAGMA journal_mode = WAL")
-                db.execute("PRAGMA synchronous = NORMAL")
-                db.executescript(self._schema)
+                db.executescript(f"PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL; {self._schema}")
                 db.execute(self._shape)
-            except sqlite3.DatabaseError as error:
-                if isinstance(error, sqlite3.OperationalError) and "no such column" not in str(error):
+                return db
+            except (OSError, sqlite3.DatabaseError) as error:
+                if not _is_damage(error) and "no such column" not in str(error):
                     log.warning("%s cannot be opened (%s); measurements are not remembered", self.path, error)
                     return None
                 self._rename_damaged_database(error)
-            except OSError as error:
-                log.warning("%s cannot be made (%s); measurements are not remembered", self.path, error)
-                return None
-            else:
-                return db
         return None
 
     def _trouble(self, error: sqlite3.Error) -> None:
-        damaged = isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)
-        if self._db is not None and damaged:
+        if self._db is not None and _is_damage(error):
             with closing(self._db):
                 self._db = None
             self._rename_damaged_database(error)
@@ -101,19 +95,20 @@ class Measurements:
         else:
             log.warning("a measurement was not kept in %s: %s", self.path, error)
 
-    def _rename_damaged_database(self, error: sqlite3.Error) -> None:
+    def _rename_damaged_database(self, error: Exception) -> None:
         aside = self.path.with_name(f"{self.path.name}.damaged-{int(time.time())}")
         for suffix in ("", "-wal", "-shm"):
-            part = self.path.with_name(self.path.name + suffix)
-            try:
-                part.replace(aside.with_name(aside.name + suffix))
-            except FileNotFoundError:
-                continue
+            with suppress(FileNotFoundError):
+                self.path.with_name(self.path.name + suffix).replace(aside.with_name(aside.name + suffix))
         log.warning("%s was damaged (%s) and is now %s; measuring starts again", self.path, error, aside.name)
 
 
+def _is_damage(error: Exception) -> bool:
+    return isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)
+
+
 WAITS, STAYS, COUNTS = 2_000, 5_000, 20_000
-"""Maximum number of rows of each table for one source of blocks."""
+"""Maximum rows of each table for one source of blocks."""
 _TRIM_EVERY = 100
 
 _HISTORY_SCHEMA = """
@@ -151,7 +146,7 @@ class DeviceSet(msgspec.Struct, frozen=True):
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """Seconds of a block in the queue, and from its start until its first pilot connected."""
+    """Seconds of a block in the queue, and until its first pilot."""
 
     wait_s: float
     boot_s: float
@@ -173,7 +168,7 @@ class PilotCount(msgspec.Struct, frozen=True):
 
 
 class Availability(msgspec.Struct, frozen=True):
-    """The recorded queue waits, pilot lifetimes and pilot counts of one source of blocks, oldest first."""
+    """The records of one source of blocks, oldest first."""
 
     source: str
     waits: tuple[Wait, ...] = ()
@@ -191,8 +186,7 @@ class AvailabilityStore:
         self._written = dict.fromkeys(("waits", "stays", "counts"), 0)
 
     def record_pilot_wait(self, source: str, *, wait_s: float, boot_s: float, devices: DeviceSet) -> None:
-        of = msgspec.structs.astuple(devices)
-        self._add("waits", WAITS, source, max(0.0, wait_s), max(0.0, boot_s), *of)
+        self._add("waits", WAITS, source, max(0.0, wait_s), max(0.0, boot_s), *msgspec.structs.astuple(devices))
 
     def record_pilot_stay(self, source: str, *, stay_s: float, ended: str, why: str = "") -> None:
         self._add("stays", STAYS, source, max(0.0, stay_s), f"{ended}: {why}" if why else ended)
@@ -204,16 +198,12 @@ class AvailabilityStore:
         def rows(table: str, columns: str) -> list[tuple[Any, ...]]:
             return self._file.read(f"SELECT {columns} FROM {table} WHERE source = ? ORDER BY id", (source,))
 
+        waits = rows("waits", "wait_s, boot_s, kind, devices, memory_bytes")
         return Availability(
             source,
-            tuple(
-                Wait(wait_s, boot_s, DeviceSet(*of))
-                for wait_s, boot_s, *of in rows("waits", "wait_s, boot_s, kind, devices, memory_bytes")
-            ),
-            tuple(
-                Stay(stay_s, *ended.partition(": ")[::2])  # `record_pilot_stay` writes `lost: preempted`
-                for stay_s, ended in rows("stays", "stay_s, ended")
-            ),
+            tuple(Wait(wait_s, boot_s, DeviceSet(*of)) for wait_s, boot_s, *of in waits),
+            # `record_pilot_stay` writes `lost: preempted`.
+            tuple(Stay(stay_s, *ended.partition(": ")[::2]) for stay_s, ended in rows("stays", "stay_s, ended")),
             tuple(PilotCount(*row) for row in rows("counts", "at, session, pilots")),
         )
 
@@ -221,13 +211,8 @@ class AvailabilityStore:
         self._file.close()
 
     def _add(self, table: str, most: int, source: str, *values: object) -> None:
-        row = (source, time.time(), *values)
-        columns = {
-            "waits": "source, at, wait_s, boot_s, kind, devices, memory_bytes", "stays": "source, at, stay_s, ended",
-            "counts": "source, at, session, pilots",
-        }[table]  # fmt: skip
-        marks = ", ".join("?" * len(row))
-        changes = [(f"INSERT INTO {table} ({columns}) VALUES ({marks})", [row])]
+        row = (None, source, time.time(), *values)
+        changes = [(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", [row])]
         self._written[table] += 1
         if self._written[table] % _TRIM_EVERY == 1:
             changes.append((_TRIM.format(table=table, rows=most), [(source, source)]))
@@ -252,7 +237,6 @@ ON CONFLICT (recipe, kind, stage, tokens_power, length_power) DO UPDATE SET
 """
 READ = "SELECT kind, stage, tokens, length, value, count FROM steps WHERE recipe = ? ORDER BY kind, tokens, length"
 _ERROR = " error"
-"""Suffix of `stage` in rows with the forecast error of a step-time table."""
 
 
 def rows_of(times: StepTimes, recipe: str, kind: str, *, at: float) -> Iterator[tuple[Any, ...]]:
@@ -310,8 +294,8 @@ class Measured(msgspec.Struct, frozen=True, array_like=True):
 class Estimate(msgspec.Struct, frozen=True):
     """The cost of a recipe on one device kind, in seconds and bytes; 0 = not measured.
 
-    Memory sizes are maxima; times are means with standard deviations. `calls`: number of calls by function. `paces`:
-    seconds per unit of work, by gang size. `speed`: speed relative to the fastest device kind.
+    Memory sizes are maxima; times are means. `calls`: by function. `paces`: seconds per unit of work, by gang size.
+    `speed`: relative to the fastest device kind.
     """
 
     load_s: float = 0.0
@@ -332,8 +316,6 @@ class Estimate(msgspec.Struct, frozen=True):
 
 
 class Remembered(msgspec.Struct, frozen=True):
-    """A recipe with measured calls of a function, and the time of the newest call."""
-
     recipe: str
     kinds: tuple[str, ...]
     at: float
@@ -343,22 +325,10 @@ class PerformanceStore:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._file = Measurements(path, schema=_MEASURED_SCHEMA + SCHEMA, shape=_MEASURED_SHAPE)
 
-    def record_load(
-        self,
-        recipe_key: str,
-        *,
-        kind: str,
-        load_s: float,
-        start_s: float = 0.0,
-        resident_bytes: int = 0,
-        peak_bytes: int = 0,
-        device_bytes: int = 0,
-        slots: int = 0,
-    ) -> None:
-        sizes = {"resident_bytes": resident_bytes, "peak_bytes": peak_bytes, "device_bytes": device_bytes}
-        known = {name: fact for name, fact in {**sizes, "start_s": start_s, "slots": slots}.items() if fact > 0}
-        facts = {"load_s": load_s, **known}
-        self._add((recipe_key, kind, what, "", value) for what, value in facts.items())
+    def record_load(self, recipe_key: str, *, kind: str, load_s: float, **facts: float) -> None:
+        """Record a load. `facts`: start_s, resident_bytes, peak_bytes, device_bytes, slots; 0 = unknown."""
+        known = {"load_s": load_s, **{name: fact for name, fact in facts.items() if fact > 0}}
+        self._add((recipe_key, kind, what, "", value) for what, value in known.items())
 
     def record_runs(
         self, recipe_key: str, *, kind: str, function: str, run_s: Iterable[float], calls: int = 1, items: float = 1.0
@@ -370,11 +340,11 @@ class PerformanceStore:
         self._add((recipe_key, kind, what, function, value) for what, value in facts)
 
     def record_pace(self, recipe_key: str, *, kind: str, size: int, pace_s: float) -> None:
-        """Record the seconds that `size` libraries together need for a unit of work."""
+        """Record the seconds of `size` libraries together for a unit of work."""
         self._add([(recipe_key, kind, "pace_s", str(size), pace_s)])
 
     def record_time_ratio(self, recipe_key: str, *, kind: str, other: str, ratio: float) -> None:
-        """Record the time of a call on device kind `kind` divided by the time of an equal call on kind `other`."""
+        """Record the time of a call on `kind` divided by its time on `other`."""
         self._add([(recipe_key, kind, "time_ratio", other, ratio)])
 
     def record_step_times(self, recipe_key: str, *, kind: str, times: StepTimes) -> None:
@@ -387,19 +357,17 @@ class PerformanceStore:
         rows = self._file.read(
             "SELECT kind, what, function, count, mean, spread, most FROM measured WHERE recipe = ?", (recipe_key,)
         )
-        found: dict[str, dict[tuple[str, str], tuple[int, float, float, float]]] = {}
-        for kind, what, function, count, mean, spread, most in rows:
-            found.setdefault(kind, {})[what, function] = count, mean, spread, most
+        found: dict[str, dict[tuple[str, str], _Sums]] = {}
+        for kind, what, function, *sums in rows:
+            found.setdefault(kind, {})[what, function] = _Sums(*sums)
         ratios = {
-            (kind, other): (mean, float(count))
+            (kind, other): (sums.mean, float(sums.samples))
             for kind, facts in found.items()
-            for (what, other), (count, mean, *_) in facts.items()
-            if what == "time_ratio" and mean > 0
+            for (what, other), sums in facts.items()
+            if what == "time_ratio" and sums.mean > 0
         }
         speeds = relative_speeds(ratios)
-        for kind in speeds:
-            found.setdefault(kind, {})
-        return {kind: _estimate(facts, speed=speeds.get(kind, 0.0)) for kind, facts in found.items()}
+        return {kind: _estimate(found.get(kind, {}), speed=speeds.get(kind, 0.0)) for kind in {**found, **speeds}}
 
     def recipes_of(self, function: str) -> list[Remembered]:
         rows = self._file.read(
@@ -442,46 +410,39 @@ class PerformanceStore:
             self._file.write((_ADD, rows))
 
 
-def _estimate(facts: dict[tuple[str, str], tuple[int, float, float, float]], *, speed: float) -> Estimate:
-    functions = {name: _measured(numbers) for (what, name), numbers in facts.items() if what == "run_s"}
-    load = _measured(facts.get(("load_s", ""), (0, 0.0, 0.0, 0.0)))
-    more = {name: round(count * (mean - 1.0)) for (what, name), (count, mean, *_) in facts.items() if what == "calls"}
-    calls = {name: each.count + more.get(name, 0) for name, each in functions.items()}
-    run = _together([numbers for (what, _), numbers in facts.items() if what == "run_s"])
+class _Sums(NamedTuple):
+    samples: int = 0
+    mean: float = 0.0
+    spread: float = 0.0
+    """Sum of squared deviations from the mean."""
+    most: float = 0.0
 
-    def most(what: str) -> int:
-        return int(facts.get((what, ""), (0, 0.0, 0.0, 0.0))[3])
+    def joined(self, other: _Sums) -> _Sums:
+        count = self.samples + other.samples
+        spread = self.spread + other.spread + (other.mean - self.mean) ** 2 * self.samples * other.samples / count
+        mean = self.mean + (other.mean - self.mean) * other.samples / count
+        return _Sums(count, mean, spread, max(self.most, other.most))
 
+    def measured(self) -> Measured:
+        sd = math.sqrt(max(0.0, self.spread) / (self.samples - 1)) if self.samples > 1 else 0.0
+        return Measured(mean=self.mean, sd=sd, most=self.most, count=self.samples)
+
+
+def _estimate(facts: dict[tuple[str, str], _Sums], *, speed: float) -> Estimate:
+    def of(what: str) -> dict[str, _Sums]:
+        return {name: sums for (each, name), sums in facts.items() if each == what}
+
+    def one(what: str) -> _Sums:
+        return facts.get((what, ""), _Sums())
+
+    load, run = one("load_s").measured(), functools.reduce(_Sums.joined, of("run_s").values(), _Sums()).measured()
+    functions = {name: sums.measured() for name, sums in of("run_s").items()}
+    more = {name: round(sums.samples * (sums.mean - 1.0)) for name, sums in of("calls").items()}
     return Estimate(
-        load_s=load.mean,
-        load_sd=load.sd,
-        loads=load.count,
-        start_s=facts.get(("start_s", ""), (0, 0.0, 0.0, 0.0))[1],
-        resident_bytes=most("resident_bytes"),
-        peak_bytes=most("peak_bytes"),
-        device_bytes=most("device_bytes"),
-        slots=round(_measured(facts.get(("slots", ""), (0, 0.0, 0.0, 0.0))).mean),
-        run_s=run.mean,
-        run_sd=run.sd,
-        runs=run.count,
-        functions=functions,
-        calls=calls,
-        paces={int(size): _measured(numbers) for (what, size), numbers in facts.items() if what == "pace_s"},
-        speed=speed,
-    )
-
-
-def _measured(numbers: tuple[int, float, float, float]) -> Measured:
-    count, mean, spread, most = numbers
-    sd = math.sqrt(max(0.0, spread) / (count - 1)) if count > 1 else 0.0
-    return Measured(mean=mean, sd=sd, most=most, count=count)
-
-
-def _together(groups: list[tuple[int, float, float, float]]) -> Measured:
-    count, mean, spread, most = 0, 0.0, 0.0, 0.0
-    for n, m, s, top in groups:
-        total = count + n
-        spread += s + (m - mean) ** 2 * count * n / total
-        mean += (m - mean) * n / total
-        count, most = total, max(most, top)
-    return _measured((count, mean, spread, most))
+        load_s=load.mean, load_sd=load.sd, loads=load.count, start_s=one("start_s").mean,
+        resident_bytes=int(one("resident_bytes").most), peak_bytes=int(one("peak_bytes").most),
+        device_bytes=int(one("device_bytes").most), slots=round(one("slots").mean),
+        run_s=run.mean, run_sd=run.sd, runs=run.count, functions=functions,
+        calls={name: each.count + more.get(name, 0) for name, each in functions.items()},
+        paces={int(size): sums.measured() for size, sums in of("pace_s").items()}, speed=speed,
+    )  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stoker.contexts import ambient
-from stoker.contexts.inference.adapter import GrammarSource, ModelTexts
+from stoker.contexts.inference.adapter import ModelTexts
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """Name of a one-byte token in vocabularies with byte fallback."""
@@ -35,8 +35,7 @@ class TokenText(str):
 
 
 def token_text(text: str, piece: str) -> str:
-    """Return the text of a token: a TokenText for a part of a character. `piece`: name of the token in the
-    vocabulary."""
+    """Return the text of a token: a TokenText for a part of a character. `piece`: the token's name."""
     if piece.startswith(_SPACE) and _SPACE not in text:  # decoders drop a leading space
         return piece.replace(_SPACE, " ")
     if "\N{REPLACEMENT CHARACTER}" not in text:
@@ -57,19 +56,18 @@ def _bytes_of(piece: str) -> bytes | None:
 Ids = tuple[int, ...]
 
 AT_ONCE = 256
-"""Number of texts per call of a tokenizer. Stop requests are checked between these calls."""
+"""Texts per call of a tokenizer, between checks of stop requests."""
 
 
 class PromptReader:
-    """A tokenizer, its end tokens, and the model's maximum tokens and vocabulary size (0 = unknown).
+    """A tokenizer, its end tokens, and the model's limits (0 = unknown).
 
     `grammars`: None if the engine compiles grammars itself.
     """
 
     def __init__(
-        self, tokenizer: Any, *, ends: frozenset[int], longest: int, vocabulary: int = 0,
-        grammars: GrammarSource | None = None,
-    ) -> None:  # fmt: skip
+        self, tokenizer: Any, *, ends: frozenset[int], longest: int, vocabulary: int = 0, grammars: Any = None
+    ) -> None:
         self.tokenizer = tokenizer
         self.ends = ends
         self.longest = longest
@@ -85,7 +83,7 @@ class PromptReader:
 
     @property
     def chat_template(self) -> str:
-        """The model's chat templates, one after the other; empty without chat templates."""
+        """The model's chat templates, joined."""
         found = getattr(self.tokenizer, "chat_template", None) or ""
         return "\n".join(map(str, found.values())) if isinstance(found, dict) else str(found)
 
@@ -100,9 +98,7 @@ class PromptReader:
         if isinstance(prompt, str):
             return self.rows([prompt])[0]
         if not isinstance(prompt, list | tuple) or not all(type(token) is int for token in prompt):
-            raise ValueError(
-                f"the prompt must be one text, or its token ids, not a {type(prompt).__name__}; generate takes several"
-            )
+            raise ValueError(f"the prompt must be one text, or its token ids, not a {type(prompt).__name__}")
         if not prompt:
             raise ValueError("the prompt is empty; a model needs at least one token")
         return tuple(prompt)
@@ -113,13 +109,12 @@ class PromptReader:
         if batch_size < 0:
             raise ValueError(f"batch_size must be 1 or more, or 0 for any, not {batch_size}")
         rows = self.encode([prefix + prompt for prompt in prompts])
-        for index, row in enumerate(rows):
-            if not row:
-                raise ValueError(f"prompt {index} is empty; a model needs at least one token")
+        if () in rows:
+            raise ValueError(f"prompt {rows.index(())} is empty; a model needs at least one token")
         return rows
 
     def encode(self, texts: Sequence[str], *, special: bool = True) -> list[Ids]:
-        """Return the token ids of each text. Special tokens are added unless all texts begin with the BOS token."""
+        """Return the token ids of each text. Special tokens are added unless all texts begin with BOS."""
         if not texts:
             return []
         first = self.tokenizer.bos_token
@@ -132,9 +127,9 @@ class PromptReader:
         return found
 
     def decode(self, ids: list[int]) -> str:
+        skips = self._dropped is None
         if self._dropped is not None:
             ids = [id for id in ids if id not in self._dropped]
-        skips = self._dropped is None
         return str(self.tokenizer.decode(ids, skip_special_tokens=skips, clean_up_tokenization_spaces=False))
 
     def decode_text(self, ids: Sequence[int]) -> str:
@@ -144,26 +139,23 @@ class PromptReader:
         return token_text(str(self.tokenizer.decode([token])), str(self.tokenizer.convert_ids_to_tokens(token)))
 
     def label_tokens(self, prompts: list[str], rows: list[Ids], labels: Sequence[str]) -> list[list[Ids]]:
-        """Return the tokens of each label after each prompt. Prompt and label are tokenized together."""
-        alone = [ids if ids else (0,) for ids in self.encode(labels, special=False)]
-        together = self.encode([prompt + label for prompt in prompts for label in labels])
+        """Return the tokens of each label after each prompt, tokenized together."""
+        alone = [ids or (0,) for ids in self.encode(labels, special=False)]
+        together = iter(self.encode([prompt + label for prompt in prompts for label in labels]))
         found: list[list[Ids]] = []
-        for number, row in enumerate(rows):
-            tails = []
-            for index in range(len(labels)):
-                whole = together[number * len(labels) + index]
-                tail = whole[len(row) :]
-                tails.append(tail if tail and whole[: len(row)] == row else alone[index])
-            found.append(tails)
+        for row in rows:
+            wholes = [next(together) for _ in labels]
+            found.append([
+                whole[len(row) :] if len(whole) > len(row) and whole[: len(row)] == row else other
+                for whole, other in zip(wholes, alone, strict=True)
+            ])  # fmt: skip
         return found
 
     def check_lengths(self, lengths: Sequence[int]) -> None:
         for index, length in enumerate(lengths):
             if self.longest and length > self.longest:
-                raise ValueError(
-                    f"prompt {index} has {length} tokens with its continuation; the model accepts at most"
-                    f" {self.longest}. Shorten it, or split it"
-                )
+                told = f"prompt {index} has {length} tokens with its continuation"
+                raise ValueError(f"{told}; the model accepts at most {self.longest}. Shorten it, or split it")
 
 
 _MARKS = frozenset(
@@ -172,11 +164,11 @@ _MARKS = frozenset(
         "[THINK]", "[/THINK]", "<seed:think>", "</seed:think>",
     }
 )  # fmt: skip
-"""Marks of function calls and of reasoning, which are part of a text even if a tokenizer calls them special."""
+"""Parts of a text even if a tokenizer calls them special."""
 
 
 def _special_tokens_to_drop(tokenizer: Any) -> frozenset[int] | None:
-    """Return the special tokens that are not part of a text; None if no special token is part of a text."""
+    """Return the special tokens that are not part of a text; None if no special token is."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     special = {id: str(token) for id, token in added.items() if token.special}
     dropped = frozenset(id for id, text in special.items() if text not in _MARKS)
@@ -184,7 +176,6 @@ def _special_tokens_to_drop(tokenizer: Any) -> frozenset[int] | None:
 
 
 def end_tokens(configured: int | Sequence[int] | None, tokenizer: Any) -> frozenset[int]:
-    """Return the configured end tokens, or the tokenizer's end token if none are configured."""
     if configured is None:
         configured = tokenizer.eos_token_id
     return frozenset([configured] if isinstance(configured, int) else configured or ())

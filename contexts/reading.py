@@ -1,11 +1,8 @@
-"""Read texts with a causal model: mean hidden states, and losses on targets.
-
-Each prompt is computed once for all its samples (`forward`).
-"""
+"""Read texts with a causal model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,18 +15,15 @@ from stoker.contexts.language_model import CausalLM
 BATCH_TOKENS = 2048
 
 
-def mean_hidden_states(
-    model: CausalLM, texts: Sequence[str], *, most_tokens: int, seen: Callable[[int], None] | None = None
-) -> npt.NDArray[np.float32]:
+def mean_hidden_states(model: CausalLM, texts: Sequence[str], *, most_tokens: int) -> npt.NDArray[np.float32]:
     """Return the mean of each text's last hidden states, `[texts, width]`, over its first `most_tokens` tokens.
 
-    `seen` receives the number of finished texts. Raises ValueError for an empty text.
+    Raises ValueError for an empty text.
     """
     rows = _tokens(model, texts, most=most_tokens)
-    if empty := [index for index, row in enumerate(rows) if not row]:
-        raise ValueError(f"text {empty[0]} is empty; a model needs at least one token")
+    if () in rows:
+        raise ValueError(f"text {rows.index(())} is empty; a model needs at least one token")
     found: list[Any] = [None] * len(rows)
-    done = 0
     with model.alone() as runner:
         for group in _group_rows_by_length(rows):
             ids, mask = _padded([rows[index] for index in group], device=runner.device)
@@ -38,25 +32,21 @@ def mean_hidden_states(
             means = (states.float() * weights).sum(dim=1) / weights.sum(dim=1)
             for index, mean in zip(group, means.cpu().numpy(), strict=True):
                 found[index] = mean
-            done += len(group)
-            if seen is not None:
-                seen(done)
     return np.stack(found) if found else np.zeros((0, 0), dtype=np.float32)
 
 
 def mean_losses(
     model: CausalLM, prompts: Sequence[Ids], samples: Sequence[tuple[Ids, Ids]], *, batch_size: int = 1
 ) -> list[float]:
-    """Return the mean loss of each prompt over samples, in nats per target token.
+    """Return the mean loss of each prompt (token ids) over samples, in nats per target token.
 
-    Prompts are token ids. A sample is a pair (input, target) that follows the prompt. Raises ValueError for an empty or
-    too long input.
+    A sample is a pair (input, target). Raises ValueError.
     """
     if not samples:
         raise ValueError("there are no samples to score prompts by")
     rows = list(prompts)
-    if empty := [index for index, row in enumerate(rows) if not row]:
-        raise ValueError(f"prompt {empty[0]} is empty; a model needs at least one token")
+    if () in rows:
+        raise ValueError(f"prompt {rows.index(())} is empty; a model needs at least one token")
     inputs, targets = [one for one, _ in samples], [target for _, target in samples]
     _check(model, rows, inputs, targets)
     losses = [0.0] * len(rows)
@@ -97,10 +87,8 @@ def _check(model: CausalLM, rows: list[Ids], inputs: list[Ids], targets: list[Id
             raise ValueError(f"the target of sample {number} is empty; nothing can be scored")
         whole = longest + len(one) + len(target)
         if reads and whole > reads:
-            raise ValueError(
-                f"sample {number} has {whole} tokens with a prompt of {longest} before it; the model accepts at"
-                f" most {reads}. Shorten it, or the prompts"
-            )
+            told = f"sample {number} has {whole} tokens with a prompt of {longest} before it"
+            raise ValueError(f"{told}; the model accepts at most {reads}. Shorten it, or the prompts")
 
 
 def _tokens(model: CausalLM, texts: Sequence[str], *, most: int) -> list[Ids]:
@@ -116,15 +104,14 @@ def _tokens(model: CausalLM, texts: Sequence[str], *, most: int) -> list[Ids]:
 def _group_rows_by_length(rows: list[Ids]) -> list[list[int]]:
     groups: list[list[int]] = []
     for index in sorted(range(len(rows)), key=lambda index: -len(rows[index])):
-        if groups and (len(groups[-1]) + 1) * len(rows[groups[-1][0]]) <= BATCH_TOKENS:
-            groups[-1].append(index)
-        else:
-            groups.append([index])
+        if not groups or (len(groups[-1]) + 1) * len(rows[groups[-1][0]]) > BATCH_TOKENS:
+            groups.append([])
+        groups[-1].append(index)
     return groups
 
 
 def _padded(rows: list[Ids], *, device: Any) -> tuple[Any, Any]:
-    longest = max(map(len, rows))
-    ids = torch.tensor([row + (0,) * (longest - len(row)) for row in rows], device=device)
-    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows], device=device)
+    rest = [max(map(len, rows)) - len(row) for row in rows]
+    ids = torch.tensor([row + (0,) * more for row, more in zip(rows, rest, strict=True)], device=device)
+    mask = torch.tensor([[1] * len(row) + [0] * more for row, more in zip(rows, rest, strict=True)], device=device)
     return ids, mask

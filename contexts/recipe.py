@@ -1,7 +1,4 @@
-"""A recipe: how to load a context, with its files and its needs. This module also has the options of `@context`.
-
-Recipes with equal content have equal keys (`digest`), and therefore share a context.
-"""
+"""A recipe: how to load a context, with its files and its needs. Recipes with equal keys share a context."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import enum
 import inspect
 import os
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import msgspec
 
@@ -32,17 +29,17 @@ class Awareness(enum.Enum):
     """The parts of a context that are kept after a call (Pervasive Context Management §4.2)."""
 
     NONE = "none"
-    """No part: each call starts a new interpreter and reads the files from their origin."""
+    """Each call starts a new interpreter and reads the files from their origin."""
     DISK = "disk"
-    """The files: each call starts a new interpreter and reads the files from the pilot's object cache."""
+    """Each call starts a new interpreter and reads the files from the pilot's object cache."""
     FULL = "full"
-    """The loaded context: one library loads it once and runs many calls."""
+    """One library loads the context once and runs many calls."""
 
 
 class ObjectRef(msgspec.Struct, frozen=True):
-    """A file or folder named by its content. `source`: path from which the content was read.
+    """A file or folder named by its content, which was read from `source`.
 
-    `inode` and `changed_ns` identify the file; 0 if unknown, or if the file was changed within the last two seconds.
+    `inode` and `changed_ns` identify the file; 0 if unknown, or if it was changed within the last two seconds.
     """
 
     name: str
@@ -55,8 +52,8 @@ class ObjectRef(msgspec.Struct, frozen=True):
 class Needs(msgspec.Struct, frozen=True):
     """What a library requires from its pilot. Declared sizes are enforced limits; 0 = undeclared.
 
-    `device_memory_bytes`: per device (on a CPU, the larger of the two memory limits applies). `kinds`: suitable device
-    kinds, best first; empty = any. The memory includes a cache of `cache_tokens` tokens with `token_bytes` each.
+    `device_memory_bytes`: per device (on a CPU, the larger memory limit applies). `kinds`: suitable device kinds, best
+    first; empty = any. The memory includes a cache of `cache_tokens` tokens with `token_bytes` each.
     """
 
     devices: int = 1
@@ -70,9 +67,9 @@ class Needs(msgspec.Struct, frozen=True):
 
 
 class LibraryLimits(msgspec.Struct, frozen=True):
-    """Limits of a context's libraries: at least `least` and at most `most` libraries are loaded (0 = unlimited).
+    """Limits of a context's loaded libraries (0 = unlimited). They are not part of a recipe's key.
 
-    An idle library is unloaded after `keep_alive_s` seconds. These limits are not part of a recipe's key.
+    An idle library is unloaded after `keep_alive_s` seconds.
     """
 
     least: int = 0
@@ -86,11 +83,10 @@ NO_LIMITS = LibraryLimits()
 class Recipe(msgspec.Struct, frozen=True):
     """A context recipe.
 
-    `key` identifies the content; `name` is for users (`llm-7f3a`). `loader`: cloudpickle of `(function, args, kwargs)`,
-    or empty. `preload`: modules that the zygote imports before it forks. `slots`: concurrent calls of a library (0: see
-    `slots_of`). `calls_per_library`: calls after which a library ends (0 = never). `arguments`: arguments of the loader
-    as short text. `longest_input`: maximum tokens of an input (0 = any). `home`: working folder of the program.
-    `named`: cache names of relative paths in `files`.
+    `key` identifies the content; `name` is for users (`llm-7f3a`). `loader`: cloudpickle of `(function, args, kwargs)`.
+    `preload`: modules that the zygote imports. `slots`: concurrent calls of a library (0: see `slots_of`).
+    `calls_per_library`: 0 = unlimited. `arguments`: as short text. `longest_input`: in tokens (0 = any). `home`: the
+    program's folder. `named`: cache names of relative paths in `files`.
     """
 
     key: str
@@ -114,33 +110,39 @@ class Recipe(msgspec.Struct, frozen=True):
         return f"{self.name}{self.arguments}" if self.loader or self.key != BARE.key else "no context"
 
     def __repr__(self) -> str:
-        needs, parts = self.needs, [f"recipe {self.title}"]
-        if needs.devices != 1:
-            parts.append(f"{needs.devices} devices")
-        if needs.kinds:
-            parts.append("on " + " or ".join(needs.kinds))
-        if needs.memory_bytes:
-            parts.append(f"memory {show_bytes(needs.memory_bytes)}")
-        if needs.device_memory_bytes:
-            parts.append(f"device memory {show_bytes(needs.device_memory_bytes)}")
-        if self.objects:
-            size = sum(part.size_bytes for part in self.objects)
-            parts.append(f"{len(self.objects)} object{'s' * (len(self.objects) != 1)} of {show_bytes(size)}")
-        if self.longest_input:
-            parts.append(f"inputs up to {self.longest_input:,} tokens")
-        if self.awareness is not Awareness.FULL:
-            parts.append(f"awareness {self.awareness.value}")
-        if self.limits.least or self.limits.most:
-            parts.append(f"{self.limits.least} to {self.limits.most or 'any number of'} libraries")
-        if self.limits.keep_alive_s is not None:
-            parts.append(f"kept {show_seconds(self.limits.keep_alive_s)} when idle")
-        return f"<{', '.join(parts)}>"
+        needs, limits, size = self.needs, self.limits, sum(part.size_bytes for part in self.objects)
+        parts = {
+            f"{needs.devices} devices": needs.devices != 1,
+            f"on {' or '.join(needs.kinds)}": needs.kinds,
+            f"memory {show_bytes(needs.memory_bytes)}": needs.memory_bytes,
+            f"device memory {show_bytes(needs.device_memory_bytes)}": needs.device_memory_bytes,
+            f"{len(self.objects)} object{'s' * (len(self.objects) != 1)} of {show_bytes(size)}": self.objects,
+            f"inputs up to {self.longest_input:,} tokens": self.longest_input,
+            f"awareness {self.awareness.value}": self.awareness is not Awareness.FULL,
+            f"{limits.least} to {limits.most or 'any number of'} libraries": limits.least or limits.most,
+            f"kept {show_seconds(limits.keep_alive_s or 0)} when idle": limits.keep_alive_s is not None,
+        }
+        return f"<{', '.join([f'recipe {self.title}', *(part for part, is_shown in parts.items() if is_shown)])}>"
 
 
 BARE = Recipe(key="bare", name="bare", needs=Needs())
 
 
 Size = str | Literal[0] | None
+
+
+class RecipeOptions(TypedDict, total=False):
+    """Options of `stoker.context` that recipes of models have too."""
+
+    memory: Size
+    device_memory: Size
+    kinds: Iterable[str]
+    load_limit: str | float
+    awareness: str | Awareness
+    calls_per_library: int
+    min_libraries: int
+    max_libraries: int | None
+    keep_alive: str | float | None
 
 
 class ContextOptions:
@@ -170,7 +172,7 @@ class ContextOptions:
             kinds=_names("kinds", kinds),
             load_limit_s=_seconds("load_limit", load_limit),
         )
-        self.slots = _slots(slots)
+        self.slots = 0 if slots == "auto" else _count("slots", slots, least=1, auto=', or "auto"')
         self.calls_per_library = _count("calls_per_library", calls_per_library, least=0, most=MOST_NUMBER)
         self.files = _paths("files", files)
         self.preload = None if preload is None else _names("preload", preload)
@@ -218,55 +220,42 @@ def _seconds(option: str, value: str | float, *, none_left: str = "it leaves no 
 
 def _limits(least: Any, most: Any, keep_alive: Any) -> LibraryLimits:
     _count("min_libraries", least, least=0)
-    if most is not None:
-        _count("max_libraries", most, least=1)
-        if least > most:
-            raise _wrong("min_libraries", least, f"max_libraries = {most} allows no more than that")
+    if most is not None and _count("max_libraries", most, least=1) < least:
+        raise _wrong("min_libraries", least, f"max_libraries = {most} allows no more than that")
     kept_s = None if keep_alive is None else _seconds("keep_alive", keep_alive, none_left="")
     return LibraryLimits(least, most or 0, kept_s)
 
 
-def _count(option: str, value: Any, *, least: int, most: int = MOST_AT_ONCE) -> int:
+def _count(option: str, value: Any, *, least: int, most: int = MOST_AT_ONCE, auto: str = "") -> int:
     if type(value) is not int or value < least:
-        raise _wrong(option, value, f"write a whole number, {least} or more")
+        raise _wrong(option, value, f"write a whole number, {least} or more{auto}")
     if value > most:
         raise _wrong(option, value, f"it must be {most:,} at most")
     return value
 
 
-def _slots(value: Any) -> int:
-    if value == "auto":
-        return 0
-    if type(value) is not int or value < 1:
-        raise _wrong("slots", value, 'write a whole number, 1 or more, or "auto"')
-    return _count("slots", value, least=1)
-
-
 def _names(option: str, value: Any) -> tuple[str, ...]:
-    names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (value,)
+    names = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
     if not all(isinstance(name, str) and name for name in names):
         raise _wrong(option, value, f"write names, as in {option}=['...', '...']")
     return names
 
 
 def _paths(option: str, value: Any) -> tuple[str, ...]:
-    single = isinstance(value, str | os.PathLike) or not isinstance(value, Iterable)
-    paths = [os.fspath(each) if isinstance(each, os.PathLike) else each for each in ([value] if single else value)]
+    several = isinstance(value, Iterable) and not isinstance(value, str | os.PathLike)
+    paths = [os.fspath(each) if isinstance(each, os.PathLike) else each for each in (value if several else [value])]
     if not all(isinstance(path, str) and path for path in paths):
         raise _wrong(option, value, f"write paths, or names of the loader's parameters, as in {option}=['...', '...']")
     return tuple(paths)
 
 
 def _wrong(option: str, value: Any, problem: str) -> RecipeError:
-    shown = repr(value)
-    return RecipeError(
-        f"@context({option}={shown if len(shown) < 80 else shown[:77] + '...'}): {problem}", option=option
-    )
+    shown = repr(value) if len(repr(value)) < 80 else repr(value)[:77] + "..."
+    return RecipeError(f"@context({option}={shown}): {problem}", option=option)
 
 
 def _awareness(value: str | Awareness) -> Awareness:
     try:
         return Awareness(value)
     except ValueError:
-        names = ", ".join(level.value for level in Awareness)
-        raise _wrong("awareness", value, f"write one of {names}") from None
+        raise _wrong("awareness", value, f"write one of {', '.join(level.value for level in Awareness)}") from None

@@ -1,26 +1,25 @@
 """Load a Transformers model, and store a converted copy that loads faster.
 
-A *snapshot* is the output of `save_pretrained` in the dtype of the computation. With a snapshot, a load need not
-dequantize a GGUF file. One process converts the model while other processes wait. A snapshot that fails to load is
-created again. If the disk is full, the model is loaded without a snapshot. Other pilots find a snapshot by its *form*,
-a digest of source and dtype.
+A *snapshot* is the output of `save_pretrained` in the dtype of the computation, so a load need not dequantize a GGUF
+file. One process converts the model while others wait. Other pilots find a snapshot by its *form*, a digest of source
+and dtype.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from huggingface_hub import snapshot_download
 
+from stoker import locks
 from stoker.contexts import ambient
 from stoker.contexts.folders import snapshot_folder
 from stoker.contexts.objects import object_of
@@ -37,8 +36,6 @@ _MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 
 
 class LoadedParts(NamedTuple):
-    """A model and its tokenizer. `weights`: text on how the weights were loaded."""
-
     model: Any
     tokenizer: Any
     weights: str = ""
@@ -47,7 +44,7 @@ class LoadedParts(NamedTuple):
 def load_parts(
     path: str, *, dtype: Any, devices: tuple[str, ...], snapshot: bool = True, name: str = ""
 ) -> tuple[LoadedParts, str]:
-    """Load the model and its tokenizer, with a snapshot if that is faster. Return the parts and their origin.
+    """Load the model and its tokenizer. Return them and their origin.
 
     The layers are split over several `devices`.
     """
@@ -57,22 +54,30 @@ def load_parts(
 
 
 def weights_folder(path: str, *, dtype: Any, name: str = "") -> tuple[str, str]:
-    """Return a folder with the model's safetensors files, and its origin. If needed, convert the model to a snapshot.
-
-    Raises OSError, and exceptions of Transformers for an unreadable model.
-    """
+    """Return a folder with the model's safetensors files, and its origin."""
     if not os.path.exists(path):
         return str(snapshot_download(path, allow_patterns=_MODEL_FILES)), "from the model hub"
     if not _is_worth_converting(path):
         return path, "as it is"
     place = snapshot_path(name or object_of(path).name, dtype=str(dtype))
-    came = ambient.local_path(place.name)
-    if snapshot_creation_seconds(place) is None and (made_s := snapshot_creation_seconds(came)) is not None:
-        return str(came), f"snapshot (another pilot made it in {show_seconds(made_s)})"
+    if received := received_snapshot(place):
+        return str(received[0]), _received(received[1])
     made = make_snapshot(place, lambda: _read(path, dtype=dtype, devices=("cpu",)), source=path)
+    return str(place), _offer(place, is_new=made)
+
+
+def received_snapshot(place: Path) -> tuple[Path, float] | None:
+    """Return the snapshot that another pilot sent and its seconds, unless `place` has one."""
+    came = ambient.local_path(place.name)
+    if snapshot_creation_seconds(place) is not None or (made_s := snapshot_creation_seconds(came)) is None:
+        return None
+    return came, made_s
+
+
+def _offer(place: Path, *, is_new: bool) -> str:
     made_s = snapshot_creation_seconds(place) or 0.0
     ambient.offer_snapshot(place.name, place, made_s=made_s)
-    return str(place), f"snapshot ({'just made' if made else 'made earlier'} in {show_seconds(made_s)})"
+    return f"snapshot ({'just made' if is_new else 'made earlier'} in {show_seconds(made_s)})"
 
 
 def snapshot_path(name: str, *, dtype: str) -> Path:
@@ -94,15 +99,13 @@ def make_snapshot(place: Path, load: Callable[[], tuple[Any, ...]], *, source: s
 
 
 def make_folder(place: Path, write: Callable[[Path], None], *, source: str, made_s: float | None = None) -> bool:
-    """Create the folder `place` atomically: `write` fills a draft folder, which is then renamed. Return True if this
-    process created the folder.
+    """Create the folder `place` atomically from a draft that `write` fills. Return True if this process created it.
 
-    `made_s`: creation seconds to record if `write` only copies a folder. Raises OSError and the exceptions of `write`.
+    `made_s`: creation seconds to record if `write` only copies. Raises OSError and the exceptions of `write`.
     """
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if snapshot_creation_seconds(place) is not None:
-        return False
-    with _lock(place.with_name(place.name + ".lock")):
+    with open(place.with_name(place.name + ".lock"), "a") as lock:
+        locks.wait(lock.fileno())
         if snapshot_creation_seconds(place) is not None:
             return False
         for left in place.parent.glob(f".{place.name}.*"):
@@ -132,42 +135,41 @@ def rename_damaged_snapshot(place: Path) -> Path:
 
 
 def _flush(folder: Path) -> None:
-    for file in folder.rglob("*"):
-        if file.is_file():
-            with file.open("rb") as written:
-                os.fdatasync(written.fileno())
+    for file in filter(Path.is_file, folder.rglob("*")):
+        with file.open("rb") as written:
+            os.fdatasync(written.fileno())
 
 
 def _load_through_snapshot(path: str, *, dtype: Any, devices: tuple[str, ...], name: str) -> tuple[LoadedParts, str]:
     place = snapshot_path(name or object_of(path).name, dtype=str(dtype))
-    came = ambient.local_path(place.name)
-    if snapshot_creation_seconds(place) is None and (made_s := snapshot_creation_seconds(came)) is not None:
+    if received := received_snapshot(place):
+        came, made_s = received
         try:
-            loaded = _read(str(came), dtype=dtype, devices=devices)
+            return _read(str(came), dtype=dtype, devices=devices), _received(made_s)
         except Exception as error:
             log.warning("the snapshot %s of another pilot cannot be loaded (%s); a new snapshot is made", came, error)
-        else:
-            return loaded, f"snapshot (another pilot made it in {show_seconds(made_s)})"
     for _ in range(2):
         try:
             made = make_snapshot(place, lambda: _read(path, dtype=dtype, devices=("cpu",)), source=path)
         except OSError as error:
             log.warning("no snapshot of %s in %s: %s; it is loaded without one", path, place.parent, error)
             break
-        made_s = snapshot_creation_seconds(place) or 0.0
         try:
             loaded = _read(str(place), dtype=dtype, devices=devices)
         except Exception as error:
             aside = rename_damaged_snapshot(place)
             log.warning("the snapshot %s cannot be loaded (%s); moved to %s, made again", place, error, aside.name)
         else:
-            ambient.offer_snapshot(place.name, place, made_s=made_s)
-            return loaded, f"snapshot ({'just made' if made else 'made earlier'} in {show_seconds(made_s)})"
+            return loaded, _offer(place, is_new=made)
     return _read(path, dtype=dtype, devices=devices), "without a snapshot"
 
 
+def _received(made_s: float) -> str:
+    return f"snapshot (another pilot made it in {show_seconds(made_s)})"
+
+
 def snapshot_creation_seconds(place: Path) -> float | None:
-    """Return the seconds that the creation of a snapshot took, or None if the snapshot does not exist."""
+    """Return the seconds that a snapshot took, or None."""
     try:
         return float(json.loads((place / _FACTS).read_text()).get("made_s", 0.0))
     except (OSError, ValueError, RecursionError, AttributeError, TypeError):
@@ -199,7 +201,7 @@ def _read(path: str, *, dtype: Any, devices: tuple[str, ...]) -> LoadedParts:
 
 
 def _mend_special_tokens(tokenizer: Any, config: Any) -> None:
-    """Correct special tokens. Transformers 5.17 sets a wrong end token for a GGUF file of SmolLM2."""
+    """Transformers 5.17 sets a wrong end token for a GGUF file of SmolLM2."""
     for kind in ("bos", "eos", "pad"):
         named = getattr(config, f"{kind}_token_id", None)
         if named in tokenizer.added_tokens_decoder and getattr(tokenizer, f"{kind}_token_id") != named:
@@ -210,13 +212,3 @@ def _is_worth_converting(path: str) -> bool:
     if path.endswith(".gguf"):
         return os.path.isfile(path)
     return os.path.isdir(path) and not any(Path(path).glob("*.safetensors"))
-
-
-@contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    with open(path, "a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError as error:
-            log.warning("no lock on %s (%s); two processes may convert at once, one result is kept", path, error)
-        yield

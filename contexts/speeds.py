@@ -6,35 +6,26 @@ import math
 from collections.abc import Mapping
 
 SAME = 1.1
-"""Two device kinds count as equally fast if their times differ by less than this factor."""
+"""Factor between the times of two device kinds below which they count as equally fast."""
 
 Pair = tuple[str, str]
 
 
 def relative_speeds(ratios: Mapping[Pair, tuple[float, float]]) -> dict[str, float]:
-    """Return the speed of each kind relative to the fastest kind; empty if all kinds are equally fast.
+    """Return the speed of each kind relative to the fastest; empty if all are equally fast.
 
-    The pair with the largest weight is first. Each other kind joins by its pair with the largest weight, so a speed
-    never depends on two contradictory ratios. Kinds without a chain of pairs to the first pair have no speed.
-
-    Args:
-        ratios: Seconds of the first kind divided by seconds of the second, and the weight of this ratio, by pair.
+    Each kind joins by its pair with the largest weight, so a speed never depends on two contradictory ratios.
+    `ratios`: seconds of the first kind divided by those of the second, and the weight.
     """
     logs: dict[str, float] = {}
     left = dict(ratios)
-    while left:
-        joining = [pair for pair in left if not logs or (pair[0] in logs) != (pair[1] in logs)]
-        if not joining:
-            break
-        pair = max(joining, key=lambda pair: (left[pair][1], pair))
-        slower, other = pair
+    while joining := [pair for pair in left if not logs or (pair[0] in logs) != (pair[1] in logs)]:
+        pair = slower, other = max(joining, key=lambda pair: (left[pair][1], pair))
         log = math.log(left.pop(pair)[0])
-        if not logs:
-            logs[other] = 0.0
-        if other in logs:
-            logs[slower] = logs[other] + log
-        else:
+        if slower in logs:
             logs[other] = logs[slower] - log
+        else:
+            logs[slower] = logs.setdefault(other, 0.0) + log
     fastest = min(logs.values(), default=0.0)
     speeds = {kind: math.exp(fastest - log) for kind, log in logs.items()}
     speeds = {kind: speed if speed * SAME < 1.0 else 1.0 for kind, speed in speeds.items()}

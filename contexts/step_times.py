@@ -1,10 +1,8 @@
 """Seconds of an engine's step, by the number of tokens read and the mean number of tokens attended to.
 
 SLINFER (§VI-B) measures prefill by prompt length, and decode by batch size and mean length, at powers of two, and
-interpolates linearly. Stoker's table of prefill times also has two dimensions, because a step may read a part of a
-prompt. Stoker's engine computes attention over all rows of one size, up to the longest row (`padded_length`).
-
-A *cell* contains the samples that are nearest to the same powers of two.
+interpolates linearly. Here prefill times also have two dimensions, because a step may read a part of a prompt. A *cell*
+contains the samples that are nearest to the same powers of two.
 """
 
 from __future__ import annotations
@@ -17,17 +15,17 @@ from itertools import pairwise
 import msgspec
 
 MOST_SAMPLES = 200
-"""Maximum sample count of a cell. Each later sample moves the cell's mean by 1/200 of the difference."""
+"""Maximum sample count of a cell, so that its mean still moves."""
 MOST_CELLS = 512
-"""Maximum number of cells for prefill or for decode: 16 powers of two of tokens by 32 of lengths."""
+"""16 powers of two of tokens by 32 of lengths."""
 _LARGEST = 2.0**31
 _RELIABLE_COUNT = 4
 _OUTLIER = 3.0
-"""A step counts with at most this multiple of its forecast, because something disturbed a longer step."""
+"""Multiple of its forecast up to which a step counts."""
 
 
 class StepSample(msgspec.Struct, frozen=True, array_like=True):
-    """A step that read `tokens` tokens. Each token attended to `length` tokens on average."""
+    """A step that read `tokens` tokens, each of which attended to `length` tokens."""
 
     prefill: bool
     tokens: float
@@ -85,23 +83,20 @@ class StepTimes(msgspec.Struct, frozen=True):
         )
 
     def scale_to_speed(self, speed: float) -> StepTimes:
-        """Return the step times on a device that is `speed` times as fast."""
-        prefill, decode = (
-            tuple(msgspec.structs.replace(cell, seconds=cell.seconds / speed) for cell in cells)
-            for cells in (self.prefill, self.decode)
-        )
-        return msgspec.structs.replace(self, prefill=prefill, decode=decode)
+        def scaled(cells: tuple[StepCell, ...]) -> tuple[StepCell, ...]:
+            return tuple(msgspec.structs.replace(cell, seconds=cell.seconds / speed) for cell in cells)
+
+        return msgspec.structs.replace(self, prefill=scaled(self.prefill), decode=scaled(self.decode))
 
     def is_sound(self) -> bool:
-        """Return True if no number is negative or too large to be a measurement."""
-        cells = (*self.prefill, *self.decode)
+        """True if no number is negative or too large for a measurement."""
+        cells, errors = (*self.prefill, *self.decode), (self.prefill_error, self.decode_error)
         numbers = [number for cell in cells for number in (cell.tokens, cell.length, cell.seconds)]
-        errors = [self.prefill_error, self.decode_error]
         return (
             max(len(self.prefill), len(self.decode)) <= MOST_CELLS
-            and all(0 <= number <= _LARGEST for number in numbers)
+            and all(0 <= number <= _LARGEST for number in (*numbers, *(error.mean for error in errors)))
             and all(0 < cell.count <= MOST_SAMPLES for cell in cells)
-            and all(0 <= error.mean <= _LARGEST and 0 <= error.count <= MOST_SAMPLES for error in errors)
+            and all(0 <= error.count <= MOST_SAMPLES for error in errors)
         )
 
 
@@ -127,23 +122,22 @@ class StepTable:
         self._put(StepCell(tokens, length, seconds, count))
 
     def seconds(self, tokens: float, length: float) -> float:
-        if not self._rows:
-            raise LookupError("no step has been measured")
         order = self._order
-        at = sum(self._at(place, length)[0] <= tokens for place in order)
+        if not order:
+            raise LookupError("no step has been measured")
         if len(order) == 1:
-            knot = self._at(order[0], length)
-            return knot[1] * tokens / knot[0] if tokens > knot[0] else knot[1]
+            most, seconds = self._at(order[0], length)
+            return seconds * tokens / most if tokens > most else seconds
+        at = sum(self._at(place, length)[0] <= tokens for place in order)
         low = min(max(at - 1, 0), len(order) - 2)
-        before, after = self._at(order[low], length), self._at(order[low + 1], length)
-        return _between(before, after, tokens)
+        return _between(self._at(order[low], length), self._at(order[low + 1], length), tokens)
 
     def floor(self, *, length: float, most: int) -> tuple[float, float]:
         """Return lower bounds of a step's seconds, in total and per token, for 1 to `most` tokens that each attend to
-        at least `length` tokens.
+        at least `length` tokens. Raises LookupError without samples.
 
         A step takes at least the seconds of the faster neighbouring cell. Below the smallest cell, seconds decrease at
-        most in proportion to the tokens. Raises LookupError without samples.
+        most in proportion to the tokens.
         """
         if not self._rows:
             raise LookupError("no step has been measured")
@@ -221,14 +215,6 @@ class StepModel:
     def step_s(self, *, prefill: bool, tokens: float, length: float) -> float:
         return self._tables[prefill].seconds(tokens, length)
 
-    def prompt_s(self, tokens: int, *, part: int = 0) -> float:
-        """Return the seconds to read a prompt in steps of `part` tokens (0 = in one step)."""
-        part, total = part or tokens, 0.0
-        for start in range(0, tokens, part):
-            count = min(part, tokens - start)
-            total += self.step_s(prefill=True, tokens=count, length=start + count / 2)
-        return total
-
     def count_error(self, deviation: float, *, prefill: bool) -> None:
         self._errors[prefill] = self._errors[prefill].joined(StepError(deviation, 1))
 
@@ -236,9 +222,7 @@ class StepModel:
         self._tables[sample.prefill].add(sample.tokens, sample.length, sample.seconds)
 
     def learn(self, sample: StepSample) -> tuple[StepSample, float | None]:
-        """Add a sample, limited to three times its forecast. Return the added sample and the relative error of the
-        forecast (None without similar samples).
-        """
+        """Add a sample, limited to three times its forecast. Return it and the relative error of the forecast."""
         table, deviation = self._tables[sample.prefill], None
         cell = table.cell(sample.tokens, sample.length)
         if cell is not None and sample.seconds > 0:
@@ -259,21 +243,20 @@ def times_of(samples: Iterable[StepSample], *, weight: int = 1) -> StepTimes:
 
 
 def powers_of_two_up_to(most: int, *, least: int = 1) -> list[int]:
-    """Return the powers of two between `least` and `most`, and `most`."""
     found = [1 << power for power in range(max(0, most).bit_length()) if least <= 1 << power <= most]
     return found if not found or found[-1] == most else [*found, most]
 
 
 def mean_attended_tokens(reads: Sequence[tuple[int, int]]) -> float:
-    """Return the mean number of attended tokens. `reads`: first token's index and number of tokens of each read."""
+    """Return the mean of attended tokens. `reads`: first token's index and number of tokens."""
     total = sum(count for _, count in reads)
     return sum(count * (start + count / 2) for start, count in reads) / total if total else 0.0
 
 
 def padded_length(rows: Iterable[tuple[int, float]]) -> float:
-    """Return the mean length that the continuous engine computes for rows given as (reserved size, length).
+    """Return the mean length that the continuous engine computes for rows of (reserved size, length).
 
-    Each row counts with the length of the longest row of its size.
+    Each row counts with the longest row of its size.
     """
     found: dict[int, list[float]] = {}
     for size, length in rows:
@@ -297,7 +280,7 @@ def _between(a: tuple[float, float], b: tuple[float, float], at: float) -> float
 
 
 class StepProfile(msgspec.Struct, frozen=True):
-    """The result of a profiler. `left_out`: number of samples that were skipped for lack of memory or time."""
+    """`left_out`: samples skipped for lack of memory or time."""
 
     times: StepTimes
     engine: str
@@ -308,16 +291,15 @@ class StepProfile(msgspec.Struct, frozen=True):
 
 _LEAST = 1.0
 _FAR = 65_536.0
-"""Number of tokens by which the last straight line extends beyond the last cell."""
 _ROUNDING = 1e-9
 _KEPT_PREFILLS = 32_768
-"""Maximum number of cached prompt lengths. Workloads have fewer lengths."""
+"""More than workloads have."""
 
 
 class StepSeconds:
     """Step times for simulators: the seconds of a constant table, multiplied by `factor`.
 
-    For each batch size, straight lines replace the table at lengths where the table is linear.
+    Per batch size, straight lines replace the table where it is linear.
     """
 
     def __init__(self, times: StepTimes, *, factor: float = 1.0) -> None:
@@ -325,9 +307,8 @@ class StepSeconds:
         self._lengths = sorted({_LEAST, *(cell.length for cell in times.decode if cell.length > _LEAST)})
         self._factor = factor
         self._prefills: dict[tuple[int, float], float] = {}
-        """Cached prefill seconds, because a policy asks repeatedly about the same waiting call."""
         self._lines: dict[int, tuple[list[float], list[float | None]]] = {}
-        """By batch size: the seconds at each length, and the slope after that length (None if not linear)."""
+        """By batch size: the seconds at each length, and the slope after it (None if not linear)."""
 
     def prefill_s(self, tokens: int, length: float) -> float:
         known = self._prefills.get((tokens, length))
@@ -339,8 +320,9 @@ class StepSeconds:
         return known
 
     def decode_s(self, rows: int, length: float, *, count: int = 1) -> list[float]:
-        """Return the seconds of `count` consecutive decode steps of `rows` requests. In each step, the mean length
-        `length` grows by one token. Raises LookupError without samples.
+        """Return the seconds of `count` decode steps of `rows` requests. The mean length grows by one token per step.
+
+        Raises LookupError without samples.
         """
         if rows not in self._lines:
             self._lines[rows] = self._line(rows)

@@ -1,8 +1,8 @@
 """Load a Transformers model onto a GPU: stream weights from safetensors files into device tensors.
 
-Several threads read the files into pinned buffers and copy the buffers asynchronously. Other dtypes are converted on
-the device (docs/decisions/092). Transformers then creates the model around the tensors. If streaming fails,
-Transformers reads the weights.
+Several threads read the files into pinned buffers and copy these asynchronously. Other dtypes are converted on the
+device (docs/decisions/092). Transformers then creates the model around the tensors; if streaming fails, it reads the
+weights.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import math
 import os
 import threading
 import time
@@ -27,15 +28,15 @@ from transformers.models.auto import auto_factory
 from transformers.utils import logging as transformers_logging
 
 from stoker.contexts import layer_split
+from stoker.contexts.adapter_files import read_safetensors_header
 from stoker.units import show_bytes, show_seconds
 
 _DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32,
     "I64": torch.int64, "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64,
 }  # fmt: skip
-_MOST_HEADER_BYTES = 100_000_000
 BUFFER_BYTES = 8 << 20
-"""Size of a pinned buffer in bytes. A large buffer would delay the first copy."""
+"""Bytes of a pinned buffer. A large buffer would delay the first copy."""
 _BUFFERS = 2
 _MOST_READERS = 8
 
@@ -52,15 +53,8 @@ class StoredTensor(NamedTuple):
 class _Piece(NamedTuple):
     stored: StoredTensor
     offset: int
-    size_bytes: int
-
-    @property
-    def start(self) -> int:
-        return self.stored.start + self.offset
-
-    @property
-    def end(self) -> int:
-        return self.start + self.size_bytes
+    start: int
+    end: int
 
 
 class _Entry(msgspec.Struct):
@@ -70,15 +64,13 @@ class _Entry(msgspec.Struct):
 
 
 def stored_tensors(folder: str | Path) -> list[StoredTensor]:
-    """Return the tensors in a folder's safetensors files. Raises OSError, and ValueError for a damaged file or an
-    unknown dtype.
-    """
+    """Return the tensors in a folder's files. Raises OSError, ValueError."""
     single = Path(folder, "model.safetensors")
     if single.exists():
         return _read_tensor_entries(single)
     index = msgspec.json.decode(Path(folder, "model.safetensors.index.json").read_bytes(), type=_ShardIndex)
-    names = sorted(set(index.weight_map.values()))
-    return [stored for name in names for stored in _read_tensor_entries(Path(folder, Path(name).name))]
+    names = sorted({Path(name).name for name in index.weight_map.values()})
+    return [stored for name in names for stored in _read_tensor_entries(Path(folder, name))]
 
 
 class _ShardIndex(msgspec.Struct):
@@ -86,18 +78,10 @@ class _ShardIndex(msgspec.Struct):
 
 
 def _read_tensor_entries(file: Path) -> list[StoredTensor]:
-    with file.open("rb") as opened:
-        length = int.from_bytes(opened.read(8), "little")
-        if length > _MOST_HEADER_BYTES:
-            raise ValueError(f"{file}: its header would take {show_bytes(length)}; it is not a safetensors file")
-        header = opened.read(length)
-        size = os.fstat(opened.fileno()).st_size
-    entries = msgspec.json.decode(header, type=dict[str, msgspec.Raw])
-    entries.pop("__metadata__", None)
-    begin = 8 + length
-    found = [_stored(name, msgspec.json.decode(raw, type=_Entry), file, begin) for name, raw in entries.items()]
+    entries, begin = read_safetensors_header(file)
+    end, size = begin, file.stat().st_size
+    found = [_stored(name, msgspec.convert(entry, _Entry), file, begin) for name, entry in entries.items()]
     found.sort(key=lambda stored: (stored.start, stored.size_bytes))
-    end = begin
     for stored in found:
         if stored.start != end:
             raise ValueError(f"{file}: {stored.name} begins at byte {stored.start:,}, not {end:,}; the file is damaged")
@@ -112,30 +96,21 @@ def _stored(name: str, entry: _Entry, file: Path, begin: int) -> StoredTensor:
     if dtype is None:
         raise ValueError(f"{file}: {name} has the dtype {entry.dtype}, which is not streamed")
     first, end = entry.data_offsets
-    size = dtype.itemsize
-    for length in entry.shape:
-        size *= length
+    size = dtype.itemsize * math.prod(entry.shape)
     if first < 0 or min(entry.shape, default=0) < 0 or end - first != size:
         raise ValueError(f"{file}: {name} does not fit its place; the file is damaged")
     return StoredTensor(name, str(file), begin + first, size, dtype, entry.shape)
 
 
 class WeightStream:
-    """Streams weights to a device while a `with` block runs."""
+    """Streams weights to a device during a `with` block."""
 
     def __init__(
-        self,
-        stored: Sequence[StoredTensor],
-        *,
-        device: str,
-        dtype: torch.dtype | None = None,
-        readers: int = 0,
+        self, stored: Sequence[StoredTensor], *, device: str, dtype: torch.dtype | None = None, readers: int = 0,
         buffer_bytes: int = BUFFER_BYTES,
-    ) -> None:
-        """Prepare a stream. The stream starts when the `with` block is entered.
-
-        `dtype`: dtype of floating-point weights (None: as in the file). `readers`: number of threads (0: one per core,
-        from 2 to 8). `buffer_bytes`: size of a buffer, a multiple of 16. Each thread has two buffers.
+    ) -> None:  # fmt: skip
+        """`dtype`: dtype of floating-point weights (None: as in the file). `readers`: threads with two buffers each (0:
+        one per core, from 2 to 8). `buffer_bytes`: a multiple of 16.
         """
         self.size_bytes = sum(each.size_bytes for each in stored)
         self.seconds = 0.0
@@ -159,7 +134,7 @@ class WeightStream:
         self._tensors = {}
 
     def wait(self) -> dict[str, torch.Tensor]:
-        """Wait for the weights, and return the tensors by name. Later calls return an empty dictionary."""
+        """Wait for the weights, and return the tensors by name, once."""
         self._thread.join()
         if self._error is not None:
             raise self._error
@@ -204,26 +179,23 @@ class WeightStream:
     def _read_all(self, files: dict[str, int]) -> None:
         spans = deque(_split_into_spans(self._stored, self._buffer_bytes))
         readers = min(self._readers, len(spans))
-        if not readers:
-            return
-        with ThreadPoolExecutor(readers, thread_name_prefix="stoker-weights") as pool:
+        with ThreadPoolExecutor(readers or 1, thread_name_prefix="stoker-weights") as pool:
             for future in [pool.submit(self._read, files, spans) for _ in range(readers)]:
                 future.result()
 
     def _read(self, files: dict[str, int], spans: deque[list[_Piece]]) -> None:
         try:
             with Staging(self._device, self._buffer_bytes) as staging:
-                while spans and not self._stopped:
+                while not self._stopped:
                     try:
                         span = spans.popleft()
-                    except IndexError:  # another reader has taken the last span
+                    except IndexError:
                         return
                     buffer = staging.next_buffer()
                     start, file = span[0].start, span[0].stored.file
                     read_exactly(files[file], memoryview(buffer.numpy())[: span[-1].end - start], start, name=file)
                     for piece in span:
-                        at = piece.start - start
-                        self._copy(piece, buffer[at : at + piece.size_bytes], staging)
+                        self._copy(piece, buffer[piece.start - start : piece.end - start], staging)
                     staging.mark_used()
         except BaseException:
             self._stopped = True
@@ -231,17 +203,18 @@ class WeightStream:
 
     def _copy(self, piece: _Piece, source: torch.Tensor, staging: Staging) -> None:
         dtype, flat = piece.stored.dtype, self._tensors[piece.stored.name].view(-1)
-        target = flat[piece.offset // dtype.itemsize : (piece.offset + piece.size_bytes) // dtype.itemsize]
+        first, size = piece.offset // dtype.itemsize, len(source) // dtype.itemsize
+        target = flat[first : first + size]
         if flat.dtype == dtype:
             target.view(torch.uint8).copy_(source, non_blocking=True)
         else:
-            there = staging.scratch()[: piece.size_bytes]
+            there = staging.scratch()[: len(source)]
             there.copy_(source, non_blocking=True)
             target.copy_(there.view(dtype))
 
 
 class Staging:
-    """Two buffers of one thread, and the CUDA stream that copies the buffers."""
+    """Two buffers of one thread, and the CUDA stream that copies them."""
 
     def __init__(self, device: torch.device, buffer_bytes: int) -> None:
         self._device = device
@@ -277,7 +250,7 @@ class Staging:
         return self._buffers[self._turn]
 
     def mark_used(self) -> None:
-        """Mark the current buffer as used, after all its copies are queued."""
+        """Call this after all copies of the buffer are queued."""
         if self._is_cuda:
             self._events[self._turn] = event = torch.cuda.Event(blocking=True)
             event.record()
@@ -290,15 +263,13 @@ class Staging:
 
 
 def release_pinned_memory() -> None:
-    for owner, name in ((torch.accelerator, "empty_host_cache"), (torch._C, "_host_emptyCache")):
-        release = getattr(owner, name, None)
-        if release is not None:
-            release()
-            return
+    release = getattr(torch.accelerator, "empty_host_cache", None) or getattr(torch._C, "_host_emptyCache", None)
+    if release is not None:
+        release()
 
 
 def read_exactly(file: int, into: memoryview, start: int, *, name: str) -> None:
-    """Fill `into` with the bytes of a file from byte `start`. Raises OSError if the file is too short."""
+    """Fill `into` from byte `start` of a file. Raises OSError for a short file."""
     while into:
         count = os.preadv(file, [into], start)
         if not count:
@@ -311,12 +282,11 @@ def _split_into_spans(stored: Sequence[StoredTensor], most_bytes: int) -> list[l
     spans: list[list[_Piece]] = []
     for each in stored:
         for offset in range(0, each.size_bytes, most_bytes):
-            piece = _Piece(each, offset, min(most_bytes, each.size_bytes - offset))
-            last = spans[-1] if spans else []
-            if last and last[0].stored.file == each.file and 0 <= piece.end - last[0].start <= most_bytes:
-                last.append(piece)
-            else:
-                spans.append([piece])
+            end = each.start + min(offset + most_bytes, each.size_bytes)
+            first = spans[-1][0] if spans else None
+            if first is None or first.stored.file != each.file or not 0 <= end - first.start <= most_bytes:
+                spans.append([])
+            spans[-1].append(_Piece(each, offset, each.start + offset, end))
     return spans
 
 
@@ -329,14 +299,13 @@ BY_TRANSFORMERS = "weights by Transformers"
 
 
 class UnusualModelError(Exception):
-    """Raised for a model whose weights cannot be streamed. The message states the reason."""
+    """Its weights cannot be streamed."""
 
 
 class StreamedWeights:
-    """The weights of a model, streamed during a `with` block."""
+    """The weights of a model, streamed during a `with` block. A causal model is split over several `devices`."""
 
     def __init__(self, place: str, *, dtype: Any, devices: tuple[str, ...], **more: Any) -> None:
-        """Prepare the load. A causal model is split over several `devices`."""
         self._place = place
         self._dtype = dtype
         self._devices = devices
@@ -346,7 +315,7 @@ class StreamedWeights:
         self._map: dict[str, str] = {"": devices[0]}
         self._scope = contextlib.ExitStack()
         self.told = ""
-        """Origin of the weights as text; empty on a CPU, where the weights are memory-mapped from the file."""
+        """Origin; empty on a CPU, where weights are memory-mapped."""
 
     def __enter__(self) -> StreamedWeights:
         if len(self._devices) > 1:
@@ -388,13 +357,14 @@ class StreamedWeights:
         self.told = f"{BY_TRANSFORMERS}: {why.splitlines()[0]}"
 
     def _begin(self) -> None:
+        place = Path(self._place)
         if "gguf_file" in self._more:
             raise UnusualModelError("a GGUF file")
-        if not os.path.isdir(self._place):
+        if not place.is_dir():
             raise UnusualModelError("no folder")
-        if Path(self._place, "adapter_config.json").exists():
+        if (place / "adapter_config.json").exists():
             raise UnusualModelError("it has an adapter")
-        if not any(Path(self._place).glob("model*.safetensors")):
+        if not any(place.glob("model*.safetensors")):
             raise UnusualModelError("no safetensors")
         config = AutoConfig.from_pretrained(self._place, local_files_only=True)
         for unusual in ("quantization_config", "auto_map", "transformers_weights"):
@@ -407,11 +377,12 @@ class StreamedWeights:
             raise UnusualModelError(f"its dtype is {dtype}")
         self._config, self._final_dtype = config, dtype
         places = [(each, layer_split.device_of_module(self._map, each.name)) for each in stored_tensors(self._place)]
-        streams = [
-            WeightStream([each for each, there in places if there == device], device=device, dtype=dtype)
+        self._streams = [
+            self._scope.enter_context(
+                WeightStream([each for each, there in places if there == device], device=device, dtype=dtype)
+            )
             for device in self._devices
         ]
-        self._streams = [self._scope.enter_context(stream) for stream in streams]
 
     def _build_model_from_streams(self, kind: Any) -> Any:
         tensors = {name: tensor for stream in self._streams for name, tensor in stream.wait().items()}
@@ -424,11 +395,10 @@ class StreamedWeights:
         for what in ("missing_keys", "mismatched_keys", "error_msgs", "conversion_errors"):
             if info.get(what):
                 raise UnusualModelError(f"{what}: {', '.join(sorted(map(str, info[what]))[:3])}")
-        if copied := _copied(model, tensors):
+        streamed = {tensor.data_ptr() for tensor in tensors.values()}
+        if copied := next((name for name, each in model.state_dict().items() if each.data_ptr() not in streamed), ""):
             torch.cuda.empty_cache()
-            if any(
-                stream.converts for stream in self._streams
-            ):  # a copied weight may have been converted twice and lost precision
+            if any(stream.converts for stream in self._streams):  # a weight that is converted twice loses precision
                 why = "is made of other weights or keeps its own dtype, so it may have lost precision"
                 raise UnusualModelError(f"the weight {copied} {why}")
         model.config.name_or_path = model.name_or_path = self._place
@@ -436,25 +406,6 @@ class StreamedWeights:
             model.generation_config = _generation_config(self._place)
         self.told = " and ".join(stream.told() for stream in self._streams)
         return model
-
-
-def streams_to(device: str) -> bool:
-    """Return True for a GPU. On a CPU, memory-mapping the file is faster."""
-    return device.startswith("cuda")
-
-
-def _copied(model: Any, tensors: dict[str, torch.Tensor]) -> str:
-    streamed = {tensor.data_ptr() for tensor in tensors.values()}
-    return next((name for name, each in model.state_dict().items() if each.data_ptr() not in streamed), "")
-
-
-def _generation_config(place: str) -> Any:
-    try:
-        return GenerationConfig.from_pretrained(place, local_files_only=True)
-    except OSError:
-        return GenerationConfig.from_pretrained(
-            place, config_file_name="config.json", _from_model_config=True, local_files_only=True
-        )
 
 
 @contextlib.contextmanager
@@ -467,8 +418,22 @@ def _skip_allocator_warmup() -> Iterator[None]:
         modeling_utils.caching_allocator_warmup = plain
 
 
+def streams_to(device: str) -> bool:
+    """On a CPU, memory-mapping the file is faster."""
+    return device.startswith("cuda")
+
+
+def _generation_config(place: str) -> Any:
+    try:
+        return GenerationConfig.from_pretrained(place, local_files_only=True)
+    except OSError:
+        return GenerationConfig.from_pretrained(
+            place, config_file_name="config.json", _from_model_config=True, local_files_only=True
+        )
+
+
 def computation_dtype(dtype: str, *, path: str, device: str) -> Any:
-    """Return the dtype of the computation. `auto`: float32 on a CPU, the model's dtype on a GPU (bfloat16 for GGUF)."""
+    """Return the dtype of the computation. `auto`: float32 on a CPU, the model's dtype on a GPU."""
     if dtype != "auto":
         return getattr(torch, dtype)
     if device == "cpu":

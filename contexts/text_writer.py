@@ -1,4 +1,4 @@
-"""Write texts with a language model. Each prompt becomes an engine request, whose tokens the caller's thread awaits."""
+"""Write texts with a language model. Each prompt becomes an engine request."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from stoker.contexts.prompts import PromptReader
 Prompt = str | Sequence[int]
 
 Likelihoods = tuple[tuple[str, float | None, tuple[tuple[str, float], ...]], ...]
-"""Per token: text, log-likelihood (None for the first token of a prompt), and the likeliest tokens with their
-log-likelihoods. The text of a part of a character is a `prompts.TokenText`.
+"""Per token: text, log-likelihood (None for the first of a prompt), and the likeliest tokens with theirs. The text of a
+part of a character is a `prompts.TokenText`.
 """
 
 
 class Completion(msgspec.Struct, frozen=True):
-    """The text that a model wrote after a prompt. `finish_reason`: `stop`, or `length` if the text was cut."""
+    """The text after a prompt. `finish_reason`: `stop`, or `length` if the text was cut."""
 
     text: str
     finish_reason: str
@@ -34,7 +34,7 @@ class Completion(msgspec.Struct, frozen=True):
 
 
 class CompletionToken(msgspec.Struct, frozen=True):
-    """A new token of a streamed completion. `text` may be empty. Only the first token has `prompt_logprobs`."""
+    """A new token of a streamed completion. Only the first has `prompt_logprobs`."""
 
     text: str
     finish_reason: str = ""
@@ -56,12 +56,12 @@ class CompletionStream(Iterator[CompletionToken]):
         self._tokens.close()
 
     def texts(self) -> CompletionTexts:
-        """Return the texts as one object, which a function can yield instead of the single tokens."""
+        """Return the texts as one object, which a function can yield."""
         return self._texts
 
 
 class CompletionTexts(ambient.RelayedTexts):
-    """The texts of a completion. After the last text, `finish_reason` and `tokens` describe the whole completion."""
+    """The texts of a completion. After the last, `finish_reason` and `tokens` describe the whole."""
 
     def __init__(self, submit: Callable[[ambient.TextSink | None], Generation]) -> None:
         self._submit = submit
@@ -72,7 +72,6 @@ class CompletionTexts(ambient.RelayedTexts):
         return self._read(None)
 
     def send_to(self, sink: ambient.TextSink) -> Generator[str, None, None]:
-        """Pass the texts to `sink` in the engine's thread. Yield the texts that the sink does not accept."""
         return self._read(sink)
 
     def _read(self, sink: ambient.TextSink | None) -> Generator[str, None, None]:
@@ -95,7 +94,7 @@ class TextWriter:
     def write(
         self, prompts: Sequence[str], sampling: Sampling, *, seed: int | Sequence[int], batch_size: int, prefix: str
     ) -> list[str]:
-        """Return the texts of `CausalLM.generate`. The seed in `sampling` is ignored."""
+        """Return the texts of `CausalLM.generate`."""
         rows = self._prompts.rows(prompts, prefix=prefix, batch_size=batch_size)
         self._prompts.texts().prepare(sampling)
         self._prompts.check_lengths([len(row) + sampling.max_new_tokens for row in rows])
@@ -103,14 +102,11 @@ class TextWriter:
         if len(seeds) != len(rows):
             raise ValueError(f"generate was given {len(seeds)} seeds for {len(rows)} prompts")
         samplings = [msgspec.structs.replace(sampling, seed=one) for one in seeds]
-        order = _submission_order(rows, all_sorted=batch_size > 1)
-        texts = [""] * len(rows)
-        if batch_size:
-            groups = [order[start : start + batch_size] for start in range(0, len(rows), batch_size)]
-            for group in groups:
-                self._write_group(group, rows, samplings, texts, ahead=batch_size)
-        elif rows:
-            self._write_group(order, rows, samplings, texts, ahead=2 * self._thread.engine.slots())
+        order, texts = _submission_order(rows, all_sorted=batch_size > 1), [""] * len(rows)
+        if rows:
+            size, ahead = batch_size or len(rows), batch_size or 2 * self._thread.engine.slots()
+            for start in range(0, len(rows), size):
+                self._write_group(order[start : start + size], rows, samplings, texts, ahead=ahead)
         return texts
 
     def pieces(self, prompt: str, sampling: Sampling) -> Iterator[str]:
@@ -135,14 +131,9 @@ class TextWriter:
         tokens = list(self._new_tokens(row, sampling, pieces=False))
         finish = tokens[-1].finish
         assert finish is not None
-        return Completion(
-            text="".join(token.text for token in tokens),
-            finish_reason=finish.value,
-            prompt_tokens=len(row),
-            completion_tokens=min(len(tokens), sampling.max_new_tokens),
-            logprobs=self._likelihoods(tokens),
-            prompt_logprobs=self._likelihoods(tokens[0].prompt),
-        )
+        text, made = "".join(token.text for token in tokens), min(len(tokens), sampling.max_new_tokens)
+        likelihoods = self._likelihoods(tokens), self._likelihoods(tokens[0].prompt)
+        return Completion(text, finish.value, len(row), made, *likelihoods)
 
     def _write_group(
         self, order: Sequence[int], rows: Sequence[Ids], samplings: Sequence[Sampling], texts: list[str], *, ahead: int
@@ -193,11 +184,6 @@ class TextWriter:
 
 
 def _submission_order(rows: Sequence[Ids], *, all_sorted: bool) -> list[int]:
-    """Return the order of submission: longest first, so that a too long prompt fails before other texts are written."""
-    if all_sorted:
-        return sorted(range(len(rows)), key=lambda place: -len(rows[place]))
-    order = list(range(len(rows)))
-    if rows:
-        longest = max(order, key=lambda place: len(rows[place]))
-        order.insert(0, order.pop(longest))
-    return order
+    """Longest first, so that a too long prompt fails before other texts are written."""
+    order = sorted(range(len(rows)), key=lambda place: -len(rows[place]))
+    return order if all_sorted or not order else [order[0], *sorted(order[1:])]

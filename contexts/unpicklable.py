@@ -1,4 +1,4 @@
-"""Find the part of a value that cannot be pickled. The search pickles the parts one by one."""
+"""Find the part of a value that cannot be pickled, by pickling the parts one by one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import io
 import sys
 import types
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from stoker.contexts.by_value import ByValuePickler, OpenHandle, is_open_handle
@@ -15,86 +16,73 @@ from stoker.contexts.function_code import attribute_names
 from stoker.contexts.user_code import is_installed, qualified_class_name
 
 _FROM_LIBRARY = ("result", "checkpoint", "piece", "exception")
+_OF_FUTURES = {"a future": "its .result()", "a future of asyncio": "the value that it gives when awaited"}
 _TRIES = 300
 _DEPTH = 8
 
 
 def explain(value: Any, error: BaseException, *, what: str) -> str:
-    """Return a sentence that names the unpicklable part, the reason and advice."""
+    """Name the unpicklable part, the reason and advice."""
     try:
         path, culprit, why = _search(value, error, what=what)
     except Exception:  # an error of the search must not hide the original error
         path, culprit, why = "", value, error
     if kind := future_kind(culprit):
-        return _future_advice(path, kind, what=what)
+        advice = f"Pass {_OF_FUTURES[kind]}"
+        if what in _FROM_LIBRARY:
+            advice = "Wait for it in the function, and return its value"
+        elif path.startswith("argument") and kind == "a future":
+            return f"{path} is a future, and only a future that is itself an argument is waited for. {advice}."
+        return _cannot_leave(kind, "is", path, advice, what=what)
     if isinstance(why, OpenHandle):
-        return _handle_advice(path, why, is_itself=is_open_handle(culprit), what=what)
-    place = f" at {path}" if path else ""
-    if what in ("result", "checkpoint"):
+        advice = f"{why.advice[:1].upper()}{why.advice[1:]}"
+        if what in _FROM_LIBRARY:
+            advice = "Read it in the function and return its content, or return its path"
+        return _cannot_leave(why.what, "is" if is_open_handle(culprit) else "holds", path, advice, what=what)
+    if what in _FROM_LIBRARY:
         goes, advice = "back to the program", "Return what it is made from instead: numbers, texts, arrays"
     else:
         goes = "to a library"
         advice = "Make it inside the function or the context's loader, or pass what it is made from"
         if isinstance(culprit, types.ModuleType):
             advice = "Import it in the body of the function or of the context's loader"
-    return f"the {what} can't be sent {goes}{place}: {_kind(culprit)} can't be pickled ({_short(why)}). {advice}."
+    place, reason = f" at {path}" if path else "", _shorten(str(why) or type(why).__name__, 200)
+    return f"the {what} can't be sent {goes}{place}: {_kind(culprit)} can't be pickled ({reason}). {advice}."
 
 
 def future_kind(value: Any) -> str:
-    """Return the kind of a future, or "" for other values, without importing a module."""
-    for module, kind in (("concurrent.futures", "a future"), ("asyncio", "a future of asyncio")):
+    """Return the kind of a future, or "" for other values."""
+    for module, kind in zip(("concurrent.futures", "asyncio"), _OF_FUTURES, strict=True):
         future = getattr(sys.modules.get(module), "Future", None)
         if isinstance(future, type) and isinstance(value, future):
             return kind
     return ""
 
 
-def _future_advice(path: str, kind: str, *, what: str) -> str:
-    value = "its .result()" if kind == "a future" else "the value that it gives when awaited"
-    if what in ("result", "checkpoint"):
-        place = f"holds {kind} at {path}" if path else f"is {kind}"
-        return f"the {what} {place}, which can't leave the library. Wait for it in the function, and return its value."
-    if path.startswith("argument") and kind == "a future":
-        return (
-            f"{path} is a future, and only a future that is itself an argument is waited for. Pass it as one, or"
-            " pass its .result()."
-        )
-    if path.startswith("argument"):
-        return f"{path} is {kind}, which can't leave the program. Pass {value}."
-    place = f" at {path}" if path else ""
-    return f"the {what} can't be sent to a library{place}: {kind} can't leave the program. Use {value}."
-
-
-def _handle_advice(path: str, handle: OpenHandle, *, is_itself: bool, what: str) -> str:
-    verb = "is" if is_itself else "holds"
+def _cannot_leave(thing: str, verb: str, path: str, advice: str, *, what: str) -> str:
     if what in _FROM_LIBRARY:
-        place = f"holds {handle.what} at {path}" if path else f"{verb} {handle.what}"
-        return (
-            f"the {what} {place}, which can't leave the library. Read it in the function and return its content, or"
-            " return its path."
-        )
-    advice = f"{handle.advice[:1].upper()}{handle.advice[1:]}."
-    if path.startswith("argument"):
-        return f"{path} {verb} {handle.what}, which can't leave the program. {advice}"
-    place = f"{path or 'it'} {verb}"
-    return f"the {what} can't be sent to a library: {place} {handle.what}, which can't leave the program. {advice}"
+        place = f"holds {thing} at {path}" if path else f"{verb} {thing}"
+        return f"the {what} {place}, which can't leave the library. {advice}."
+    subject = path if path.startswith("argument") else f"the {what} can't be sent to a library: {path or 'it'}"
+    return f"{subject} {verb} {thing}, which can't leave the program. {advice}."
 
 
 def _search(value: Any, error: BaseException, *, what: str) -> tuple[str, Any, BaseException]:
     path, culprit, why, tries = "", value, error, 0
     seen: set[int] = set()
     for _ in range(_DEPTH):
-        if future_kind(culprit) or is_open_handle(culprit):  # the parts of a future or handle are irrelevant
-            break
         seen.add(id(culprit))
-        for step, part in _parts(culprit):
+        # The parts of a future or handle are irrelevant.
+        parts = () if future_kind(culprit) or is_open_handle(culprit) else _parts(culprit)
+        for step, part in parts:
             if id(part) in seen:
                 continue
             tries += 1
             if tries > _TRIES:
                 return path, culprit, why
-            failure = _failure(part)
-            if failure is not None:
+            try:
+                ByValuePickler(io.BytesIO(), protocol=5, buffer_callback=lambda _: False).dump(part)
+            except Exception as failure:
                 path, culprit, why = path + step, part, failure
                 break
         else:
@@ -102,50 +90,33 @@ def _search(value: Any, error: BaseException, *, what: str) -> tuple[str, Any, B
     return _tidy(path, value, what=what), culprit, why
 
 
-def _failure(value: Any) -> BaseException | None:
-    try:
-        ByValuePickler(io.BytesIO(), protocol=5, buffer_callback=lambda _: False).dump(value)
-    except Exception as error:
-        return error
-    return None
-
-
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
         for key, part in value.items():
-            yield f"[{_name(key)}]", part
-            yield f" key {_name(key)}", key
+            yield f"[{_shorten(repr(key), 60)}]", part
+            yield f" key {_shorten(repr(key), 60)}", key
     elif isinstance(value, tuple | list | set | frozenset | collections.deque):
-        for index, part in enumerate(value):
-            yield f"[{index}]", part
+        yield from ((f"[{index}]", part) for index, part in enumerate(value))
     elif isinstance(value, types.FunctionType):
-        names = value.__code__.co_freevars
-        for name, cell in zip(names, value.__closure__ or (), strict=False):
-            try:
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
+            with suppress(ValueError):  # the cell is empty
                 yield f" variable {name!r} that it closes over", cell.cell_contents
-            except ValueError:  # the cell is empty
-                continue
         for index, part in enumerate(value.__defaults__ or ()):
             yield f" default value {index}", part
-        for name in sorted(attribute_names(value.__code__)):
-            if name in value.__globals__:
-                yield f" global {name!r} that it uses", value.__globals__[name]
+        for name in sorted(attribute_names(value.__code__) & value.__globals__.keys()):
+            yield f" global {name!r} that it uses", value.__globals__[name]
     elif isinstance(value, types.MethodType):
-        yield " its object", value.__self__
-        yield " its function", value.__func__
+        yield from ((" its object", value.__self__), (" its function", value.__func__))
     elif isinstance(value, functools.partial):
         yield " its function", value.func
-        for index, part in enumerate(value.args):
-            yield f" argument {index} that it was given ahead", part
-        for name, part in value.keywords.items():
+        given: dict[Any, Any] = {**dict(enumerate(value.args)), **value.keywords}
+        for name, part in given.items():
             yield f" argument {name} that it was given ahead", part
     elif isinstance(value, type):
         if not is_installed(value.__module__):
-            for name, part in vars(value).items():
-                yield f".{name}", part
+            yield from ((f".{name}", part) for name, part in vars(value).items())
     elif not isinstance(value, types.ModuleType):
-        for name, part in _attributes(value).items():
-            yield f".{name}", part
+        yield from ((f".{name}", part) for name, part in _attributes(value).items())
 
 
 def _attributes(value: Any) -> dict[str, Any]:
@@ -167,21 +138,13 @@ def _tidy(path: str, value: Any, *, what: str) -> str:
     return path.removeprefix("[0]" if what in ("function", "recipe") else "").strip()
 
 
-def _name(key: Any) -> str:
-    return repr(key) if len(repr(key)) < 60 else repr(key)[:57] + "..."
-
-
 def _kind(value: Any) -> str:
-    if isinstance(value, types.FunctionType):
-        return f"the function {value.__qualname__}"
-    if isinstance(value, type):
-        return f"the class {value.__qualname__}"
-    if isinstance(value, types.ModuleType):
-        return f"the module {value.__name__}"
+    for kind, name in ((types.FunctionType, "function"), (type, "class"), (types.ModuleType, "module")):
+        if isinstance(value, kind):
+            return f"the {name} {getattr(value, '__qualname__', value.__name__)}"
     name = qualified_class_name(type(value))
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
-def _short(error: BaseException) -> str:
-    text = str(error) or type(error).__name__
-    return text if len(text) < 200 else text[:197] + "..."
+def _shorten(text: str, most: int) -> str:
+    return text if len(text) < most else text[: most - 3] + "..."

@@ -1,7 +1,7 @@
 """Distinguish the user's own code from installed code.
 
 Installed code (standard library, site-packages, `pip install --target`, editable installs, Stoker) is pickled by name,
-and a digest covers only its version. The user's own modules are pickled by value, and a digest covers their content.
+and digests cover its version. The user's own modules are pickled by value, and digests cover their content.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ from stoker.startup import RELEASE
 _STDLIB = frozenset(sys.stdlib_module_names)
 _MAIN = ("__main__", "__mp_main__")
 
-
 _known: dict[str, bool] = {}
 
 
 def is_installed(name: str) -> bool:
-    """Return True if a module is part of the Python environment, and False for `__main__` and unknown modules."""
+    """True if a module is part of the Python environment; False for `__main__` and unknown modules."""
     known = _known.get(name)
     if known is None:
         known = _is_installed(name)
@@ -43,17 +42,15 @@ def is_installed(name: str) -> bool:
 
 def _is_installed(name: str) -> bool:
     top = name.partition(".")[0]
-    if top in _MAIN:
-        return False
+    module = sys.modules.get(name) or sys.modules.get(top)
     if top == "stoker" or top in _STDLIB:
         return True
-    module = sys.modules.get(name) or sys.modules.get(top)
-    if module is None:
+    if top in _MAIN or module is None:
         return False
     file = _file_of(module)
     if file is None:
         return getattr(module, "__spec__", None) is not None
-    return _is_in_environment(file) or top in _editable_names()
+    return _is_in_environment(file) or top in editable_modules()
 
 
 def _is_in_environment(file: str) -> bool:
@@ -72,12 +69,12 @@ class ModuleSource(NamedTuple):
 
 
 _INSTALLED_S = 1.0
-"""Seconds for which a module is cached as installed, on an unchanged search path."""
+"""Seconds for which a module counts as installed."""
 _installed_until: dict[str, tuple[list[str], float]] = {}
 
 
 def source_of(name: str) -> ModuleSource | None:
-    """Return the source of a user's module, or None for other modules, without importing a module."""
+    """Return the source of a user's module, or None, without importing a module."""
     if not name or name.partition(".")[0] in _MAIN or is_installed(name):
         return None
     module = sys.modules.get(name)
@@ -92,66 +89,52 @@ def source_of(name: str) -> ModuleSource | None:
         return None
     places = spec.submodule_search_locations
     file = spec.origin if spec.has_location else next(iter(places or ()), None)
-    if file is None or _is_in_environment(os.path.abspath(file)) or name.partition(".")[0] in _editable_names():
+    if file is None or _is_in_environment(os.path.abspath(file)) or name.partition(".")[0] in editable_modules():
         _installed_until[name] = list(sys.path), time.monotonic() + _INSTALLED_S
         return None
     return ModuleSource(os.path.abspath(file), is_package=places is not None)
 
 
 def _find_module_spec(name: str) -> ModuleSpec | None:
-    parent = name.rpartition(".")[0]
+    parent, _, child = name.rpartition(".")
     try:
         if not parent:
             return importlib.util.find_spec(name)
         module = sys.modules.get(parent)
         above = None if module is not None else _find_module_spec(parent)
         places = getattr(module, "__path__", None) if above is None else above.submodule_search_locations
-        return _find_submodule_spec(name, list(places)) if places is not None else None
-    except (ImportError, ValueError):
-        return None
-
-
-def _find_submodule_spec(name: str, places: list[str]) -> ModuleSpec | None:
-    try:
-        return PathFinder.find_spec(name, places)
+        return PathFinder.find_spec(name, list(places)) if places is not None else None
     except KeyError:  # the package is not imported, and the folder lacks `__init__.py`
         spec = ModuleSpec(name, None, is_package=True)
-        child = name.rpartition(".")[2]
-        spec.submodule_search_locations = [os.path.join(place, child) for place in places]
+        spec.submodule_search_locations = [os.path.join(place, child) for place in places or ()]
         return spec
+    except (ImportError, ValueError):
+        return None
 
 
 _linked: dict[str, bool] = {}
 
 
 def is_linked_package(top: str) -> bool:
-    """Return True if a top-level module is an editable install (`pip install -e`), or is in a folder of a `.pth` file.
-
-    Return False if pip installed the module in that folder.
-    """
+    """True for an editable install (`pip install -e`) or a module in a `.pth` folder, unless pip copied it there."""
     if top == "stoker" or top in _MAIN or top in _STDLIB:
         return False
     known = _linked.get(top)
     if known is None:
         place = place_of(top) or ""
         is_below = not place.startswith(_site_roots()) and (place + os.sep).startswith(_linked_roots())
-        known = top in _editable_names() or (is_below and not _is_recorded_by_pip(place))
+        known = top in editable_modules() or (is_below and not _is_recorded_by_pip(place))
         if top in sys.modules:
             _linked[top] = known
     return known
 
 
 def place_of(top: str) -> str | None:
-    """Return the folder of a package or the file of a module; None if the module is not found."""
     module = sys.modules.get(top)
     spec = getattr(module, "__spec__", None) if module is not None else _find_module_spec(top)
     places = getattr(module, "__path__", None) if spec is None else spec.submodule_search_locations
     file = next(iter(places or ()), None) or getattr(module, "__file__", None) or (spec.origin if spec else None)
     return os.path.abspath(file) if isinstance(file, str) and os.path.exists(file) else None
-
-
-def package_version_of(name: str) -> str:
-    return _version(name.partition(".")[0])
 
 
 def lookup(home: str, name: str) -> Any:
@@ -169,11 +152,9 @@ def qualified_class_name(kind: type) -> str:
 
 
 @functools.cache
-def _version(top: str) -> str:
-    if top in _STDLIB:
-        return ""
-    if top == "stoker":
-        return RELEASE
+def version_of_package(top: str) -> str:
+    if top in _STDLIB or top == "stoker":
+        return RELEASE if top == "stoker" else ""
     try:
         return importlib.metadata.version(top)
     except importlib.metadata.PackageNotFoundError:
@@ -181,11 +162,8 @@ def _version(top: str) -> str:
 
 
 def _file_of(module: ModuleType) -> str | None:
-    file: str | None = getattr(module, "__file__", None)
-    if file:
-        return os.path.abspath(file)
-    places: list[str] = list(getattr(module, "__path__", ()))
-    return os.path.abspath(places[0]) if places else None
+    file = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), None)
+    return os.path.abspath(file) if file else None
 
 
 @functools.cache
@@ -198,17 +176,12 @@ def _site_roots() -> tuple[str, ...]:
 
 @functools.cache
 def _linked_roots() -> tuple[str, ...]:
-    found: set[str] = set()
-    for folder in _site_roots():
-        if os.path.isdir(folder):
-            for entry in os.listdir(folder):
-                if entry.endswith(".pth"):
-                    found.update(_folders_in_pth(os.path.join(folder, entry), base=folder))
-    return tuple(sorted({os.path.abspath(folder) + os.sep for folder in found} - set(_site_roots())))
+    found = {os.path.abspath(place) + os.sep for folder in _site_roots() for place in folders_in_pth_files(folder)}
+    return tuple(sorted(found.difference(_site_roots())))
 
 
 def recorded_folders() -> Iterator[tuple[str, frozenset[str]]]:
-    """Yield the folders outside the environment in which pip installed packages, each with the recorded files."""
+    """Yield the folders outside the environment that pip filled, and their files."""
     for entry in sys.path:
         try:
             folder = os.path.abspath(entry)
@@ -231,19 +204,19 @@ def _files_recorded_by_pip(folder: str, _changed_ns: int) -> frozenset[str]:
     return frozenset(found)
 
 
-def _folders_in_pth(file: str, *, base: str) -> list[str]:
-    try:
-        with open(file, encoding="utf-8", errors="replace") as lines:
-            found = [os.path.join(base, line.strip()) for line in lines if line.strip()[:1] not in ("", "#")]
-    except OSError:
-        return []
-    return [folder for folder in found if os.path.isdir(folder)]
+def folders_in_pth_files(folder: str) -> Iterator[str]:
+    """Yield the existing folders that the `.pth` files in a `site-packages` folder name."""
+    for file in sorted(glob.glob(os.path.join(glob.escape(folder), "*.pth"))):
+        with suppress(OSError), open(file, encoding="utf-8", errors="replace") as lines:
+            places = [os.path.join(folder, line.strip()) for line in lines if line.strip()[:1] not in ("", "#")]
+            yield from filter(os.path.isdir, places)
 
 
-def _editable_names() -> frozenset[str]:
-    names: set[str] = set()
+def editable_modules() -> dict[str, str]:
+    """Return the paths of modules that import hooks of editable installs find."""
+    found: dict[str, str] = {}
     for finder in sys.meta_path:
         home = sys.modules.get(getattr(finder, "__module__", "") or "")
         if home is not None and home.__name__.startswith("__editable__"):
-            names.update(getattr(home, "MAPPING", {}))
-    return frozenset(names)
+            found |= getattr(home, "MAPPING", {})
+    return found

@@ -1,20 +1,18 @@
 """The user's own modules that functions import. The program reads their sources, and libraries import these sources.
 
 The `version` of a module is the digest of its code, its packages and its imports. Linked packages (`pip install -e`)
-are sent by name with a *stamp*, a digest of the sizes and times of their files. If a library has imported a package
-with another stamp, the library imports the package again.
+are sent by name with a *stamp*, a digest of the sizes and times of their files; if it has changed, a library imports
+the package again.
 
-In a library, import statements find sent modules before modules on the search path. A process has one version of a
-module at a time. If a call needs another version, `before_replacing` is called first, and may end the library.
-Otherwise the module is imported and functions are unpickled again (`count_replaced`). If calls run one at a time, a
-function finds only the modules sent with it. If a call replaces a module of the context, later calls get the context's
-module back as the same object.
+Import statements find sent modules first. A process has one version of a module at a time. If a call needs another,
+`before_replacing` may end the library; otherwise functions are unpickled again (`count_replaced`). If calls run one at
+a time, a function finds only the modules sent with it. After a call has replaced a module of the context, later calls
+get the same module object back.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -25,9 +23,11 @@ import threading
 import time
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from importlib.machinery import ModuleSpec
 from importlib.readers import FileReader
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -38,30 +38,30 @@ from stoker.units import show_bytes
 logger = logging.getLogger("stoker.captured")
 
 MOST_BYTES = 8_000_000
-"""Maximum bytes of sent sources. Above this limit, libraries import the modules from their search path."""
+"""Maximum bytes of sent sources. Above it, libraries import the modules from their search path."""
 
 Table = dict[str, tuple[str, bool, str, bytes]]
-"""Modules by dotted name: file, True for a package, version, source."""
+"""By dotted name: file, True for a package, version, source."""
 
 
 class _Read(NamedTuple):
+    source: ModuleSource
     stamp: tuple[int, int]
     data: bytes
     digest: str
     imported: frozenset[str]
+    """Imported modules, and the module's packages."""
 
 
 def module_names_imported_by(code: types.CodeType, package: str) -> frozenset[str]:
-    """Return dotted names of modules that code may import. `from a.b import c` may import a, a.b and a.b.c."""
+    """Return the names of modules that code may import. `from a.b import c` may import a, a.b and a.b.c."""
     found: set[str] = set()
     for level, module, names in imports(code):
-        base = module
         if level:
-            above = package.rsplit(".", level - 1)[0] if package else ""
-            base = ".".join(part for part in (above, module) if part) if above else ""
-        if base:
-            found.update(_module_and_parent_names(base))
-            found.update(f"{base}.{name}" for name in names if name != "*")
+            above = package.rsplit(".", level - 1)[0]
+            module = f"{above}.{module}".rstrip(".") if above else ""
+        if module:
+            found.update(_module_and_parent_names(module), (f"{module}.{name}" for name in names if name != "*"))
     return frozenset(found)
 
 
@@ -70,28 +70,20 @@ def relative_import_package(name: str, *, is_package: bool) -> str:
 
 
 def modules_imported_when_run(functions: Iterable[types.FunctionType]) -> set[str]:
-    return {
-        name
-        for function in functions
-        for name in module_names_imported_by(function.__code__, package_of_function(function))
-    }
+    return set().union(*(module_names_imported_by(each.__code__, package_of_function(each)) for each in functions))
 
 
 def collect_user_modules(names: Iterable[str], digest: Callable[[types.CodeType], str]) -> Table:
-    """Return the user's modules among `names`, and their imports. Above MOST_BYTES, warn and return an empty table."""
-    read, below, size = dict[str, tuple[ModuleSource, _Read]](), dict[str, set[str]](), 0
-    waiting = sorted(names)
+    """Return the user's modules among `names`, and their imports; empty above MOST_BYTES."""
+    read, size, waiting = dict[str, _Read](), 0, sorted(names)
     while waiting:
         name = waiting.pop()
-        source = source_of(name) if name not in below else None
-        if source is None:
-            continue
-        found = _read(source, name, digest)
+        source = source_of(name) if name not in read else None
+        found = _read(source, name, digest) if source is not None else None
         if found is None:
             continue
-        read[name] = source, found
-        below[name] = set(found.imported) | set(_module_and_parent_names(name))
-        waiting += sorted(below[name])
+        read[name] = found
+        waiting += sorted(found.imported)
         size += len(found.data)
         if size > MOST_BYTES:
             logger.warning(
@@ -101,10 +93,7 @@ def collect_user_modules(names: Iterable[str], digest: Callable[[types.CodeType]
                 show_bytes(MOST_BYTES),
             )
             return {}
-    versions = {name: _version(name, read, below) for name in sorted(read)}
-    return {
-        name: (read[name][0].file, read[name][0].is_package, versions[name], read[name][1].data) for name in versions
-    }
+    return {name: (*one.source, _version(name, read), one.data) for name, one in sorted(read.items())}
 
 
 def code_of(source: ModuleSource) -> types.CodeType | None:
@@ -126,25 +115,22 @@ def _read(source: ModuleSource, name: str, digest: Callable[[types.CodeType], st
     if known is not None and known.stamp == stamp:
         return known
     data = _bytes_of(source)
-    code = _compiled(data, source.file) if data is not None else None
-    if data is None or code is None:
+    if data is None or (code := _compiled(data, source.file)) is None:
         return None
     imported = module_names_imported_by(code, relative_import_package(name, is_package=source.is_package))
     place = source.file if may_read_own_files(code) else ""
-    found = _known[source.file, name] = _Read(stamp, data, f"{digest(code)} {place}", imported)
+    with_packages = imported.union(_module_and_parent_names(name))
+    found = _known[source.file, name] = _Read(source, stamp, data, f"{digest(code)} {place}", with_packages)
     return found
 
 
 def _bytes_of(source: ModuleSource) -> bytes | None:
     if source.is_package and os.path.isdir(source.file):
         return b""
-    if not source.file.endswith(".py"):
-        return None
-    try:
-        with open(source.file, "rb") as file:
-            return file.read()
-    except OSError:
-        return None
+    with suppress(OSError):
+        if source.file.endswith(".py"):
+            return Path(source.file).read_bytes()
+    return None
 
 
 @functools.lru_cache(maxsize=512)
@@ -155,14 +141,14 @@ def _compiled(data: bytes, file: str) -> types.CodeType | None:
         return None
 
 
-def _version(name: str, read: dict[str, tuple[ModuleSource, _Read]], below: dict[str, set[str]]) -> str:
+def _version(name: str, read: dict[str, _Read]) -> str:
     seen, waiting = set[str](), [name]
     while waiting:
         one = waiting.pop()
         if one in read and one not in seen:
             seen.add(one)
-            waiting += below[one]
-    of_all = "\n".join(f"{one} {read[one][1].digest}" for one in sorted(seen))
+            waiting += read[one].imported
+    of_all = "\n".join(f"{one} {read[one].digest}" for one in sorted(seen))
     return blake2b(of_all.encode(), digest_size=16).hexdigest()
 
 
@@ -178,13 +164,10 @@ def _module_and_parent_names(name: str) -> Iterator[str]:
 
 
 _FRESH_S = 0.2
-"""Seconds for which a computed stamp is valid."""
-_MOST_FILES = 20_000
 _stamps: dict[str, tuple[float, str]] = {}
 
 
 def linked_package_stamp(name: str) -> str:
-    """Return the stamp of a linked package, or "" for other packages."""
     top = name.partition(".")[0]
     if not is_linked_package(top):
         return ""
@@ -198,38 +181,29 @@ def linked_package_stamp(name: str) -> str:
 def linked_package_stamps(names: Iterable[str] = ()) -> dict[str, str]:
     tops = {name for name in list(sys.modules) if "." not in name}
     tops.update(name.partition(".")[0] for name in names)
-    return {
-        top: linked_package_stamp(top) for top in sorted(filter(is_linked_package, tops)) if linked_package_stamp(top)
-    }
+    return {top: stamp for top in sorted(tops) if (stamp := linked_package_stamp(top))}
 
 
 def _stamp(place: str) -> str:
-    digest = hashlib.blake2b(digest_size=16)
+    digest = blake2b(digest_size=16)
     for file in _source_files(place):
-        try:
+        with suppress(OSError):
             status = os.stat(file)
-        except OSError:
-            continue
-        digest.update(
-            f"{os.path.relpath(file, place)} {status.st_size} {status.st_mtime_ns}\n".encode(errors="replace")
-        )
+            line = f"{os.path.relpath(file, place)} {status.st_size} {status.st_mtime_ns}\n"
+            digest.update(line.encode(errors="replace"))
     return digest.hexdigest()
 
 
-def _source_files(place: str) -> list[str]:
+def _source_files(place: str) -> Iterator[str]:
     if not os.path.isdir(place):
-        return [place]
-    found: list[str] = []
+        yield place
     for folder, folders, files in os.walk(place):
         folders[:] = sorted(each for each in folders if not each.startswith((".", "__pycache__")))
-        found += [os.path.join(folder, file) for file in sorted(files) if file.endswith((".py", ".so"))]
-        if len(found) > _MOST_FILES:
-            break
-    return found
+        yield from (os.path.join(folder, file) for file in sorted(files) if file.endswith((".py", ".so")))
 
 
 class CarriedModules:
-    """The modules of one function or loader, and the `stamps` of its linked packages."""
+    """The modules of one function or loader."""
 
     def __init__(self, table: Table, stamps: Mapping[str, str]) -> None:
         self._stamps = stamps
@@ -240,13 +214,13 @@ class CarriedModules:
         }
 
     def enter(self) -> None:
-        """Make import statements find these modules, and also the context's modules with other names."""
+        """Make import statements find these modules, and others of the context."""
         if self._entered_at != _finder.count_changes:
             with _lock:
                 self._enter()
 
     def over(self, other: CarriedModules) -> CarriedModules:
-        """Return these modules combined with `other`. These modules replace modules of the same name in `other`."""
+        """Return these modules and those of `other` that have other names."""
         both = CarriedModules({}, {**other._stamps, **self._stamps})
         both.found = {**other.found, **self.found}
         return both
@@ -265,10 +239,8 @@ class CarriedModules:
             if (wanted[name].version != carried.version if name in wanted else before_replacing is not None)
         }
         replaced = [name for name in leaving if name in wanted and is_imported_from_sent_source(name)]
-        others = [
-            *((name, known[name]) for name in replaced),
-            *((name, carried) for (name, _), (carried, _) in hidden.items()),
-        ]
+        others = [(name, known[name]) for name in replaced]
+        others += [(name, carried) for (name, _), (carried, _) in hidden.items()]
         if before_replacing is not None and any(
             name in wanted and carried.is_imported and carried.version != wanted[name].version
             and not _has_context_version(name, carried) and not _has_context_version(name, wanted[name])
@@ -276,7 +248,7 @@ class CarriedModules:
         ):  # fmt: skip
             before_replacing()
         _finder.count_replaced += bool(replaced)
-        elsewhere = [name for name in wanted if name in sys.modules and not _is_sent_module(name)]
+        elsewhere = [name for name in wanted if name in sys.modules and not is_imported_from_sent_source(name)]
         packages = {name.partition(".")[0] for name in (*leaving, *elsewhere)}
         imported = [name for name in list(sys.modules) if name.partition(".")[0] in packages]
         for name in elsewhere:
@@ -299,7 +271,8 @@ class CarriedModules:
             names[last] = back[name]
         if new or leaving:
             _finder.count_changes += 1
-            _finder.install()
+            if _finder not in sys.meta_path:
+                sys.meta_path.insert(0, _finder)
         self._entered_at = _finder.count_changes
 
     def _forget_edited_packages(self) -> None:
@@ -311,9 +284,9 @@ class CarriedModules:
 
 
 before_replacing: Callable[[], None] | None = None
-"""Function that is called before another version replaces a module, unless the context has the module."""
+"""Called before another version replaces a module, unless the context has that version."""
 _imported_at: dict[str, str] = {}
-"""Stamps of linked packages at the time of their import in this process, if known."""
+"""Stamps of linked packages at their import, if known."""
 
 
 def count_replaced() -> int:
@@ -325,11 +298,7 @@ def context_module_versions() -> Mapping[str, str]:
 
 
 def is_imported_from_sent_source(name: str) -> bool:
-    return name in sys.modules and _is_sent_module(name)
-
-
-def _is_sent_module(name: str) -> bool:
-    carried = _finder.known.get(name)
+    carried = _finder.known.get(name) if name in sys.modules else None
     return carried is not None and carried.is_imported
 
 
@@ -346,14 +315,10 @@ class _Carried(importlib.abc.ExecutionLoader):
         self.is_imported = False
         self._is_package = is_package
 
-    def spec(self, name: str) -> ModuleSpec:
-        places = None
-        if self._is_package:
-            is_folder = not self.path.endswith(".py")
-            places = [self.path if is_folder else os.path.dirname(self.path)]
-        return importlib.util.spec_from_file_location(  # type: ignore[return-value]  # never None with a loader
-            name, self.path, loader=self, submodule_search_locations=places
-        )
+    def spec(self, name: str) -> ModuleSpec | None:
+        folder = os.path.dirname(self.path) if self.path.endswith(".py") else self.path
+        places = [folder] if self._is_package else None
+        return importlib.util.spec_from_file_location(name, self.path, loader=self, submodule_search_locations=places)
 
     def exec_module(self, module: ModuleType) -> None:
         self.is_imported = True
@@ -372,8 +337,7 @@ class _Carried(importlib.abc.ExecutionLoader):
         return FileReader(self) if self._is_package and self.path.endswith(".py") else None  # type: ignore[arg-type]
 
     def get_data(self, path: str) -> bytes:
-        with open(path, "rb") as file:
-            return file.read()
+        return Path(path).read_bytes()
 
 
 NO_MODULES = CarriedModules({}, {})
@@ -383,17 +347,11 @@ class _Finder(importlib.abc.MetaPathFinder):
     def __init__(self) -> None:
         self.context = NO_MODULES
         self.known: dict[str, _Carried] = {}
-        """Sent modules by name, in the version of the last call that sent them."""
+        """By name, in the version of the last call that sent them."""
         self.hidden: dict[tuple[str, str], tuple[_Carried, dict[str, Any]]] = {}
-        """Modules that a later call may need, by name and version, with their submodules: modules of other functions,
-        and replaced modules of the context.
-        """
+        """By name and version, with submodules: for later calls."""
         self.count_changes = 0
         self.count_replaced = 0
-
-    def install(self) -> None:
-        if self not in sys.meta_path:
-            sys.meta_path.insert(0, self)
 
     def clear(self) -> None:
         for name in [name for name in self.known if is_imported_from_sent_source(name)]:
@@ -403,12 +361,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         self.context = NO_MODULES
         self.count_changes += 1
 
-    def find_spec(
-        self,
-        fullname: str,
-        path: Sequence[str] | None,  # noqa: ARG002
-        target: ModuleType | None = None,  # noqa: ARG002
-    ) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, _path: Sequence[str] | None, _target: Any = None) -> ModuleSpec | None:
         carried = self.known.get(fullname)
         return carried.spec(fullname) if carried is not None else None
 

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 
 from stoker import connections
 from stoker.errors import StokerError
@@ -19,7 +20,7 @@ from stoker.log_files import keep_log
 from stoker.manager.live import interfaces, journal, keeper, lease
 from stoker.manager.live.lease import TAKEN_OVER, TakenError
 from stoker.manager.live.peer_watch import Patience
-from stoker.manager.live.presence import check_folder
+from stoker.manager.live.presence import check_folder, restore_session_file
 from stoker.manager.live.server import ManagerServer
 from stoker.manager.live.session_policies import policies_of, read_chosen_policies
 from stoker.manager.live.sockets import PortsTakenError
@@ -43,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     connections.raise_descriptor_limit()
     try:
         check_folder(folder)
-        held = lease.take(lease.lease_file(folder), room_s=lease.ROOM_S if folder.file.exists() else 0.0)
+        held = lease.take(folder.lease, room_s=lease.ROOM_S if folder.file.exists() else 0.0)
     except lease.NoRoomError as error:
         return _status_of_error(error, folder)
     except StokerError as error:
@@ -54,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
         if held.has_remote_predecessor:
             lease.copy_journal(folder.journal)
         server = _server(folder, options, sure=held.wait_until_lease_confirmed)
-        held.renewed = server.address.restore_session_file
+        held.renewed = partial(restore_session_file, folder, server.session_file)
         try:
             over = server.run()
         finally:

@@ -24,8 +24,7 @@ from stoker.contexts.folders import SNAPSHOTS
 from stoker.errors import ConfigError, StokerError
 from stoker.log_files import keep_log
 from stoker.pilot.agent import objects, observing
-from stoker.pilot.agent.agent import PROBE_EVERY_S, Agent, ManagerLink, PilotOptions
-from stoker.pilot.agent.fetches import Peers
+from stoker.pilot.agent.agent import PROBE_EVERY_S, Agent, ManagerLink, Peers, PilotOptions
 from stoker.pilot.agent.loop import TOLD_TO_GO, Loop
 from stoker.pilot.agent.scratch import Scratch, base_folder
 from stoker.pilot.cache import ObjectCache, store
@@ -71,59 +70,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--session", required=True, metavar="DIR", help="the session's folder")
     parser.add_argument("--block", default="", help="the block that contains this pilot [none: started by hand]")
     parser.add_argument("--devices", default="auto", help="auto, gpu, cpu[:N], or gpu+cpu[:N] (default: %(default)s)")
-    parser.add_argument(
-        "--gpu-cores",
-        type=int,
-        default=GPU_CORES,
-        metavar="N",
-        help="cores kept for each GPU with gpu+cpu (default: %(default)s)",
-    )
-    parser.add_argument("--cache-size", default="50 GB", help="size of the object cache (default: %(default)s)")
-    parser.add_argument(
-        "--cache-age", type=float, default=KEPT_S, metavar="S", help="seconds after which an unused object is removed"
-    )
-    parser.add_argument("--scratch", default="", metavar="DIR", help="local disk for the cache and calls' folders")
-    parser.add_argument(
-        "--grace",
-        type=float,
-        default=2.0,
-        metavar="S",
-        help="seconds that running calls may continue when the pilot exits",
-    )
-    parser.add_argument("--source", default="", help="the site of the block")
-    parser.add_argument(
-        "--walltime-s",
-        type=float,
-        default=0.0,
-        metavar="S",
-        help="walltime of the job in seconds, from the start of the pilot",
-    )
-    parser.add_argument(
-        "--probe", default="", metavar="COMMAND", help="the command that probes a device; never: no probes"
-    )
-    parser.add_argument(
-        "--probe-every",
-        type=float,
-        default=PROBE_EVERY_S,
-        metavar="S",
-        help="seconds between two probes of a device; 0: only at the start",
-    )
-    parser.add_argument(
-        "--asked-gpus", type=int, default=0, metavar="N", help="number of GPUs per node that the job requested"
-    )
-    parser.add_argument(
-        "--driver-limit",
-        type=float,
-        default=DRIVER_LIMIT_S,
-        metavar="S",
-        help="seconds without an answer after which a GPU driver counts as hung",
-    )
-    parser.add_argument(
-        "--environment",
-        default="",
-        metavar="NAME=FILE",
-        help="the archive of the environment, to offer to other pilots",
-    )
+    for option, kind, default, metavar, text in (
+        ("--gpu-cores", int, GPU_CORES, "N", "cores kept for each GPU with gpu+cpu (default: %(default)s)"),
+        ("--cache-size", str, "50 GB", "SIZE", "size of the object cache (default: %(default)s)"),
+        ("--cache-age", float, KEPT_S, "S", "seconds after which an unused object is removed"),
+        ("--scratch", str, "", "DIR", "local disk for the cache and calls' folders"),
+        ("--grace", float, 2.0, "S", "seconds that running calls may continue when the pilot exits"),
+        ("--source", str, "", "NAME", "the site of the block"),
+        ("--walltime-s", float, 0.0, "S", "walltime of the job in seconds, from the start of the pilot"),
+        ("--probe", str, "", "COMMAND", "the command that probes a device; never: no probes"),
+        ("--probe-every", float, PROBE_EVERY_S, "S", "seconds between two probes of a device; 0: only at the start"),
+        ("--asked-gpus", int, 0, "N", "number of GPUs per node that the job requested"),
+        ("--driver-limit", float, DRIVER_LIMIT_S, "S", "seconds after which a silent GPU driver counts as hung"),
+        ("--environment", str, "", "NAME=FILE", "the archive of the environment, to offer to other pilots"),
+    ):
+        parser.add_argument(option, type=kind, default=default, metavar=metavar, help=text)
     return parser
 
 

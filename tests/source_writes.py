@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 CHANGES = {
     "add", "append", "appendleft", "clear", "demote", "difference_update", "discard", "drop", "end", "end_burst",
-    "extend", "gave", "insert", "learn", "leave", "mark_late", "move_to_end", "pop", "popitem", "popleft", "push",
-    "put", "hold_back", "put_back", "remove", "setdefault", "take", "tell", "update",
+    "extend", "gave", "insert", "learn", "leave", "move_to_end", "pop", "popitem", "popleft", "put", "hold_back",
+    "put_back", "remove", "setdefault", "take", "tell", "update",
 }  # fmt: skip
 """Methods that change their object."""
 

@@ -6,14 +6,10 @@ import click
 
 from stoker.apps.batch_inference.options import BatchOptions
 from stoker.apps.common.command_line import WIDE, add_site_and_session_options
-from stoker.console import Screen, WholeNumber
+from stoker.console import WholeNumber
 
 
-@click.command(
-    "batch",
-    short_help="Answer an OpenAI batch file with your own models.",
-    context_settings=WIDE,
-)
+@click.command("batch", short_help="Answer an OpenAI batch file with your own models.", context_settings=WIDE)
 @click.argument("file", required=False, default="", metavar="[FILE]")
 @click.option(
     "--model", "models", multiple=True, metavar="PATH or NAME=PATH",
@@ -24,11 +20,9 @@ from stoker.console import Screen, WholeNumber
 )
 @click.option("--check", is_flag=True, help="Check every line of the file without running requests.")
 @click.option(
-    "--max-tokens",
-    metavar="N",
-    type=WholeNumber(),
+    "--max-tokens", metavar="N", type=WholeNumber(),
     help="Maximum tokens of an answer if the request sets no limit. [OpenAI's default]",
-)
+)  # fmt: skip
 @click.option(
     "--engine", type=click.Choice(["auto", "continuous", "static", "vllm"]), default="auto", show_default=True,
     help="The engine, as in causal_lm(engine=...).",
@@ -40,22 +34,9 @@ from stoker.console import Screen, WholeNumber
 @click.option("--json", "json_", is_flag=True, help="The summary as JSON on stdout; everything else goes to stderr.")
 @click.pass_context
 def command(
-    context: click.Context,
-    /,
-    *,
-    file: str,
-    models: tuple[str, ...],
-    models_file: str,
-    check: bool,
-    max_tokens: int | None,
-    engine: str,
-    site: str,
-    session: str,
-    out: str,
-    fresh: bool,
-    permits: str,
-    json_: bool,
-) -> None:
+    context: click.Context, /, *, file: str, models: tuple[str, ...], models_file: str, check: bool,
+    max_tokens: int | None, engine: str, site: str, session: str, out: str, fresh: bool, permits: str, json_: bool,
+) -> None:  # fmt: skip
     """Answer FILE, an OpenAI batch file, with models of your own: one JSON object a line, with custom_id, method, url
     (/v1/chat/completions, /v1/completions or /v1/embeddings) and body. Without FILE: a small example.
 
@@ -70,5 +51,4 @@ def command(
         file=file, models=models, models_file=models_file, max_tokens=max_tokens or 0, engine=engine, site=site,
         session=session, out=out, fresh=fresh, permits=permits,
     )  # fmt: skip
-    do = check_alone if check else run
-    context.exit(do(options, screen=Screen(json_only=json_), json=json_))
+    context.exit((check_alone if check else run)(options, json=json_))

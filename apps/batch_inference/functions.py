@@ -31,10 +31,7 @@ if TYPE_CHECKING:
 
 
 class BatchAnswer(msgspec.Struct, frozen=True):
-    """The result of one request: one choice per prompt, the embedding vectors of the texts, or an error.
-
-    `ended_at`: end of the call in seconds since the epoch. `packed`: copy of the request's `packed` field.
-    """
+    """Choices (one per prompt), vectors, or an error. `ended_at`: seconds since the epoch."""
 
     custom_id: str
     line: int
@@ -49,9 +46,8 @@ class BatchAnswer(msgspec.Struct, frozen=True):
 
     @property
     def tokens(self) -> int:
-        return self.embedding_token_count + sum(
-            choice.prompt_tokens + choice.completion_tokens for choice in self.choices
-        )
+        texts = sum(choice.prompt_tokens + choice.completion_tokens for choice in self.choices)
+        return self.embedding_token_count + texts
 
     @property
     def embedding_token_count(self) -> int:
@@ -60,53 +56,38 @@ class BatchAnswer(msgspec.Struct, frozen=True):
 
 @app
 def answer(model: CausalLM, request: ApiRequest) -> BatchAnswer:
-    """Answer one request. If the model refuses the request, the answer contains the error. Other errors are raised."""
+    """Answer one request, with an error if the model refuses it."""
     begun, request = time.perf_counter(), set_request_adapter(model, request)
     choices: list[Choice] = []
-    error: ApiError | None = None
     try:
         for place, prompt in enumerate(build_prompts(model, request)):
             choices.append(complete(model, request, prompt, place=place))
     except ValueError as refused:
-        choices, error = [], _refusal(refused, request)
-    return _ended(request, begun, choices=choices, error=error)
+        return _ended(request, begun, refused=refused)
+    return _ended(request, begun, choices=choices)
 
 
 @app
 def embed(model: EncoderModel, request: ApiRequest) -> BatchAnswer:
     begun = time.perf_counter()
-    vectors: Vectors | None = None
-    error: ApiError | None = None
     try:
         found, tokens = embed_texts(model, request)
-        vectors = Vectors(found.shape[1], tokens, found.astype("<f4", copy=False).tobytes())
     except ValueError as refused:
-        error = _refusal(refused, request)
-    return _ended(request, begun, error=error, vectors=vectors)
+        return _ended(request, begun, refused=refused)
+    data = found.astype("<f4", copy=False).tobytes()
+    return _ended(request, begun, vectors=Vectors(found.shape[1], tokens, data))
 
 
 def _ended(
-    request: ApiRequest,
-    begun: float,
-    *,
-    error: ApiError | None,
-    choices: Sequence[Choice] = (),
+    request: ApiRequest, begun: float, *, refused: ValueError | None = None, choices: Sequence[Choice] = (),
     vectors: Vectors | None = None,
-) -> BatchAnswer:
+) -> BatchAnswer:  # fmt: skip
+    error = None
+    if refused is not None:
+        error = refusal(refused, request)
+        error = msgspec.structs.replace(error, message=f"line {request.line}: {error.message}")
     return BatchAnswer(
-        custom_id=request.custom_id,
-        line=request.line,
-        endpoint=request.endpoint,
-        model=request.model,
-        choices=list(choices),
-        error=error,
-        ended_at=time.time(),
-        infer_s=time.perf_counter() - begun,
-        vectors=vectors,
+        custom_id=request.custom_id, line=request.line, endpoint=request.endpoint, model=request.model,
+        choices=list(choices), error=error, ended_at=time.time(), infer_s=time.perf_counter() - begun, vectors=vectors,
         packed=request.packed,
-    )
-
-
-def _refusal(error: ValueError, request: ApiRequest) -> ApiError:
-    said = refusal(error, request)
-    return msgspec.structs.replace(said, message=f"line {request.line}: {said.message}")
+    )  # fmt: skip

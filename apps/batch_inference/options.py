@@ -1,7 +1,5 @@
-"""The options of a batch, and the choice of a model for each request.
-
-`--model NAME=PATH` answers requests for the model NAME. `--models FILE` answers requests for the models in a models
-file. `--model PATH` answers all other requests.
+"""The options of a batch, and the choice of a model for each request: by name from `--model NAME=PATH` or `--models
+FILE`, else from `--model PATH`.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 import stoker
-from stoker.apps.common.models_file import ModelKind, ModelSettings, recipe_of, with_parsers
+from stoker.apps.common.models_file import ModelKind, ModelSettings, recipe_of
 from stoker.apps.common.models_file import read_models as read_models_file
 from stoker.apps.common.openai_requests import ApiRequest, Endpoint, RequestRefused
 from stoker.contexts import Recipe
@@ -36,7 +34,7 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
     out: str = ""
     fresh: bool = False
     permits: str = ""
-    """Path of the file in which a gateway writes how many calls may start (see `run.py`)."""
+    """The file in which a gateway writes how many calls may start."""
 
     @property
     def path(self) -> Path:
@@ -54,9 +52,7 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelPaths(msgspec.Struct, frozen=True):
-    """The path of each model by its name in requests (`named`), and the path for all other names (`every`). If `every`
-    is empty, requests with other model names are refused.
-    """
+    """The paths of models by name in requests (`named`), and for all other names (`every`; empty: refuse them)."""
 
     named: dict[str, str]
     every: str = ""
@@ -70,20 +66,12 @@ class ModelPaths(msgspec.Struct, frozen=True):
     def admit(self, request: ApiRequest) -> None:
         """Raise RequestRefused for a request that no model can answer."""
         if not self.path_of(request.model):
-            known = ", ".join(self.named)
-            raise RequestRefused(
-                f"model {request.model} has no --model (there are {known})",
-                param="model",
-                code="model_not_found",
-                status=404,
-            )
+            said = f"model {request.model} has no --model (there are {', '.join(self.named)})"
+            raise RequestRefused(said, param="model", code="model_not_found", status=404)
         settings = self.settings.get(request.model)
         if settings is not None and (settings.kind is ModelKind.EMBEDDING) != (request.endpoint is Endpoint.EMBEDDINGS):
             kind = "makes embeddings" if settings.kind is ModelKind.EMBEDDING else "writes texts"
             raise RequestRefused(f"model {request.model} {kind}", param="model", code="model_mismatch")
-
-    def with_parsers(self, request: ApiRequest) -> ApiRequest:
-        return with_parsers(request, self.settings.get(request.model))
 
     def recipe(self, name: str, endpoint: Endpoint) -> Recipe:
         if name in self.settings:
@@ -94,10 +82,7 @@ class ModelPaths(msgspec.Struct, frozen=True):
 
 
 def read_models(given: Iterable[str], *, file: str = "", engine: str = "auto") -> ModelPaths:
-    """Read the values of `--model` options (`given`) and a models file. `engine` applies to the models of the options.
-
-    Raises ConfigError for an unreadable file, and if a name or the default model is given twice.
-    """
+    """Read the values of `--model` options (`given`), to which `engine` applies, and a models file."""
     settings = read_models_file(Path(file)) if file else {}
     named = {name: each.path for name, each in settings.items()}
     every = ""

@@ -1,16 +1,16 @@
 """Check the lines of a request file before any call runs.
 
-The file is read twice: once to check the lines, and once to send the requests. The file may therefore be larger than
-memory. Only the `custom_id` of each valid line stays in memory.
+The file is read twice, for the check and for sending, and may be larger than memory. Only the `custom_id` of each valid
+line stays in memory.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -20,13 +20,12 @@ from stoker.decoding import UNREADABLE, why_not_json
 from stoker.errors import ConfigError
 
 _FIELDS = ("custom_id", "method", "url", "body")
-Name = TypeVar("Name", Endpoint, str)
 Admit = Callable[[ApiRequest], None]
 """A function that raises RequestRefused for a request that no model can answer."""
 
 
 class RefusedLine(msgspec.Struct, frozen=True):
-    """A line of the request file that cannot be answered. `custom_id` is None if the id is missing or used before."""
+    """A line that cannot be answered. `custom_id` is None if it is missing or used before."""
 
     line: int
     custom_id: str | None
@@ -34,7 +33,7 @@ class RefusedLine(msgspec.Struct, frozen=True):
 
 
 class CheckedFile(msgspec.Struct, frozen=True):
-    """A checked request file. `custom_ids`: line number of each valid request by its `custom_id`, in file order."""
+    """A checked file. `custom_ids`: line number of each valid request, in file order."""
 
     path: Path
     digest: str
@@ -49,12 +48,18 @@ class CheckedFile(msgspec.Struct, frozen=True):
         return len(self.custom_ids) + len(self.refused)
 
     @property
-    def request_counts_by_endpoint(self) -> dict[Endpoint, int]:
-        return _sums((endpoint, number) for (endpoint, _), number in self.counts.items())
+    def request_counts_by_endpoint(self) -> Counter[Endpoint]:
+        found: Counter[Endpoint] = Counter()
+        for (endpoint, _), number in self.counts.items():
+            found[endpoint] += number
+        return found
 
     @property
-    def models(self) -> dict[str, int]:
-        return _sums((model, number) for (_, model), number in self.counts.items())
+    def models(self) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for (_, model), number in self.counts.items():
+            found[model] += number
+        return found
 
 
 def check_file(path: Path, *, admit: Admit, max_tokens: int = 0) -> CheckedFile:
@@ -75,17 +80,12 @@ def check_file(path: Path, *, admit: Admit, max_tokens: int = 0) -> CheckedFile:
     if not custom_ids and not refused:
         raise ConfigError(f"{path}: has no requests", file=str(path))
     return CheckedFile(
-        path=path,
-        digest=digest.hexdigest()[:16],
-        custom_ids=custom_ids,
-        refused=tuple(refused),
-        counts=dict(counts),
-        ignored=tuple(sorted(ignored)),
+        path, digest.hexdigest()[:16], custom_ids, tuple(refused), dict(counts), ignored=tuple(sorted(ignored))
     )
 
 
 def read_requests(checked: CheckedFile, *, max_tokens: int = 0) -> Iterator[ApiRequest]:
-    """Yield the valid requests of the file. Raises ConfigError if the file has changed since the check."""
+    """Yield the valid requests. Raises ConfigError if the file has changed since the check."""
     refused = {one.line for one in checked.refused}
     left = iter(checked.custom_ids.items())
     for line in read_lines(checked.path):
@@ -97,16 +97,15 @@ def read_requests(checked: CheckedFile, *, max_tokens: int = 0) -> Iterator[ApiR
             raise ConfigError(
                 f"{checked.path}: line {line.number}: has changed since the file was checked; run again, and do"
                 " not change the file meanwhile",
-                file=str(checked.path),
-                line=line.number,
-            )
+                file=str(checked.path), line=line.number,
+            )  # fmt: skip
         yield found
 
 
 def parse_request_line(
     line: Line, *, seen: dict[str, int], admit: Admit, max_tokens: int = 0, ignored: Note = lambda _field: None
 ) -> ApiRequest | RefusedLine:
-    """Return the request of a line, or the refused line. `seen`: line numbers of earlier requests by `custom_id`."""
+    """Return the request of a line, or why it is refused. `seen`: line numbers by `custom_id`."""
     custom_id: str | None = None
     try:
         fields = _object(line.data)
@@ -130,13 +129,6 @@ def _refused_line(line: Line, custom_id: str | None, refused: RequestRefused, *,
     return RefusedLine(line=line.number, custom_id=custom_id, error=error)
 
 
-def _sums(pairs: Iterable[tuple[Name, int]]) -> dict[Name, int]:
-    sums: dict[Name, int] = {}
-    for name, number in pairs:
-        sums[name] = sums.get(name, 0) + number
-    return sums
-
-
 def _object(data: bytes) -> dict[str, Any]:
     try:
         fields = msgspec.json.decode(data)
@@ -153,9 +145,8 @@ def _read_unique_custom_id(fields: dict[str, Any], seen: dict[str, int]) -> str:
         what = "is missing" if found is None else "must be a text that is not empty"
         raise RequestRefused(f"custom_id {what}", param="custom_id", code="missing_required_parameter")
     if found in seen:
-        raise RequestRefused(
-            f"custom_id {found} was already used on line {seen[found]}", param="custom_id", code="duplicate_custom_id"
-        )
+        said = f"custom_id {found} was already used on line {seen[found]}"
+        raise RequestRefused(said, param="custom_id", code="duplicate_custom_id")
     return found
 
 
@@ -163,11 +154,9 @@ def _endpoint(fields: dict[str, Any]) -> Endpoint:
     for name in _FIELDS:
         if name not in fields:
             raise RequestRefused(f"{name} is missing", param=name, code="missing_required_parameter")
-    others = [name for name in fields if name not in _FIELDS]
-    if others:
-        raise RequestRefused(
-            f"{others[0]} is not a field of a request ({', '.join(_FIELDS)})", param=others[0], code="unknown_parameter"
-        )
+    for name in fields.keys() - _FIELDS:
+        said = f"{name} is not a field of a request ({', '.join(_FIELDS)})"
+        raise RequestRefused(said, param=name, code="unknown_parameter")
     if fields["method"] != "POST":
         raise RequestRefused("method must be POST", param="method", code="invalid_method")
     try:

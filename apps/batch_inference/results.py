@@ -1,23 +1,22 @@
 """Write the two output files of a batch (responses and errors) in the format of OpenAI's Batch API.
 
-The log of a run contains a record for each request that a model answered or refused. A request whose call failed has no
-record, so a resumed run retries the request. A resumed run also checks refused lines again.
+The log of a run has a record for each request that a model answered or refused. A resumed run retries failed calls.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, assert_never
+from typing import Any
 
 import msgspec
 
 from stoker.apps.batch_inference.functions import BatchAnswer
 from stoker.apps.batch_inference.request_file import CheckedFile
 from stoker.apps.common.batch_state import OK, write_lines
-from stoker.apps.common.openai_answers import chat_body, completion_body, embedding_body
-from stoker.apps.common.openai_requests import ApiError, Endpoint
+from stoker.apps.common.openai_answers import answer_body, embedding_body
+from stoker.apps.common.openai_requests import ApiError
 from stoker.errors import StokerError
 from stoker.run_folder import Record, RecordLog
 
@@ -25,21 +24,15 @@ _DIGITS = 24
 
 
 def make_answer_line(answer: BatchAnswer, *, digest: str) -> dict[str, Any]:
-    """Return the output line of a request that a model answered or refused. `digest`: digest of the request file."""
+    """Return the output line of a request. `digest`: digest of the request file."""
     key = f"{digest} {answer.line}"
     if answer.error is not None:
         return make_error_line(answer.custom_id, answer.error, key=key)
     name, created = _name(key), int(answer.ended_at)
-    match answer.endpoint:
-        case Endpoint.CHAT:
-            body = chat_body(answer.choices, name=name, model=answer.model, created=created)
-        case Endpoint.COMPLETIONS:
-            body = completion_body(answer.choices, name=name, model=answer.model, created=created)
-        case Endpoint.EMBEDDINGS:
-            assert answer.vectors is not None
-            body = embedding_body(answer.vectors, model=answer.model, packed=answer.packed)
-        case _:
-            assert_never(answer.endpoint)
+    if answer.vectors is not None:
+        body = embedding_body(answer.vectors, model=answer.model, packed=answer.packed)
+    else:
+        body = answer_body(answer.endpoint, answer.choices, name=name, model=answer.model, created=created)
     return _line(answer.custom_id, name=name, status=200, body=body)
 
 
@@ -104,25 +97,18 @@ def write_responses(path: Path, checked: CheckedFile, log: RecordLog, totals: Ba
     write_lines(path, (_line_of(log, custom_id) for custom_id in answered))
 
 
-def write_errors(path: Path, checked: CheckedFile, log: RecordLog, totals: BatchTotals, failed: Failed) -> None:
-    write_lines(path, (line for _, line in sorted(_errors(checked, log, totals, failed), key=lambda pair: pair[0])))
-
-
-def first_errors(checked: CheckedFile, log: RecordLog, totals: BatchTotals, failed: Failed, *, most: int) -> list[str]:
-    lines = sorted(_errors(checked, log, totals, failed), key=lambda pair: pair[0])
-    return [line["response"]["body"]["error"]["message"] for _, line in lines[:most]]
-
-
-def _errors(
-    checked: CheckedFile, log: RecordLog, totals: BatchTotals, failed: Failed
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    for one in checked.refused:
-        yield one.line, make_error_line(one.custom_id, one.error, key=f"{checked.digest} {one.line}")
+def error_lines(checked: CheckedFile, log: RecordLog, totals: BatchTotals, failed: Failed) -> list[dict[str, Any]]:
+    """Return the output lines of requests without an answer, in the order of the file."""
+    lines = {
+        one.line: make_error_line(one.custom_id, one.error, key=f"{checked.digest} {one.line}")
+        for one in checked.refused
+    }
     for custom_id in totals.refused:
-        yield checked.custom_ids[custom_id], _line_of(log, custom_id)
+        lines[checked.custom_ids[custom_id]] = _line_of(log, custom_id)
     for custom_id, error in failed.items():
         line = checked.custom_ids[custom_id]
-        yield line, make_error_line(custom_id, error, key=f"{checked.digest} {line}")
+        lines[line] = make_error_line(custom_id, error, key=f"{checked.digest} {line}")
+    return [lines[line] for line in sorted(lines)]
 
 
 def _line_of(log: RecordLog, custom_id: str) -> dict[str, Any]:

@@ -1,9 +1,7 @@
-"""Run one batch, from the request file to the answers.
-
-Each request is one call. The engine of a model batches concurrent calls.
+"""Run one batch. Each request is one call; the engine of a model batches concurrent calls.
 
 If a gateway started the batch, the limits of the user's API key apply: each call needs a permit from the gateway
-(`PermitFile`). While the gateway is stopped, such a batch starts no calls.
+(`PermitFile`).
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import queue
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -26,22 +24,20 @@ from stoker.apps.batch_inference.results import (
     KEY,
     BatchTotals,
     count_totals,
-    first_errors,
+    error_lines,
     make_call_failed_error,
     make_record,
-    write_errors,
     write_responses,
 )
-from stoker.apps.common.batch_state import BatchUse, PermitFile
+from stoker.apps.common.batch_state import BatchUse, PermitFile, write_lines
 from stoker.apps.common.calls import FailedCall, Job, run_calls
-from stoker.apps.common.command_line import columns, count
-from stoker.apps.common.models_file import model_digest_or_name
+from stoker.apps.common.command_line import RunChoice, columns, count
+from stoker.apps.common.models_file import model_digest_or_name, with_parsers
 from stoker.apps.common.openai_requests import ApiError, ApiRequest, Endpoint
 from stoker.apps.common.runner import Attempt, OpenRun, Outcome, RunSpec, execute
 from stoker.console import Screen
 from stoker.contexts import EngineSettings, Recipe, default_model
 from stoker.errors import CallCancelledError, CallError, ConfigError, ContextError, SerializationError, StokerError
-from stoker.run_folder import RecordLog
 from stoker.sessions import StokerApp
 
 RESPONSES, ERRORS = "responses.jsonl", "errors.jsonl"
@@ -50,10 +46,9 @@ Recipes = Mapping[tuple[Endpoint, str], Recipe]
 Failures = dict[str, ApiError]
 
 
-def check(options: BatchOptions, *, screen: Screen, json: bool) -> int:
-    """Check the file without running calls. Return 1 if requests are refused, else 0. Raises ConfigError for an
-    unreadable file.
-    """
+def check(options: BatchOptions, *, json: bool) -> int:
+    """Check the file without running calls. Return 1 if requests are refused, else 0."""
+    screen = Screen(json_only=json)
     checked, _ = _checked(options)
     for line in _headline(checked):
         screen.line(line)
@@ -65,11 +60,8 @@ def check(options: BatchOptions, *, screen: Screen, json: bool) -> int:
     return 1 if checked.refused else 0
 
 
-def run(options: BatchOptions, *, screen: Screen, json: bool) -> int:
-    """Answer the requests of the file and return the exit status: 0, 1 if a request has no answer, 130 after Ctrl-C.
-
-    Raises StokerError for unusable input, and if no answer is possible. Earlier answers are kept in all cases.
-    """
+def run(options: BatchOptions, *, json: bool) -> int:
+    """Return the exit status: 0, 1 if a request has no answer, 130 after Ctrl-C. Raises StokerError."""
     checked, models = _checked(options)
     recipes = {(endpoint, name): models.recipe(name, endpoint) for endpoint, name in checked.counts}
     identities = {
@@ -82,15 +74,15 @@ def run(options: BatchOptions, *, screen: Screen, json: bool) -> int:
             "requests": checked.digest, "models": identities, "max_tokens": options.max_tokens,
             "engine": options.engine,
         },
-        folder=Path(options.out) if options.out else None, fresh=options.fresh, site=options.site,
-        session=options.session, headline=[*_headline(checked), *unasked], again=options.command(),
+        site=options.site, session=options.session, headline=[*_headline(checked), *unasked], again=options.command(),
     )  # fmt: skip
 
     def make(work: OpenRun) -> Outcome:
         failed = _infer(work, options, checked, models=models, recipes=recipes)
         return _results(work, options, checked, failed)
 
-    return execute(spec, make, screen=screen, json=json)
+    out = Path(options.out) if options.out else None
+    return execute(spec, make, RunChoice(out, fresh=options.fresh, json=json))
 
 
 def _infer(
@@ -100,16 +92,25 @@ def _infer(
     if len(work.log) == len(checked.custom_ids):
         return failed
     each = {recipe.key: recipe for recipe in recipes.values()}  # two names may refer to one model
-    senders = [
-        RequestSender(checked, recipe, models=models, recipes=recipes, log=work.log, options=options)
-        for recipe in each.values()
-    ]
+    sent: list[list[str]] = [[] for _ in each]  # the `custom_id` of each sent request, by job
+
+    def send(names: Collection[tuple[Endpoint, str]], ids: list[str]) -> Iterator[ApiRequest]:
+        for request in read_requests(checked, max_tokens=options.max_tokens):
+            if (request.endpoint, request.model) in names and (request.custom_id,) not in work.log:
+                ids.append(request.custom_id)
+                yield with_parsers(request, models.settings.get(request.model))
+
+    jobs: list[Job] = []
+    for recipe, ids in zip(each.values(), sent, strict=True):
+        names = {name for name, one in recipes.items() if one.key == recipe.key}
+        embeds = any(endpoint is Endpoint.EMBEDDINGS for endpoint, _ in names)
+        jobs.append(((embed if embeds else answer).with_options(context=recipe), send(names, ids)))
 
     def take(found: BatchAnswer | FailedCall) -> int:
         if isinstance(found, FailedCall):
             if found.item < 0:
                 raise found.error
-            custom_id = senders[found.job].sent[found.item]
+            custom_id = sent[found.job][found.item]
             failed[custom_id] = convert_error_unless_fatal(found.error, line=checked.custom_ids[custom_id])
             return 1
         work.log.append([make_record(found, digest=checked.digest)])
@@ -121,7 +122,6 @@ def _infer(
         permits = options.permits
         return run_paced(jobs, Permits(Path(permits))) if permits else run_calls(jobs, keep_errors=True)
 
-    jobs = [(_app(sender.recipe, recipes), sender) for sender in senders]
     work.infer(jobs, contexts=each, take=take, noun="requests", also="tokens", results=results)
     return failed
 
@@ -130,13 +130,13 @@ def _results(work: OpenRun, options: BatchOptions, checked: CheckedFile, failed:
     log, folder = work.log, work.folder
     totals = count_totals(log)
     summary = _summary(checked, totals, work.attempt, failed)
-    messages = first_errors(checked, log, totals, failed, most=_SHOWN_ERRORS)
-    errors = folder.write(ERRORS, lambda path: write_errors(path, checked, log, totals, failed))
+    lines = error_lines(checked, log, totals, failed)
+    errors = folder.write(ERRORS, lambda path: write_lines(path, lines))
     folder.write_json("summary.json", summary)
     responses = folder.finish(
         name=RESPONSES, write=lambda path: write_responses(path, checked, log, totals), complete=not failed
     )
-    report = _report(options, summary, work.attempt, messages, responses=responses, errors=errors)
+    report = _report(options, summary, work.attempt, lines[:_SHOWN_ERRORS], responses=responses, errors=errors)
     return Outcome(
         summary=summary, files={"responses": responses, "errors_file": errors}, report=report,
         errors=summary["errors"],
@@ -144,16 +144,11 @@ def _results(work: OpenRun, options: BatchOptions, checked: CheckedFile, failed:
 
 
 def _summary(checked: CheckedFile, totals: BatchTotals, attempt: Attempt, failed: Failures) -> dict[str, Any]:
+    refused = len(checked.refused) + len(totals.refused)
     return {
-        "requests": checked.lines,
-        "answered": totals.answered,
-        "errors": len(checked.refused) + len(totals.refused) + len(failed),
-        "refused": len(checked.refused) + len(totals.refused),
-        "failed": len(failed),
-        "prompt_tokens": totals.prompt_tokens,
-        "completion_tokens": totals.completion_tokens,
-        "total_tokens": totals.prompt_tokens + totals.completion_tokens,
-        "models": checked.models,
+        "requests": checked.lines, "answered": totals.answered, "errors": refused + len(failed), "refused": refused,
+        "failed": len(failed), "prompt_tokens": totals.prompt_tokens, "completion_tokens": totals.completion_tokens,
+        "total_tokens": totals.prompt_tokens + totals.completion_tokens, "models": checked.models,
         "attempt": {
             "requests": attempt.made, "failed": len(failed), "tokens": attempt.tokens,
             "tokens_per_s": attempt.tokens / attempt.wall_s if attempt.wall_s else 0.0, **attempt.figures,
@@ -162,8 +157,8 @@ def _summary(checked: CheckedFile, totals: BatchTotals, attempt: Attempt, failed
 
 
 def _report(
-    options: BatchOptions, summary: dict[str, Any], attempt: Attempt, messages: list[str], *, responses: Path,
-    errors: Path,
+    options: BatchOptions, summary: dict[str, Any], attempt: Attempt, shown: Sequence[dict[str, Any]], *,
+    responses: Path, errors: Path,
 ) -> Iterator[str]:  # fmt: skip
     yield ""
     yield (
@@ -173,11 +168,11 @@ def _report(
     if attempt.made:
         yield attempt.format_throughput_line("request")
     yield f"  {responses}  {summary['answered']:,}    {errors}  {summary['errors']:,}"
-    if messages:
+    if shown:
         yield ""
         yield f"no answer: {summary['errors']:,} of {count(summary['requests'], 'request')}; {errors} has the reasons:"
-        yield from (f"  {message}" for message in messages)
-        if summary["errors"] > len(messages):
+        yield from (f"  {line['response']['body']['error']['message']}" for line in shown)
+        if summary["errors"] > len(shown):
             yield "  …"
     if summary["failed"]:
         yield f"  retry the {summary['failed']:,} whose calls failed:  {options.command()}"
@@ -190,11 +185,8 @@ def _checked(options: BatchOptions) -> tuple[CheckedFile, ModelPaths]:
     models = read_models(options.models, file=options.models_file, engine=options.engine)
     if not models.named and not models.every:
         if options.file:
-            raise ConfigError(
-                f"{options.file}: name a model: --model PATH for all requests, --model NAME=PATH for the"
-                " requests that name NAME",
-                key="model",
-            )
+            how = "--model PATH for all requests, --model NAME=PATH for the requests that name NAME"
+            raise ConfigError(f"{options.file}: name a model: {how}", key="model")
         models = msgspec.structs.replace(models, every=default_model())
     return check_file(options.path, admit=models.admit, max_tokens=options.max_tokens), models
 
@@ -221,36 +213,8 @@ def _headline(checked: CheckedFile) -> list[str]:
     return lines
 
 
-class RequestSender:
-    """An iterable of the unanswered requests of one model. The iteration reads the requests from the file."""
-
-    def __init__(
-        self, checked: CheckedFile, recipe: Recipe, *, models: ModelPaths, recipes: Recipes, log: RecordLog,
-        options: BatchOptions,
-    ) -> None:  # fmt: skip
-        self.recipe = recipe
-        self.sent: list[str] = []
-        """The `custom_id` of each sent request, in order."""
-        self._checked = checked
-        self._models = models
-        self._names = {name for name, one in recipes.items() if one.key == recipe.key}
-        self._log = log
-        self._max_tokens = options.max_tokens
-
-    def __iter__(self) -> Iterator[ApiRequest]:
-        for request in read_requests(self._checked, max_tokens=self._max_tokens):
-            if (request.endpoint, request.model) in self._names and (request.custom_id,) not in self._log:
-                self.sent.append(request.custom_id)
-                yield self._models.with_parsers(request)
-
-
-def _app(recipe: Recipe, recipes: Recipes) -> StokerApp:
-    embeds = any(endpoint is Endpoint.EMBEDDINGS for (endpoint, _), one in recipes.items() if one.key == recipe.key)
-    return (embed if embeds else answer).with_options(context=recipe)
-
-
 def convert_error_unless_fatal(error: Exception, *, line: int) -> ApiError:
-    """Return the API error of a failed call. Raise errors that stop the whole run, for example a lost session."""
+    """Return the API error of a failed call, or raise an error that stops the run."""
     own = isinstance(error, CallError | SerializationError) or not isinstance(error, StokerError)
     if not own or isinstance(error, ContextError | CallCancelledError):
         raise error
@@ -278,13 +242,13 @@ class Permits:
         return True
 
     def end(self, tokens: int) -> None:
-        """Count a finished call and its tokens, and write the totals. Raises OSError if the file cannot be written."""
+        """Count a finished call and its tokens."""
         self._use = BatchUse(self._use.ended + 1, self._use.tokens + tokens)
         self._file.write_batch_use(self._use)
 
 
 def run_paced(jobs: Sequence[Job], permits: Permits) -> Iterator[BatchAnswer | FailedCall]:
-    """Run the calls of all jobs in order, as `run_calls` with `keep_errors` does. Each call waits for a permit."""
+    """Run the calls of all jobs in order, each with a permit, as `run_calls` with `keep_errors`."""
     done: queue.SimpleQueue[tuple[int, int, Future[BatchAnswer]]] = queue.SimpleQueue()
     left = ((job, item, app, each) for job, (app, items) in enumerate(jobs) for item, each in enumerate(items))
     following, running = next(left, None), 0

@@ -1,58 +1,107 @@
-"""Parse a model's text into the parts of an OpenAI answer: reasoning, text, and function calls."""
+"""Parse a model's text into the parts of an OpenAI answer: reasoning, text, and function calls.
+
+A model writes its reasoning between two marks. Some chat templates write the first mark at the end of the prompt. Blank
+lines around the reasoning are dropped.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping
 
-import msgspec
+from msgspec.structs import replace
 
+from stoker.apps.common.openai_chat import ToolCall, ToolChoice
 from stoker.apps.common.openai_requests import ApiRequest, Endpoint
-from stoker.apps.common.openai_tools import ToolChoice
-from stoker.apps.common.reasoning import REASONING, ReasoningParser, Thoughts, detect_reasoning_marks
 from stoker.apps.common.tool_calls import (
     FORMATS,
     PLAIN_FORMAT,
-    CallDelta,
+    AnswerDelta,
     CallParser,
     NamedCallParser,
-    ParsedText,
     ToolCallParser,
     ToolFormat,
     detect_tool_call_format,
+    suffix_overlap_length,
 )
 from stoker.apps.common.tool_prompts import has_tool_support
 from stoker.apps.common.xml_calls import XMLCallParser
 
-
-class ToolCall(msgspec.Struct, frozen=True):
-    """A function call in an answer. `arguments`: text that may be invalid JSON."""
-
-    id: str
-    name: str
-    arguments: str
-
-
-class CallPart(msgspec.Struct, frozen=True):
-    """A part of function call number `index` of an answer. Only the first part of a call has an `id` and a `name`."""
-
-    index: int
-    id: str
-    name: str
-    arguments: str
+REASONING: Mapping[str, tuple[str, str]] = {
+    "deepseek_r1": ("<think>", "</think>"),
+    "mistral": ("[THINK]", "[/THINK]"),
+    "seed_oss": ("<seed:think>", "</seed:think>"),
+}
+"""The marks before and after the reasoning, by the name of vLLM's parser."""
+NO_REASONING = "none"
+REASONING_PARSERS = (NO_REASONING, *REASONING)
 
 
-class AnswerDelta(msgspec.Struct, frozen=True):
-    reasoning: str = ""
-    text: str = ""
-    calls: tuple[CallPart, ...] = ()
+def detect_reasoning_marks(template: str) -> str:
+    """Return the name of the marks in a chat template, or `none`."""
+    found = (name for name, (_, end) in REASONING.items() if end in template)
+    return next(found, NO_REASONING)
 
-    def __bool__(self) -> bool:
-        return bool(self.reasoning or self.text or self.calls)
+
+class ReasoningParser:
+    """Separates reasoning from text. `prompt`: may end with the first mark."""
+
+    def __init__(self, marks: tuple[str, str], *, prompt: str) -> None:
+        self._begin, self._end = marks
+        self._is_reasoning = prompt.rstrip().endswith(self._begin)
+        self._is_first = not self._is_reasoning
+        """True while the answer may still begin with the first reasoning mark."""
+        self._is_blank = True
+        """True while the reasoning, or the answer after it, is blank."""
+        self._held = ""
+
+    def feed(self, text: str) -> AnswerDelta:
+        self._held += text
+        if self._is_first and not self._begins():
+            return AnswerDelta()
+        reasoning = self._take_reasoning() if self._is_reasoning else ""
+        return AnswerDelta(reasoning, "" if self._is_reasoning else self._take_answer())
+
+    def end(self) -> AnswerDelta:
+        held, self._held = self._held, ""
+        return AnswerDelta(reasoning=held.rstrip()) if self._is_reasoning else AnswerDelta(text=held)
+
+    def _begins(self) -> bool:
+        """Return False if more text must show whether the answer begins with the mark."""
+        said = self._held.lstrip()
+        if said.startswith(self._begin):
+            self._is_reasoning, self._held = True, said.removeprefix(self._begin)
+        elif self._begin.startswith(said):
+            return False
+        else:
+            self._is_blank = False
+        self._is_first = False
+        return True
+
+    def _take_reasoning(self) -> str:
+        thought, mark, rest = self._held.partition(self._end)
+        if mark:
+            self._is_reasoning = False
+            self._held = rest
+            kept = thought.rstrip()
+        else:
+            kept = thought[: len(thought) - suffix_overlap_length(thought, self._end)].rstrip()
+            self._held = thought[len(kept) :]
+        if self._is_blank:
+            kept = kept.lstrip()
+        self._is_blank = bool(mark) or (self._is_blank and not kept)
+        return kept
+
+    def _take_answer(self) -> str:
+        text, self._held = self._held, ""
+        if self._is_blank:
+            text = text.lstrip()
+            self._is_blank = not text
+        return text
 
 
 class AnswerParser:
-    """Parses one answer, piece by piece. `seed`: text from which the ids of calls are derived."""
+    """Parses an answer. `seed`: text from which ids of calls are derived."""
 
     def __init__(
         self, *, reasoning: ReasoningParser | None, calls: CallParser | None, seed: str, has_short_ids: bool
@@ -64,26 +113,27 @@ class AnswerParser:
         self.has_calls = False
 
     def feed(self, text: str) -> AnswerDelta:
-        thoughts = self._reasoning.feed(text) if self._reasoning else Thoughts(text=text)
-        parsed = self._calls.feed(thoughts.text) if self._calls else ParsedText(thoughts.text)
-        return self._make_answer_delta(thoughts.reasoning, parsed.text, parsed.calls)
+        return self._parse(self._reasoning.feed(text) if self._reasoning else AnswerDelta(text=text))
 
     def end(self) -> AnswerDelta:
-        thoughts = self._reasoning.end() if self._reasoning else Thoughts()
+        found = self._parse(self._reasoning.end()) if self._reasoning else AnswerDelta()
         if self._calls is None:
-            return self._make_answer_delta(thoughts.reasoning, thoughts.text, ())
-        first, last = self._calls.feed(thoughts.text), self._calls.end()
-        return self._make_answer_delta(thoughts.reasoning, first.text + last.text, (*first.calls, *last.calls))
+            return found
+        last = self._with_ids(self._calls.end())
+        return AnswerDelta(found.reasoning, found.text + last.text, (*found.calls, *last.calls))
 
     def finish_reason(self, reason: str) -> str:
         return "tool_calls" if self.has_calls and reason == "stop" else reason
 
-    def _make_answer_delta(self, reasoning: str, text: str, calls: Sequence[CallDelta]) -> AnswerDelta:
-        parts = tuple(
-            CallPart(call.index, self._id(call.index) if call.name else "", call.name, call.arguments) for call in calls
-        )
-        self.has_calls = self.has_calls or bool(parts)
-        return AnswerDelta(reasoning, text, parts)
+    def _parse(self, found: AnswerDelta) -> AnswerDelta:
+        if self._calls is None:
+            return found
+        return replace(self._with_ids(self._calls.feed(found.text)), reasoning=found.reasoning)
+
+    def _with_ids(self, found: AnswerDelta) -> AnswerDelta:
+        self.has_calls = self.has_calls or bool(found.calls)
+        calls = (replace(call, id=self._id(call.index)) if call.name else call for call in found.calls)
+        return replace(found, calls=tuple(calls)) if found.calls else found
 
     def _id(self, index: int) -> str:
         digest = hashlib.blake2b(f"{self._seed}/{index}".encode(), digest_size=12).hexdigest()
@@ -96,14 +146,7 @@ def tool_format(request: ApiRequest, template: str) -> ToolFormat:
 
 
 def answer_parser(request: ApiRequest, *, template: str, prompt: str, place: int) -> AnswerParser | None:
-    """Return the parser of a request's answer; None if the whole answer is ordinary text.
-
-    Args:
-
-        template: The model's chat template; empty without a template.
-        prompt: The prompt that the template made.
-        place: The index of the prompt in the request.
-    """
+    """Return None if the answer is ordinary text. `place`: index of the prompt in the request."""
     if request.endpoint is not Endpoint.CHAT:
         return None
     marks = None

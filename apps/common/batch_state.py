@@ -1,22 +1,23 @@
 """The files through which `stoker batch` and a gateway communicate, and functions that write JSON lines.
 
-The gateway writes the number of calls that may start into the *permits* file. The batch writes the number of finished
-calls and their tokens into the *use* file next to the permits file. All numbers count from the start of the batch.
+The gateway writes how many calls may start into the *permits* file. The batch writes how many calls ended, and their
+tokens, into the *use* file. Numbers count from the start of the batch.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
+T = TypeVar("T")
 OK = 200
 _LINE_ENDS = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
-"""Characters that are valid in JSON strings but end a line for some readers (`str.splitlines`)."""
+"""Characters in JSON strings that end a line for some readers (`str.splitlines`)."""
 
 
 class BatchUse(msgspec.Struct, frozen=True):
@@ -25,7 +26,7 @@ class BatchUse(msgspec.Struct, frozen=True):
 
 
 class PermitFile:
-    """The permits file at `path`, and the use file next to it. The methods that write a file may raise OSError."""
+    """The permits file, and the use file next to it. Methods that write may raise OSError."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -54,11 +55,19 @@ class PermitFile:
 
 
 def encode_json_line(value: Any) -> bytes:
-    """Encode a value as one line of JSON, in which all Unicode line separators are escaped."""
+    """Encode a value as a line of JSON, with Unicode line separators escaped."""
     text = json.dumps(value, ensure_ascii=False)
     for character, escaped in _LINE_ENDS.items():
         text = text.replace(character, escaped)
     return f"{text}\n".encode()
+
+
+def read_json_lines(path: Path, kind: type[T]) -> Iterator[T]:
+    """Yield the lines of a file that are JSON of this type. Other lines and a missing file are skipped."""
+    with suppress(FileNotFoundError), path.open("rb") as lines:
+        for line in lines:
+            with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                yield msgspec.json.decode(line, type=kind)
 
 
 def write_lines(path: Path, values: Iterable[Any]) -> None:

@@ -1,4 +1,4 @@
-"""Make the calls of a run and yield their results, stop a run on signals, and show the progress of a single call."""
+"""Make the calls of a run, stop a run on signals, and show the progress of a call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -28,6 +28,7 @@ _FIRST_PILOT_S = 3.0
 _MOST_WAITING = 1000
 """Maximum number of results that `run_calls` buffers for its caller while several jobs run."""
 T = TypeVar("T")
+R = TypeVar("R")
 Job = tuple[StokerApp, Iterable[Any]]
 """A decorated function (app), and an iterable with the argument of each call."""
 
@@ -38,10 +39,9 @@ class Stopped(BaseException):
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[None]:
-    """Raise Stopped in the `with` block at the first SIGINT, SIGTERM or SIGHUP.
+    """Raise Stopped in the block at the first SIGINT, SIGTERM or SIGHUP. Under `nohup`, SIGHUP stays ignored.
 
-    Further signals are ignored for the next five seconds. After that, a signal kills the process. Under `nohup`,
-    SIGHUP stays ignored.
+    Further signals are ignored for five seconds. After that, a signal kills the process.
     """
     stopped_at: list[float] = []
 
@@ -71,7 +71,7 @@ def stop_on_signals() -> Iterator[None]:
 
 
 class FailedCall(msgspec.Struct, frozen=True):
-    """A failed call. `job`: index of the job; `item`: index of the call's argument in the job (-1: unknown)."""
+    """A failed call. `job`: index of the job; `item`: index of the call's argument (-1: unknown)."""
 
     job: int
     item: int
@@ -79,16 +79,12 @@ class FailedCall(msgspec.Struct, frozen=True):
 
 
 def run_calls(jobs: Sequence[Job], *, keep_errors: bool = False, window: int | None = None) -> Iterator[Any]:
-    """Yield the results of the calls of all jobs as they arrive.
-
-    The jobs run concurrently, each with at most `window` calls in flight. Raises the error of a failed call. With
-    `keep_errors`, yields a FailedCall instead.
-    """
+    """Yield results as they arrive. Raises the error of a failed call; `keep_errors`: yields a FailedCall instead."""
     if len(jobs) == 1:
         yield from _results(0, *jobs[0], keep_errors=keep_errors, window=window)
         return
-    # One thread per job collects results, so that a job whose context still loads does not delay other jobs. The
-    # threads wait while the caller has not yet taken earlier results.
+    # A thread per job collects results, so that a job whose context loads does not delay others. The threads wait while
+    # the caller has not taken earlier results.
     come: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=max(_MOST_WAITING, len(jobs)))
     is_over = threading.Event()
 
@@ -137,9 +133,7 @@ def _results(job: int, app: StokerApp, items: Iterable[Any], *, keep_errors: boo
 
 
 def session_line(session: Session) -> str:
-    """Return a line such as `stoker 0.1.0 · site local · 1 pilot, 2 x cpu · session k3v9`. Waits up to 3 s for the
-    first pilot.
-    """
+    """Return a line that names the session and its devices. Waits up to 3 s for the first pilot."""
     until = time.monotonic() + _FIRST_PILOT_S
     while not (pilots := session.status().pilots) and time.monotonic() < until:
         time.sleep(0.05)
@@ -153,13 +147,15 @@ _PARTS = 100
 _LOOK_S = 0.5
 
 
-def call_with_progress(
-    app: StokerApp, recipe: Recipe, request: Any, *, site: str, session: str = "", screen: Screen
-) -> Any | None:
-    """Call the app with a request on the context of a recipe, in a new session or in `session`, and show progress.
+def measure(
+    app: StokerApp, recipe: Recipe, request: Any, *, site: str, session: str = "", json: bool,
+    show: Callable[[Any], tuple[dict[str, Any], Iterable[str]]],
+) -> int:  # fmt: skip
+    """Call the app on the context of a recipe with a progress display, and print the result. Return the exit status.
 
-    Return the result, or None after Ctrl-C. Raises the errors of the call.
+    `show`: returns the JSON form and the lines of a result.
     """
+    screen = Screen(json_only=json)
     with stop_on_signals():
         try:
             with stoker.load(site or None, session=session or None, progress=False) as loaded:
@@ -169,10 +165,16 @@ def call_with_progress(
                     future = app.with_options(context=recipe)(request)
                     for said in poll_call_progress(future):
                         progress.advance(int(_PARTS * said.done / said.total) - progress.done)
-                return future.result()
+                found = future.result()
         except Stopped:
             screen.line("stopped: no measurement is complete, and nothing is kept")
-            return None
+            return INTERRUPTED
+    summary, lines = show(found)
+    if json:
+        screen.json(summary)
+    for line in () if json else lines:
+        screen.line(line)
+    return 0
 
 
 def poll_call_progress(future: AppCallFuture) -> Iterator[CallProgress]:
@@ -184,3 +186,20 @@ def poll_call_progress(future: AppCallFuture) -> Iterator[CallProgress]:
             call = sent_call(future)
             if call is not None and call.progress is not None and call.progress.total:
                 yield call.progress
+
+
+def each_or_error(work: Callable[[Sequence[T]], Sequence[R]], inputs: Sequence[T]) -> tuple[list[R | None], list[str]]:
+    """Return results and error texts. If a model refuses the inputs (ValueError), each input runs alone."""
+    try:
+        return list(work(inputs)), [""] * len(inputs)
+    except ValueError:
+        results: list[R | None] = []
+        errors: list[str] = []
+        for each in inputs:
+            try:
+                results += work([each])
+                errors.append("")
+            except ValueError as error:
+                results.append(None)
+                errors.append(str(error) or type(error).__name__)
+        return results, errors

@@ -20,10 +20,17 @@ WIDE = {"max_content_width": 120}
 _FOLDER = click.Path(path_type=Path)
 
 
+class RunChoice(msgspec.Struct, frozen=True):
+    """The folder of a run (`out`, or `resume` for an earlier run), and the form of its report."""
+
+    out: Path | None = None
+    resume: Path | None = None
+    fresh: bool = False
+    json: bool = False
+
+
 def add_run_options(*, prefix: str, formats: Sequence[str]) -> Callable[[Function], Function]:
-    """Add the options of a run to a command. `prefix`: start of the run folder's name. The first of `formats` is the
-    default.
-    """
+    """Add the options of a run, which a command receives as `choice`, and drop the options that are not set."""
     options = [
         click.option("--site", metavar="FILE", help="Where to run: a site file. [this machine]"),
         click.option("--out", metavar="DIR", type=_FOLDER, help=f"The run folder. [runs/{prefix}-DATE-TIME]"),
@@ -38,15 +45,19 @@ def add_run_options(*, prefix: str, formats: Sequence[str]) -> Callable[[Functio
     ]
 
     def add(function: Function) -> Function:
-        for option in reversed(options):
-            function = option(function)
-        return function
+        @functools.wraps(function)
+        def call(*args: Any, out: Path | None, resume: Path | None, fresh: bool, json_: bool, **given: Any) -> Any:
+            if resume and (out or fresh):
+                raise click.UsageError("--resume names the run to continue; leave --out and --fresh out")
+            return function(*args, choice=RunChoice(out, resume, fresh, json_), **drop_unset_options(given))
+
+        return cast(Function, functools.reduce(lambda made, option: option(made), reversed(options), call))
 
     return add
 
 
 def add_site_and_session_options(function: Function) -> Function:
-    """Add --site and --session to a command. A user may give only one of these options."""
+    """Add --site and --session to a command. A user may give one of them."""
 
     @click.option("--site", metavar="FILE", default="", help="Where to run: a site file. [this machine]")
     @click.option("--session", metavar="ID", default="", help="Join a session that is up (stoker up) instead.")
@@ -59,13 +70,6 @@ def add_site_and_session_options(function: Function) -> Function:
     return cast(Function, call)
 
 
-def refuse_options_with_resume(resume: Path | None, **others: Any) -> None:
-    """Raise UsageError if `--resume` is combined with one of these options."""
-    if resume and any(others.values()):
-        *names, last = (name if name.isupper() else f"--{name}" for name in others)
-        raise click.UsageError(f"--resume names the run to continue; leave {', '.join(names)} and {last} out")
-
-
 def drop_unset_options(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
@@ -73,11 +77,9 @@ def drop_unset_options(values: Mapping[str, Any]) -> dict[str, Any]:
 def resolve(
     kind: type[Options], given: Mapping[str, Any], *, app: str, resume: Path | None, files: Sequence[str]
 ) -> Options:
-    """Combine defaults, the options of the resumed run, and the given options. Later options override earlier options.
+    """Combine defaults, the options of the resumed run, and the given options, which win.
 
-    The paths of `files` become absolute, so that a run can be resumed from another folder. An existing `model` path
-    becomes absolute too; otherwise `model` is a name on the model hub. Raises ConfigError for unreadable stored
-    options.
+    Paths become absolute, so that a run can be resumed from another folder.
     """
     here = dict(given)
     for name in (*files, "site", "model"):
@@ -97,7 +99,7 @@ def command(app: str, arguments: str, *, through_make: bool = False) -> str:
 
 
 def columns(lines: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the lines of the `next:` block, which suggests commands. `lines`: pairs of a command and its effect."""
+    """Return the lines of the `next:` block from pairs of a command and its effect."""
     wide = max((len(line) for line, _ in lines), default=0)
     return [
         f"  {'next: ' if number == 0 else '      '}{line:{wide}}   {why}" for number, (line, why) in enumerate(lines)

@@ -1,65 +1,44 @@
-"""models.toml: models by the name in requests, for `stoker serve` and `stoker batch`.
+"""models.toml: models by the name in requests, for `stoker serve` and `stoker batch`. docs/serve.md shows the settings.
 
-[models.small]
-path = "models/small"       a folder or file for `causal_lm` or `encoder`, relative to this file
-kind = "chat"               or "embedding"
-engine = "auto"             or "continuous", "static", "transformers", "vllm"
-graphs = true               the continuous engine captures its steps as CUDA graphs; default: false
-devices = 2                 devices of one node that share the model; default: 1
-max_model_len = 8192        maximum tokens of a prompt and its continuation; default: the model's limit
-chat_template = "chat.jinja"  a file, relative to this file, or the text; default: the model's
-quantization = "fp8"        with engine = "vllm"
-dtype = "auto"              "float32", "bfloat16", "float16", or "fp32", "bf16", "fp16"
-memory = "4 GB"             limits of host memory and device memory; default: measured
-device_memory = "8 GB"
-tool_parser = "hermes"      format of function calls; default: by the chat template; also "llama3_json", "mistral",
-                            "qwen3_xml" and "json"
-reasoning_parser = "none"   format of reasoning; default: by the chat template; "none": reasoning is part of the
-                            answer; also "deepseek_r1", "mistral" and "seed_oss"
-ttft = "1 s"                objectives: time to first token, and time per further token
-tpot = "100 ms"
-min = 1                     libraries that stay loaded
-max = 4                     limit of loaded libraries; default: unlimited
-keep_alive = "10 min"       idle time after which a library above `min` is unloaded; default: until its memory is
-                            needed
-cold = "wait"               a request for an unloaded model waits, also beyond `ttft`; "refuse": the client must retry
-                            later; default: the request waits within `ttft`
-
-[models.small.vllm]         any engine argument of vLLM, with engine = "vllm"
-max_num_batched_tokens = 8192
-
-[models.legal]              an adapter: a model that shares the libraries and the batch of its base
-base = "small"              another model of this file
-adapter = "lora"            a folder with a PEFT LoRA, or with a soft prompt of `stoker tune`; an adapter may set
-`ttft`,
-                            `tpot` and `cold`
+Formats of function calls (`tool_parser`): hermes, llama3_json, mistral, qwen3_xml and json. Formats of reasoning
+(`reasoning_parser`): deepseek_r1, mistral, seed_oss, and none if reasoning is part of the answer. The chat template
+decides by default.
 """
 
 from __future__ import annotations
 
 import enum
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
 import stoker
+from stoker.apps.common.answer_parsing import REASONING_PARSERS
+from stoker.apps.common.data_rows import read_toml
 from stoker.apps.common.openai_requests import ApiRequest, Endpoint
-from stoker.apps.common.reasoning import REASONING_PARSERS
 from stoker.apps.common.tool_calls import FORMATS
 from stoker.config import Duration, Size
-from stoker.contexts import EngineSettings, Recipe, check_adapter, dtype_named, encoder_class, longest_input
+from stoker.contexts import EngineSettings, Recipe, check_adapter, encoder_class, longest_input
 from stoker.decoding import read_text
 from stoker.errors import ConfigError, RecipeError
 from stoker.toml_files import read_struct
 
-_DTYPES = ("auto", "float32", "bfloat16", "float16", "fp32", "bf16", "fp16")
+_DTYPES = ("auto", "float32", "bfloat16", "float16", "fp32", "bf16", "fp16", "half")
 LONGEST_OBJECTIVE_S = 86_400.0
 _ADAPTER_SETTINGS = frozenset({"base", "adapter", "ttft", "tpot", "cold"})
-"""Names of the settings that an adapter may have. All other settings come from the base model of the adapter."""
-_GENERATION_SETTINGS = ("max_model_len", "chat_template", "quantization", "vllm")
-_ENGINES = ("auto", "transformers", "continuous", "static", "vllm")
+"""Names of the settings that an adapter may have."""
+_TEXT_SETTINGS = (
+    "engine", "graphs", "devices", "tpot", "tool_parser", "reasoning_parser", "max_model_len", "chat_template",
+    "quantization", "vllm",
+)  # fmt: skip
+"""Names of the settings that an embedding model does not have."""
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "engine": ("auto", "transformers", "continuous", "static", "vllm"), "dtype": _DTYPES,
+    "tool_parser": ("auto", *FORMATS), "reasoning_parser": ("auto", *REASONING_PARSERS),
+}  # fmt: skip
 
 
 class ModelKind(enum.Enum):
@@ -70,11 +49,11 @@ class ModelKind(enum.Enum):
 
 
 class Cold(enum.Enum):
-    """The handling of requests for a model that is not loaded."""
+    """The handling of requests for an unloaded model."""
 
     WAIT = "wait"
     REFUSE = "refuse"
-    """The request is refused with HTTP status 503, and the model is loaded for later requests."""
+    """The request gets HTTP status 503, and the model is loaded for later requests."""
 
 
 class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -96,45 +75,29 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
     cold: Cold | None = None
-    """Handling of requests for an unloaded model. None: wait as long as `ttft` allows, or without limit."""
+    """None: wait as long as `ttft` allows, or without limit."""
     max_model_len: Annotated[int, msgspec.Meta(ge=1)] | None = None
     chat_template: str = ""
     quantization: str = ""
     vllm: dict[str, Any] = {}
 
     base: str = ""
-    """The name of an adapter's base model. `parse_models` copies the other settings from the base model."""
+    """The base model of an adapter, from which the other settings are copied."""
     adapter: str = ""
     adapters: dict[str, str] = {}
-    """Folders of all adapters of this model or of its base, by name. `parse_models` sets this field."""
+    """Folders of all adapters of this model or of its base, by name. Not in the file."""
 
     def __post_init__(self) -> None:
         if bool(self.base) != bool(self.adapter):
             raise ValueError("base and adapter belong together; write both, or leave both out")
         if not self.path and not self.base:
             raise ValueError("path is missing or empty; name a folder or a file")
-        if self.engine not in _ENGINES:
-            raise ValueError(f"engine = {self.engine!r} is not available; there are {', '.join(_ENGINES)}")
-        try:
-            dtype_named(self.dtype, what="dtype")
-        except RecipeError:
-            raise ValueError(f"dtype = {self.dtype!r} is not available; there are {', '.join(_DTYPES)}") from None
-        for name, given, there in (
-            ("tool_parser", self.tool_parser, FORMATS), ("reasoning_parser", self.reasoning_parser, REASONING_PARSERS)
-        ):  # fmt: skip
-            if given not in ("auto", *there):
-                raise ValueError(f"{name} = {given!r} is not available; there are auto, {', '.join(there)}")
-            if self.kind is ModelKind.EMBEDDING and given != "auto":
-                raise ValueError(f"{name} is for models that generate text; an embedding model has none")
-        if self.kind is ModelKind.EMBEDDING and self.engine != "auto":
-            raise ValueError("engine is for models that generate text; an embedding model has none")
-        if self.kind is ModelKind.EMBEDDING and self.graphs:
-            raise ValueError("graphs is for models that generate text; an embedding model has none")
-        if self.kind is ModelKind.EMBEDDING and self.devices > 1:
-            raise ValueError("devices is for models that generate text; an embedding model runs on one")
-        for name in _GENERATION_SETTINGS:
-            if self.kind is ModelKind.EMBEDDING and getattr(self, name):
-                raise ValueError(f"{name} is for models that generate text; an embedding model has none")
+        for name, known in _CHOICES.items():
+            if (given := getattr(self, name)) not in known:
+                raise ValueError(f"{name} = {given!r} is not available; there are {', '.join(known)}")
+        for name in _TEXT_SETTINGS if self.kind is ModelKind.EMBEDDING else ():
+            if getattr(self, name) != getattr(_PLAIN, name):
+                raise ValueError(f"{name} is for models that generate text; leave it out for an embedding model")
         if self.quantization and "quantization" in self.vllm:
             raise ValueError("quantization is given twice, also in vllm; leave one out")
         try:
@@ -148,8 +111,6 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name, objective in (("ttft", self.ttft), ("tpot", self.tpot)):
             if objective is not None and not 0 < objective <= LONGEST_OBJECTIVE_S:
                 raise ValueError(f"{name} must be more than 0 and at most a day; leave it out for no objective")
-        if self.kind is ModelKind.EMBEDDING and self.tpot is not None:
-            raise ValueError("tpot is for models that generate text; an embedding model has none")
         if self.max is not None and self.min > self.max:
             raise ValueError(f"min = {self.min} is more than max = {self.max}")
 
@@ -157,6 +118,9 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def engine_settings(self) -> EngineSettings:
         own = {"quantization": self.quantization} if self.quantization else {}
         return EngineSettings(self.max_model_len or 0, self.chat_template, {**own, **self.vllm})
+
+
+_PLAIN = ModelSettings(path="-")
 
 
 def with_parsers(request: ApiRequest, settings: ModelSettings | None) -> ApiRequest:
@@ -171,18 +135,16 @@ class _ModelsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_models(path: Path) -> dict[str, ModelSettings]:
-    try:
-        text = read_text(path)
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; docs/serve.md shows an example", file=str(path)) from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error}", file=str(path)) from None
-    return parse_models(text, file=str(path), folder=path.absolute().parent)
+    found = read_toml(path, _ModelsFile, hint="; docs/serve.md shows an example").models
+    return _checked(found, file=str(path), folder=path.absolute().parent)
 
 
 def parse_models(text: str, *, file: str, folder: Path) -> dict[str, ModelSettings]:
     """Parse a models file. Paths are relative to `folder`. Raises ConfigError."""
-    found = read_struct(text, _ModelsFile, file=file).models
+    return _checked(read_struct(text, _ModelsFile, file=file).models, file=file, folder=folder)
+
+
+def _checked(found: dict[str, ModelSettings], *, file: str, folder: Path) -> dict[str, ModelSettings]:
     if not found:
         raise ConfigError(f"{file}: names no model; write [models.NAME] and its path", file=file)
     placed = {
@@ -191,20 +153,18 @@ def parse_models(text: str, *, file: str, folder: Path) -> dict[str, ModelSettin
     }
     models = _link_adapters_to_bases(placed, file=file)
     for name, settings in models.items():
-        longest = longest_input(settings.path, writes=True)
-        if settings.max_model_len and 0 < longest < settings.max_model_len:
-            raise ConfigError(
-                f"{file}: [models.{name}] max_model_len = {settings.max_model_len} is more than the {longest} tokens of"
-                " the model",
-                file=file, key="max_model_len",
-            )  # fmt: skip
-        if settings.kind is ModelKind.CHAT and (encoder := encoder_class(settings.path)):
-            raise ConfigError(
-                f'{file}: [models.{name}] {settings.path} is an encoder ({encoder}), which generates no text;'
-                ' write kind = "embedding"',
-                file=file, key="kind",
-            )  # fmt: skip
+        for key, problem in _find_model_problems(settings):
+            raise ConfigError(f"{file}: [models.{name}] {problem}", file=file, key=key)
     return models
+
+
+def _find_model_problems(settings: ModelSettings) -> Iterator[tuple[str, str]]:
+    longest, most = longest_input(settings.path, writes=True), settings.max_model_len or 0
+    if 0 < longest < most:
+        yield "max_model_len", f"max_model_len = {most} is more than the {longest} tokens of the model"
+    if settings.kind is ModelKind.CHAT and (encoder := encoder_class(settings.path)):
+        why = f"is an encoder ({encoder}), which generates no text"
+        yield "kind", f'{settings.path} {why}; write kind = "embedding"'
 
 
 def model_digest_or_name(recipe: Recipe, path: str = "") -> str:
@@ -227,7 +187,7 @@ def recipe_of(settings: ModelSettings) -> Recipe:
 
 
 def _usable_adapters(settings: ModelSettings) -> dict[str, str]:
-    """Return the adapters of a model, without adapters whose files have disappeared since the models file was read."""
+    """Return the adapters of a model whose files are still there."""
     found = {}
     for name, folder in settings.adapters.items():
         try:
@@ -240,15 +200,12 @@ def _usable_adapters(settings: ModelSettings) -> dict[str, str]:
 
 
 def _link_adapters_to_bases(models: dict[str, ModelSettings], *, file: str) -> dict[str, ModelSettings]:
-    """Copy the settings of a base model to its adapters, and the list of adapters to the base. Raises ConfigError."""
+    """Copy the settings of a base model to its adapters, and the list of adapters to the base."""
     of_base: dict[str, dict[str, str]] = {}
     for name, settings in models.items():
         if settings.adapters:
-            raise ConfigError(
-                f"{file}: [models.{name}] adapters is not a setting; write [models.NAME] with base and adapter for"
-                " each adapter",
-                file=file, key="adapters",
-            )  # fmt: skip
+            why = "adapters is not a setting; write [models.NAME] with base and adapter for each adapter"
+            raise ConfigError(f"{file}: [models.{name}] {why}", file=file, key="adapters")
         if settings.base:
             if why := _find_adapter_problem(settings, models):
                 raise ConfigError(f"{file}: [models.{name}] {why}", file=file, key="base")
@@ -262,8 +219,8 @@ def _link_adapters_to_bases(models: dict[str, ModelSettings], *, file: str) -> d
 
 
 def _find_adapter_problem(settings: ModelSettings, models: dict[str, ModelSettings]) -> str:
-    """Return why these settings of an adapter are invalid, or an empty string if they are valid."""
-    base, plain = models.get(settings.base), ModelSettings(path="none")
+    """Return why these settings of an adapter are invalid, or an empty string."""
+    base = models.get(settings.base)
     if base is None:
         return f"base = {settings.base!r} is not a model of this file; there are {', '.join(models)}"
     if base.base:
@@ -274,8 +231,8 @@ def _find_adapter_problem(settings: ModelSettings, models: dict[str, ModelSettin
         text = f'base = {settings.base!r} has engine = "{base.engine}", which does not support adapters'
         return f"{text}; leave out the engine"
     for field in msgspec.structs.fields(ModelSettings):
-        given, usual = getattr(settings, field.name), getattr(plain, field.name) if field.name != "path" else ""
-        if field.name not in _ADAPTER_SETTINGS and given != usual:
+        usual = getattr(_PLAIN, field.name) if field.name != "path" else ""
+        if field.name not in _ADAPTER_SETTINGS and getattr(settings, field.name) != usual:
             return f"{field.name} is a setting of the base; write it at [models.{settings.base}]"
     try:
         check_adapter(settings.adapter, base=base.path)
@@ -289,7 +246,7 @@ def _format_size_in_bytes(size: Size) -> str | None:
 
 
 def _placed(settings: ModelSettings, folder: Path) -> ModelSettings:
-    """Return the settings with absolute paths. A missing path may be a name on the model hub and is kept."""
+    """Make the paths absolute. A missing path may be a name on the model hub and is kept."""
     if settings.base:
         adapter = os.path.abspath(folder / os.path.expanduser(settings.adapter))
         return msgspec.structs.replace(settings, adapter=adapter)

@@ -1,12 +1,13 @@
 """Answer requests with a loaded model, and build the response bodies in OpenAI's format.
 
-A model raises ValueError to refuse a request, for example a prompt that is too long. `refusal` converts the error to an
-ApiError. The parameter `name` of several functions identifies an answer.
+A model raises ValueError to refuse a request; `refusal` converts the error to an ApiError. The parameter `name` of
+several functions identifies an answer.
 """
 
 from __future__ import annotations
 
 import base64
+import itertools
 import struct
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,15 +16,12 @@ import msgspec
 from msgspec.structs import replace
 
 from stoker.apps.common.answer_parsing import (
-    AnswerDelta,
     AnswerParser,
-    CallPart,
-    ToolCall,
     answer_parser,
     parse_whole_answer,
     tool_format,
 )
-from stoker.apps.common.openai_logprobs import Likelihoods, chat_logprobs, completion_logprobs
+from stoker.apps.common.openai_chat import ToolCall
 from stoker.apps.common.openai_requests import (
     ENGINE_FIELDS,
     ApiError,
@@ -32,11 +30,14 @@ from stoker.apps.common.openai_requests import (
     SamplingOptions,
     TokenIds,
 )
+from stoker.apps.common.tool_calls import AnswerDelta
 from stoker.apps.common.tool_prompts import has_tool_support, template_messages
 
 if TYPE_CHECKING:
     from stoker.contexts import CausalLM, EncoderModel, RelayedTexts
 
+Likelihoods = tuple[tuple[str, float | None, tuple[tuple[str, float], ...]], ...]
+"""Per token: text, log-probability (None: first of a prompt), and the likeliest tokens with theirs."""
 Prompt = str | TokenIds
 _PARAMS = {Endpoint.CHAT: "messages", Endpoint.COMPLETIONS: "prompt", Endpoint.EMBEDDINGS: "input"}
 _MOST_SPECIAL_TOKENS = 16
@@ -45,9 +46,7 @@ _UNKNOWN_LENGTH = 4096
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """The answer to one prompt. `finish_reason`: `stop`, `length` or `tool_calls`; `logprobs`: None unless requested;
-    `calls`: the functions that the model calls; `unshown`: length of a start token that is not part of the text.
-    """
+    """The answer to a prompt. `unshown`: length of a start token that is not part of the text."""
 
     text: str
     finish_reason: str
@@ -60,26 +59,22 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class TextBegun(msgspec.Struct, frozen=True):
-    """The first piece of a streamed text. A TextBegun means that the model accepts the prompt."""
+    """The first piece of a streamed text: the model accepts the prompt."""
 
     prompt_tokens: int
 
 
 class TokenPiece(msgspec.Struct, frozen=True):
-    text: str
-    logprobs: Likelihoods
-
-
-class EchoPiece(msgspec.Struct, frozen=True):
-    """The prompt, which is repeated before the generated text. `unshown` has the meaning of `Choice.unshown`."""
+    """A token, or the whole prompt with `tokens` of 0. `unshown`: see `Choice`."""
 
     text: str
     logprobs: Likelihoods | None
-    unshown: int
+    tokens: int = 1
+    unshown: int = 0
 
 
 class AnswerPiece(msgspec.Struct, frozen=True):
-    """A part of an answer with reasoning or function calls. `tokens`: generated tokens since the last piece."""
+    """A part of an answer with reasoning or calls. `tokens`: generated tokens since the last piece."""
 
     delta: AnswerDelta
     tokens: int
@@ -91,45 +86,30 @@ class TextEnded(msgspec.Struct, frozen=True):
     completion_tokens: int
 
 
-TextPiece = TextBegun | EchoPiece | str | TokenPiece | AnswerPiece | TextEnded
+TextPiece = TextBegun | str | TokenPiece | AnswerPiece | TextEnded
 
 
 class ScorePiece(msgspec.Struct, frozen=True):
-    """The scores of a request's pairs. `tokens`: number of tokens that the model read."""
+    """The scores of a request's pairs. `tokens`: tokens that the model read."""
 
     scores: tuple[float, ...]
     tokens: int
-
-
-class VectorPiece(msgspec.Struct, frozen=True):
-    """A part of the vectors of some texts: bytes of little-endian float32 numbers.
-
-    All parts together contain `width` numbers per text. `tokens` counts the tokens of all texts.
-    """
-
-    width: int
-    tokens: int
-    data: bytes
 
 
 _LENGTH_IS = "this model's maximum context length is"
 """OpenAI's error text, by which clients such as LiteLLM recognize that a prompt is too long."""
 
 
-class ContextTooShort(ValueError):
-    """A prompt and its new tokens exceed the context length of the model."""
+class UnusableRequest(ValueError):
+    """The model cannot answer a request. `param`: the field at fault; empty: the prompt."""
 
-
-class TemplateRefused(ValueError):
-    """The chat template rejects a conversation."""
-
-
-class WidthDiffers(ValueError):
-    """The requested vector width differs from the width of the model's vectors."""
+    def __init__(self, message: str, *, param: str = "", code: str = "context_length_exceeded") -> None:
+        super().__init__(message)
+        self.param, self.code = param, code
 
 
 def build_prompts(model: CausalLM, request: ApiRequest) -> tuple[Prompt, ...]:
-    """Return the prompts of a request; a conversation has one prompt. Raises TemplateRefused."""
+    """Return the prompts of a request; a conversation has one. Raises ValueError."""
     if request.endpoint is not Endpoint.CHAT:
         return request.ids or request.texts
     template = model.chat_template
@@ -140,33 +120,27 @@ def build_prompts(model: CausalLM, request: ApiRequest) -> tuple[Prompt, ...]:
     try:
         return (model.chat_prompt(messages, **options),)
     except Exception as error:  # a template is a program and may raise any error
-        raise TemplateRefused(f"the model's chat template refuses the messages: {error}") from error
+        raise ValueError(f"the model's chat template refuses the messages: {error}") from error
 
 
 def set_request_adapter(model: CausalLM, request: ApiRequest) -> ApiRequest:
-    """Return the request with `sampling.adapter` set, if the requested model is one of the context's adapters."""
+    """Set `sampling.adapter` if the model is one of the context's adapters."""
     if request.model not in model.adapters:
         return request
     return replace(request, sampling=replace(request.sampling, adapter=request.model))
 
 
 def complete(model: CausalLM, request: ApiRequest, prompt: Prompt, *, place: int) -> Choice:
-    """Return the model's answer to one prompt. `place`: the index of the prompt in the request.
-
-    Raises ValueError for an unusable prompt, ContextTooShort for a prompt that is too long.
-    """
+    """Return the model's answer to a prompt, number `place` of the request. Raises ValueError."""
     sampling = request.sampling
     _, options = _options(model, prompt, sampling, place=place)
     found = model.complete(prompt, **options)
     choice = Choice(
-        text=found.text,
-        finish_reason=found.finish_reason,
-        prompt_tokens=found.prompt_tokens,
-        completion_tokens=found.completion_tokens,
+        found.text, found.finish_reason, found.prompt_tokens, found.completion_tokens,
         logprobs=_cut(found.logprobs, sampling) if sampling.logprobs >= 0 else None,
-    )
+    )  # fmt: skip
     if sampling.echo:
-        echo = _make_echo_piece(model, prompt, found.prompt_logprobs, sampling)
+        echo = _echo_piece(model, prompt, found.prompt_logprobs, sampling)
         likelihoods = None if echo.logprobs is None else echo.logprobs + (choice.logprobs or ())
         return replace(choice, text=echo.text + choice.text, logprobs=likelihoods, unshown=echo.unshown)
     parser = _parser(model, request, prompt, place=place)
@@ -185,20 +159,17 @@ def _parser(model: CausalLM, request: ApiRequest, prompt: Prompt, *, place: int)
     return answer_parser(request, template=model.chat_template, prompt=prompt, place=place)
 
 
-def _make_echo_piece(model: CausalLM, prompt: Prompt, likelihoods: Likelihoods, sampling: SamplingOptions) -> EchoPiece:
+def _echo_piece(model: CausalLM, prompt: Prompt, likelihoods: Likelihoods, sampling: SamplingOptions) -> TokenPiece:
     text = prompt if isinstance(prompt, str) else model.text_of(prompt)
     first = likelihoods[0][0] if likelihoods else ""
     unshown = 0 if text.startswith(first) else len(first)
-    return EchoPiece(text, _cut(likelihoods, sampling) if sampling.logprobs >= 0 else None, unshown)
+    return TokenPiece(text, _cut(likelihoods, sampling) if sampling.logprobs >= 0 else None, 0, unshown)
 
 
 def stream_text(
     model: CausalLM, request: ApiRequest, prompt: Prompt, *, place: int
 ) -> Iterator[TextPiece | RelayedTexts]:
-    """Yield the answer in pieces during generation: plain text as one `RelayedTexts` object, else one token per piece.
-
-    Raises ValueError before the first piece, for the same reasons as `complete`.
-    """
+    """Yield plain text as one `RelayedTexts` object, else a piece per token. Raises ValueError before the first."""
     sampling = request.sampling
     read, options = _options(model, prompt, sampling, place=place)
     parser = _parser(model, request, prompt, place=place)
@@ -210,14 +181,14 @@ def stream_text(
         written, finish = 0, ""
         for token in tokens:
             if token.prompt_logprobs:
-                yield _make_echo_piece(model, prompt, token.prompt_logprobs, sampling)
+                yield _echo_piece(model, prompt, token.prompt_logprobs, sampling)
             written, finish = written + sampling.writes, token.finish_reason
             if sampling.writes:
                 yield TokenPiece(token.text, _cut(token.logprobs, sampling))
         yield TextEnded(finish, written)
     else:
         if sampling.echo:
-            yield _make_echo_piece(model, prompt, (), sampling)
+            yield _echo_piece(model, prompt, (), sampling)
         texts = tokens.texts()
         yield texts
         yield TextEnded(texts.finish_reason, texts.tokens * sampling.writes)
@@ -238,30 +209,23 @@ def _parsed_pieces(parser: AnswerParser, tokens: Iterator[Any], *, sampling: Sam
 
 
 def embed_texts(model: EncoderModel, request: ApiRequest) -> tuple[Any, int]:
-    """Return the vectors of a request's texts, float32 `[texts, width]`, and the total number of tokens.
-
-    Raises ValueError for an unusable text, and if the requested vector width differs from the model's width.
-    """
+    """Return the vectors of the texts, float32 `[texts, width]`, and the number of tokens. Raises ValueError."""
     if model.longest:
         for text in request.texts:
-            # Every token except special tokens has at least one byte, so a short text fits and is not tokenized here.
+            # A token has at least one byte, except special tokens, so a short text fits and is not tokenized here.
             if len(text.encode()) + _MOST_SPECIAL_TOKENS > model.longest:
                 _check_length(model, model.count_tokens(text), "a text")
     vectors, tokens = model.embed_array(list(request.texts))
     if request.dimensions and request.dimensions != vectors.shape[1]:
-        raise WidthDiffers(
-            f"dimensions is {request.dimensions}, and this model's vectors have {vectors.shape[1]} numbers; leave it"
-            " out, or give that number"
+        what = f"this model's vectors have {vectors.shape[1]} numbers; leave it out, or give that number"
+        raise UnusableRequest(
+            f"dimensions is {request.dimensions}, and {what}", param="dimensions", code="invalid_value"
         )
     return vectors, tokens
 
 
 def score_pairs(model: EncoderModel, request: ApiRequest) -> ScorePiece:
-    """Return the score of each pair of texts. The score is the output of a classifier with one label (a cross-encoder),
-    or, for other models, the cosine of the embeddings.
-
-    Raises ValueError for an unusable text.
-    """
+    """Return the output of a cross-encoder (a classifier with one label), or the cosine of embeddings, per pair."""
     if len(model.labels) != 1:
         vectors, tokens = embed_texts(model, request)
         return ScorePiece(tuple(float(vectors[one] @ vectors[other]) for one, other in request.pairs), tokens)
@@ -274,16 +238,13 @@ def score_pairs(model: EncoderModel, request: ApiRequest) -> ScorePiece:
 
 def _check_length(model: EncoderModel, length: int, what: str) -> None:
     if 0 < model.longest < length:
-        raise ContextTooShort(f"{_LENGTH_IS} {model.longest} tokens, and {what} has {length}")
+        raise UnusableRequest(f"{_LENGTH_IS} {model.longest} tokens, and {what} has {length}")
 
 
 def refusal(error: ValueError, request: ApiRequest) -> ApiError:
-    """Convert the error of a model that refuses a request into an error of OpenAI's API."""
     message, param, code = str(error).replace("prompt 0 ", "the prompt ", 1), _PARAMS[request.endpoint], None
-    if isinstance(error, ContextTooShort):
-        code = "context_length_exceeded"
-    elif isinstance(error, WidthDiffers):
-        param, code = "dimensions", "invalid_value"
+    if isinstance(error, UnusableRequest):
+        param, code = error.param or param, error.code
     elif getattr(error, "option", "") == "adapter":
         param, code = "model", "invalid_value"
     elif option := getattr(error, "option", ""):  # the engine does not support the option
@@ -300,16 +261,12 @@ def _options(model: CausalLM, prompt: Prompt, sampling: SamplingOptions, *, plac
         longest -= model.virtual_tokens(sampling.adapter)
     most = (sampling.max_new_tokens or max(1, longest - length)) if sampling.writes else 0
     if length + most > longest:
-        raise ContextTooShort(f"{_LENGTH_IS} {longest} tokens, and the prompt has {length}; {most} more were asked for")
+        raise UnusableRequest(f"{_LENGTH_IS} {longest} tokens, and the prompt has {length}; {most} more were asked for")
     options: dict[str, Any] = {
-        "max_new_tokens": most,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "seed": sampling.seed + place,
-        "stop": sampling.stop,
+        "max_new_tokens": most, "temperature": sampling.temperature, "top_p": sampling.top_p,
+        "seed": sampling.seed + place, "stop": sampling.stop, "json_schema": sampling.json_schema,
         "logprobs": max(1, sampling.logprobs) if sampling.logprobs >= 0 else 0,
-        "json_schema": sampling.json_schema,
-    }
+    }  # fmt: skip
     if sampling.engine_options:  # only some engines have this argument
         options["engine_options"] = dict(sampling.engine_options)
     if sampling.adapter:
@@ -328,51 +285,36 @@ _FLOAT_BYTES = 4
 _PART_BYTES = 250_000
 
 
-def chat_body(choices: Sequence[Choice], *, name: str, model: str, created: int, usage: Body | None = None) -> Body:
-    return {
-        "id": f"chatcmpl-{name}",
-        "object": "chat.completion",
-        "created": created,
-        "model": model,
-        "choices": [
-            {
-                "index": index,
-                "message": _message(choice),
-                "logprobs": chat_logprobs(choice.logprobs),
-                "finish_reason": choice.finish_reason,
-            }
-            for index, choice in enumerate(choices)
-        ],
-        "usage": usage or sum_choices_usage(choices),
-        "system_fingerprint": None,
-    }
-
-
-def completion_body(
-    choices: Sequence[Choice], *, name: str, model: str, created: int, usage: Body | None = None
+def answer_body(
+    endpoint: Endpoint, choices: Sequence[Choice], *, name: str, model: str, created: int, usage: Body | None = None
 ) -> Body:
-    """Return the response body of a completion. `usage` replaces the token counts that are summed over the choices."""
+    """Return the response body of a conversation or a completion. `usage` replaces the token counts of the choices."""
+    is_chat = endpoint is Endpoint.CHAT
     return {
-        "id": f"cmpl-{name}",
-        "object": "text_completion",
+        "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{name}",
+        "object": "chat.completion" if is_chat else "text_completion",
         "created": created,
         "model": model,
         "choices": [
             {
                 "index": index,
-                "text": choice.text,
-                "logprobs": completion_logprobs(choice.logprobs, offset=-choice.unshown),
+                **({"message": _message(choice)} if is_chat else {"text": choice.text}),
+                "logprobs": chat_logprobs(choice.logprobs)
+                if is_chat
+                else completion_logprobs(choice.logprobs, offset=-choice.unshown),
                 "finish_reason": choice.finish_reason,
             }
             for index, choice in enumerate(choices)
         ],
-        "usage": usage or sum_choices_usage(choices),
+        "usage": usage or token_usage(
+            sum(choice.prompt_tokens for choice in choices), sum(choice.completion_tokens for choice in choices)
+        ),
         "system_fingerprint": None,
-    }
+    }  # fmt: skip
 
 
 def embedding_body(vectors: Vectors, *, model: str, packed: bool) -> Body:
-    """Return the response body with the embedding vectors of texts. `packed`: True for vectors in base64."""
+    """`packed`: True for vectors in base64."""
     return {
         "object": "list",
         "data": [_embedding_item_body(index, vector, packed) for index, vector in enumerate(vectors)],
@@ -393,7 +335,7 @@ def embedding_parts(vectors: Vectors, *, model: str, packed: bool) -> Iterator[b
 
 
 class Vectors(msgspec.Struct, frozen=True):
-    """Vectors of texts: `width` little-endian float32 numbers per text, concatenated."""
+    """Vectors of texts, or a part of them: `width` little-endian float32 numbers per text. `tokens`: of all texts."""
 
     width: int
     tokens: int
@@ -405,7 +347,7 @@ class Vectors(msgspec.Struct, frozen=True):
 
 
 def _message(choice: Choice) -> Body:
-    """Return the assistant's message. As in OpenAI's API, empty fields for reasoning and calls are left out."""
+    """Return the assistant's message. As in OpenAI's API, empty reasoning and calls are left out."""
     message: Body = {"role": "assistant", "content": choice.text or (None if choice.calls else ""), "refusal": None}
     if choice.reasoning:
         message["reasoning_content"] = choice.reasoning
@@ -424,20 +366,14 @@ def delta_body(delta: AnswerDelta) -> Body:
     if delta.text:
         found["content"] = delta.text
     if delta.calls:
-        found["tool_calls"] = [_tool_call_body(call) for call in delta.calls]
+        found["tool_calls"] = [
+            {
+                "index": call.index, **({"id": call.id, "type": "function"} if call.id else {}),
+                "function": {**({"name": call.name} if call.id else {}), "arguments": call.arguments},
+            }
+            for call in delta.calls
+        ]  # fmt: skip
     return found
-
-
-def _tool_call_body(call: CallPart) -> Body:
-    function = {"arguments": call.arguments}
-    if not call.id:
-        return {"index": call.index, "function": function}
-    return {"index": call.index, "id": call.id, "type": "function", "function": {"name": call.name, **function}}
-
-
-def sum_choices_usage(choices: Sequence[Choice]) -> Body:
-    read = sum(choice.prompt_tokens for choice in choices)
-    return token_usage(read, sum(choice.completion_tokens for choice in choices))
 
 
 def token_usage(read: int, written: int) -> Body:
@@ -451,3 +387,52 @@ def _embedding_item_body(index: int, vector: bytes, packed: bool) -> Body:
 
 def _embedding_model_and_usage(vectors: Vectors, model: str) -> Body:
     return {"model": model, "usage": {"prompt_tokens": vectors.tokens, "total_tokens": vectors.tokens}}
+
+
+# ---- log-probabilities, which OpenAI writes in one format for conversations and another for completions
+
+_LEAST_LOGPROB = -9999.0
+"""OpenAI's value for an impossible token, because JSON has no infinity."""
+
+
+def chat_logprobs(likelihoods: Likelihoods | None) -> Body | None:
+    if likelihoods is None:
+        return None
+    return {
+        "content": [
+            {**_chance(token, chance), "top_logprobs": [_chance(*one) for one in likeliest]}
+            for token, chance, likeliest in likelihoods
+        ],
+        "refusal": None,
+    }
+
+
+def completion_logprobs(likelihoods: Likelihoods | None, *, offset: int = 0) -> Body | None:
+    """`offset`: number of characters before the first token."""
+    if likelihoods is None:
+        return None
+    ends = itertools.accumulate((len(token) for token, _, _ in likelihoods), initial=offset)
+    return {
+        "tokens": [_named(token) for token, _, _ in likelihoods],
+        "token_logprobs": [_clamp_logprob_for_json(chance) for _, chance, _ in likelihoods],
+        "top_logprobs": [
+            None if own is None else {_named(token): _clamp_logprob_for_json(chance) for token, chance in likeliest}
+            for _, own, likeliest in likelihoods
+        ],
+        "text_offset": [max(0, end) for end in ends][: len(likelihoods)],
+    }
+
+
+def _clamp_logprob_for_json(chance: float | None) -> float | None:
+    return None if chance is None else max(_LEAST_LOGPROB, chance)
+
+
+def _chance(token: str, chance: float | None) -> Body:
+    raw: bytes = getattr(token, "raw", None) or token.encode()
+    return {"token": str(token), "logprob": _clamp_logprob_for_json(chance), "bytes": list(raw)}
+
+
+def _named(token: str) -> str:
+    """Return a token as text, or in OpenAI's `bytes:` notation for a part of a character."""
+    raw = getattr(token, "raw", None)
+    return str(token) if raw is None else "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)

@@ -1,8 +1,7 @@
 """The supported part of OpenAI's API: requests, errors, and the fields of a request's body.
 
 - Honoured fields have an effect: `HONOURED`, `ENGINE_FIELDS`, and the fields that require an output format.
-- Ignored fields do not change an answer (`IGNORED`). `parse_request_body` reports these fields, so that its caller can
-  log them.
+- Ignored fields do not change an answer (`IGNORED`). The caller of `parse_request_body` can log them.
 - All other fields are refused by name, unless the value has no effect (`n` of 1, `logit_bias` of `{}`).
 
 A field with the value null counts as absent.
@@ -13,16 +12,23 @@ from __future__ import annotations
 import difflib
 import enum
 import zlib
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any
 
 import msgspec
 
-from stoker.apps.common.openai_messages import ChatMessage, read_messages
-from stoker.apps.common.openai_tools import TOOL_FIELDS, Tools, read_tools
+from stoker.apps.common.openai_chat import TOOL_FIELDS, ChatMessage, Tools, read_messages, read_tools
 from stoker.apps.common.refusals import ApiError as ApiError
 from stoker.apps.common.refusals import RequestRefused as RequestRefused
-from stoker.apps.common.refusals import encode_json_text, equals, shown
+from stoker.apps.common.refusals import (
+    encode_json_text,
+    equals,
+    expect,
+    expect_texts,
+    expect_whole,
+    required,
+    shown,
+)
 from stoker.apps.common.refusals import refused as refused
 from stoker.decoding import UNREADABLE, why_not_json
 
@@ -38,11 +44,10 @@ class Endpoint(enum.Enum):
 class SamplingOptions(msgspec.Struct, frozen=True):
     """How the tokens of an answer are chosen, and where the answer ends.
 
-    `max_new_tokens`: 0 for no limit except the context length; `logprobs`: number of likeliest tokens to report per
-    token, -1 for no log-probabilities; `json_schema`: schema of the text, empty for any text; `engine_options`: further
-    options by vLLM's names; `form_field`: the request field that requires a schema or another output format; `adapter`:
-    name of an adapter of the model; `echo`: True if the answer begins with the prompt; `writes`: False if the answer is
-    only the prompt.
+    `max_new_tokens`: 0 for no limit but the context length; `logprobs`: likeliest tokens to report per token, -1 for
+    none; `json_schema`: empty for any text; `engine_options`: further options by vLLM's names; `form_field`: the field
+    that requires an output format; `echo`: the answer begins with the prompt; `writes`: False if the answer is only the
+    prompt.
     """
 
     max_new_tokens: int = 0
@@ -60,12 +65,11 @@ class SamplingOptions(msgspec.Struct, frozen=True):
 
 
 class ApiRequest(msgspec.Struct, frozen=True):
-    """One checked request. `line`: line number in the request file, or 0 without a file.
+    """A checked request. `line`: its line in the request file, or 0.
 
-    Conversations have `messages`. Requests to other endpoints have `texts`, or `ids` (prompts as token ids). `packed`:
-    True for vectors in base64; `dimensions`: requested width of a vector, 0 for the model's width; `template_options`:
-    values for the chat template; `tool_parser`, `reasoning_parser`: formats of the model's answers, empty to derive the
-    format from the chat template; `pairs`: indices of texts that are scored together, empty to embed the texts.
+    Conversations have `messages`, other requests `texts`, or `ids` (prompts as token ids). `packed`: vectors in base64;
+    `dimensions`: width of a vector, 0 for the model's; `tool_parser`, `reasoning_parser`: empty to derive them from the
+    chat template; `pairs`: indices of texts that are scored together.
     """
 
     custom_id: str
@@ -86,7 +90,7 @@ class ApiRequest(msgspec.Struct, frozen=True):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The texts that the model reads, one per message or prompt, without the texts of its chat template."""
+        """The texts that the model reads, without the texts of its chat template."""
         said = (message.content + "".join(call.arguments for call in message.calls) for message in self.messages)
         tools = (encode_json_text(self.tools.functions),) if self.tools.functions else ()
         return (*tools, *said, *self.texts)
@@ -103,29 +107,23 @@ IGNORED = frozenset(
         "prompt_cache_retention", "prediction", "priority", "request_id", "cache_salt",
     }
 )  # fmt: skip
-"""Request fields for the billing, logs, queues or caches of a service. These fields do not change an answer."""
+"""Request fields for the billing, logs, queues or caches of a service."""
 _SAMPLING = ("temperature", "top_p", "seed", "stop", "max_tokens", "logprobs")
 HONOURED = {
     Endpoint.CHAT: frozenset(
         {
-            "model",
-            "messages",
-            "max_completion_tokens",
-            "top_logprobs",
-            "response_format",
-            "chat_template_kwargs",
-            *TOOL_FIELDS,
-            *_SAMPLING,
+            "model", "messages", "max_completion_tokens", "top_logprobs", "response_format", "chat_template_kwargs",
+            *TOOL_FIELDS, *_SAMPLING,
         }
     ),
     Endpoint.COMPLETIONS: frozenset({"model", "prompt", "echo", *_SAMPLING}),
     Endpoint.EMBEDDINGS: frozenset({"model", "input", "encoding_format", "dimensions"}),
-}
+}  # fmt: skip
 """Supported body fields of each endpoint."""
 _FORMS = {
     "json": "an object, or its JSON text", "regex": "a text", "choice": "a list of texts", "grammar": "a text",
 }  # fmt: skip
-"""vLLM's names of the structured output formats, each with a description of the valid values."""
+"""vLLM's names of the structured output formats, with the valid values in words."""
 _FORM_FIELDS = frozenset({*(f"guided_{form}" for form in _FORMS), "structured_outputs", "response_format"})
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,), "best_of": (1,), "stream": (False,), "suffix": ("",), "functions": ([],),
@@ -135,7 +133,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "return_token_ids": (False,), "return_tokens_as_token_ids": (False,),
     "documents": ([],), "bad_words": ([],), "vllm_xargs": ({},),
 }  # fmt: skip
-"""Accepted values of unsupported fields, because these values have no effect. Other values are refused."""
+"""Values of unsupported fields that are accepted, because they have no effect."""
 _DEPRECATED = {"functions": "tools", "function_call": "tool_choice"}
 REFUSED = frozenset(
     {
@@ -157,57 +155,50 @@ _COMPLETION_TOKENS = 16
 _MOST_TOKENS = 1 << 31
 _MOST_LIKELIEST = 20
 _MOST_INPUTS = 2048
-"""OpenAI's maximum number of texts in one embeddings request."""
+"""OpenAI's maximum number of texts in an embeddings request."""
 _LEAST_TEMPERATURE = 1e-6
+"""A division by a smaller temperature overflows a float."""
 _SEEDS = 1 << 63
 
 
 def parse_request_body(
-    body: Any,
-    *,
-    endpoint: Endpoint,
-    custom_id: str,
-    line: int,
-    max_tokens: int = 0,
+    body: Any, *, endpoint: Endpoint, custom_id: str, line: int, max_tokens: int = 0,
     ignored: Note = lambda _field: None,
-    most_texts: int = _MOST_INPUTS,
-) -> ApiRequest:
-    """Parse the body of a request.
-
-    Args:
-        max_tokens: the limit for a request without a limit; 0 is OpenAI's default.
-        ignored: called with the name of each ignored field.
-        most_texts: maximum number of texts to embed.
-
-    Raises:
-        RequestRefused: its message begins with the field.
-    """
-    if not isinstance(body, dict):
-        raise RequestRefused(f"body must be an object, and is {shown(body)}", param="body", code="invalid_type")
+) -> ApiRequest:  # fmt: skip
+    """Raises RequestRefused, whose message begins with the field. `max_tokens`: default limit, 0 for OpenAI's."""
+    expect(body, dict, "body")
     given = {name: value for name, value in body.items() if value is not None and name not in IGNORED}
     _refuse_unsupported_fields(given, endpoint)
     for name in body.keys() & IGNORED:
         if body[name] is not None:
             ignored(name)
-    model = _model(given)
+    model = read_model(given)
     if endpoint is Endpoint.EMBEDDINGS:
+        form, width = given.get("encoding_format", "float"), given.get("dimensions")
+        if form not in ("float", "base64"):
+            raise refused("encoding_format", f"is {shown(form)}; it must be float or base64", "invalid_value")
+        texts = expect_texts(required(given, "input"), "input", most=_MOST_INPUTS)
         return ApiRequest(
-            custom_id, line, endpoint, model, texts=_texts(given, "input", most=most_texts),
-            packed=_wants_base64_embeddings(given),
-            dimensions=_whole(given, "dimensions", least=1, most=_MOST_TOKENS) if "dimensions" in given else 0,
+            custom_id, line, endpoint, model, texts=tuple(texts),
+            packed=form == "base64",
+            dimensions=expect_whole(width, "dimensions", least=1, most=_MOST_TOKENS) if width is not None else 0,
         )  # fmt: skip
     sampling = _read_sampling_options(given, endpoint, custom_id=custom_id, max_tokens=max_tokens)
     if endpoint is Endpoint.CHAT:
         tools = read_tools(given)
-        if tools.is_call_required:
-            sampling = _force_tool_call(sampling, tools)
+        if tools.is_call_required:  # the call replaces any other required output format
+            options = tuple((name, value) for name, value in sampling.engine_options if name not in _FORMS)
+            sampling = msgspec.structs.replace(
+                sampling, json_schema=tools.schema, engine_options=options, form_field="tool_choice"
+            )
         return ApiRequest(
-            custom_id, line, endpoint, model, messages=read_messages(_get_required_field(given, "messages"), ignored),
+            custom_id, line, endpoint, model, messages=read_messages(required(given, "messages"), ignored),
             sampling=sampling, tools=tools, template_options=tuple(_read_template_options(given)),
         )  # fmt: skip
-    ids = _read_token_id_prompts(given["prompt"]) if "prompt" in given else ()
-    texts = () if ids else _texts(given, "prompt", or_ids=" or token ids")
-    return ApiRequest(custom_id, line, endpoint, model, texts=texts, sampling=sampling, ids=ids)
+    prompt = required(given, "prompt")
+    ids = _read_token_id_prompts(prompt)
+    texts = [] if ids else expect_texts(prompt, "prompt", or_ids=" or token ids")
+    return ApiRequest(custom_id, line, endpoint, model, texts=tuple(texts), sampling=sampling, ids=ids)
 
 
 def parse_json_object(data: bytes) -> Body:
@@ -240,65 +231,37 @@ def _refuse_unsupported_fields(body: Body, endpoint: Endpoint) -> None:
         raise refused(name, f"is not a known field of {endpoint.value} requests{hint}", "unknown_parameter")
 
 
-def _model(body: Body) -> str:
-    model = _get_required_field(body, "model")
+def read_model(body: Body) -> str:
+    model = required(body, "model")
     if not isinstance(model, str) or not model:
         raise refused("model", f"must be a text, and is {shown(model)}", "invalid_type")
     return model
 
 
 def _read_template_options(body: Body) -> Iterable[tuple[str, Any]]:
-    options = body.get("chat_template_kwargs", {})
-    if not isinstance(options, dict):
-        raise refused("chat_template_kwargs", f"must be an object, and is {shown(options)}", "invalid_type")
-    for name, value in options.items():
-        if name in _OWN_TEMPLATE_OPTIONS:
-            field = f"chat_template_kwargs.{name}"
-            raise refused(field, "is not supported here; leave it out", "unsupported_parameter")
-        yield name, value
-
-
-def _wants_base64_embeddings(body: Body) -> bool:
-    form = body.get("encoding_format", "float")
-    if form not in ("float", "base64"):
-        raise refused("encoding_format", f"is {shown(form)}; it must be float or base64", "invalid_value")
-    return bool(form == "base64")
+    options = expect(body.get("chat_template_kwargs", {}), dict, "chat_template_kwargs")
+    for name in options.keys() & _OWN_TEMPLATE_OPTIONS:
+        field = f"chat_template_kwargs.{name}"
+        raise refused(field, "is not supported here; leave it out", "unsupported_parameter")
+    return options.items()
 
 
 def _read_token_id_prompts(prompt: Any) -> tuple[TokenIds, ...]:
-    """Return the prompts as tuples of token ids, or an empty tuple if the prompts are texts."""
+    """Return prompts of token ids, or nothing if the prompts are texts."""
     if not isinstance(prompt, list) or not prompt or not any(isinstance(each, int | list) for each in prompt):
         return ()
     prompts = prompt if isinstance(prompt[0], list) else [prompt]
     for number, tokens in enumerate(prompts):
         where = f"prompt[{number}]" if prompts is prompt else "prompt"
         if not isinstance(tokens, list):
-            raise refused(
-                where, f"must be a list of token ids, as prompt[0] is, and is {shown(tokens)}", "invalid_type"
-            )
+            what = f"must be a list of token ids, as prompt[0] is, and is {shown(tokens)}"
+            raise refused(where, what, "invalid_type")
         if not tokens:
             raise refused(where, "is empty", "invalid_value")
         for place, token in enumerate(tokens):
-            if not _is_whole(token):
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token <= _MOST_TOKENS:
                 raise refused(f"{where}[{place}]", f"must be a token id, and is {shown(token)}", "invalid_type")
     return tuple(map(tuple, prompts))
-
-
-def _texts(body: Body, name: str, *, most: int = 0, or_ids: str = "") -> tuple[str, ...]:
-    value = _get_required_field(body, name)
-    texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list) or not texts:
-        raise refused(name, f"must be a text or a list of texts{or_ids}, and is {shown(value)}", "invalid_type")
-    if most and len(texts) > most:
-        raise refused(name, f"has {len(texts):,} texts; at most {most:,} are allowed in a request", "invalid_value")
-    for number, text in enumerate(texts):
-        where = name if isinstance(value, str) else f"{name}[{number}]"
-        if not isinstance(text, str):
-            tokens = "; token ids are not supported: give the text" if isinstance(text, int | list) else ""
-            raise refused(where, f"must be a text, and is {shown(text)}{tokens}", "invalid_type")
-        if not text:
-            raise refused(where, "is empty", "invalid_value")
-    return tuple(texts)
 
 
 def _read_sampling_options(body: Body, endpoint: Endpoint, *, custom_id: str, max_tokens: int) -> SamplingOptions:
@@ -308,70 +271,50 @@ def _read_sampling_options(body: Body, endpoint: Endpoint, *, custom_id: str, ma
     own = _COMPLETION_TOKENS if endpoint is Endpoint.COMPLETIONS else 0
     form_field, form, value = _form(body)
     schema, options = (value, ()) if form == "json_schema" else ("", ((form, value),) if form else ())
-    echo = _truth(body, "echo")
+    echo = expect(body.get("echo", False), bool, "echo")
     given = _whole(body, limits[0], least=0 if echo else 1, most=_MOST_TOKENS) if limits else -1
     return SamplingOptions(
         max_new_tokens=given if limits else max_tokens or own,
-        temperature=_number(body, "temperature", _is_temperature, "from 0 to 2, no nearer to 0 than 1e-6"),
+        temperature=_number(
+            body, "temperature", lambda value: value == 0 or _LEAST_TEMPERATURE <= value <= 2,
+            "from 0 to 2, no nearer to 0 than 1e-6",
+        ),
         top_p=_number(body, "top_p", lambda value: 0 < value <= 1, "above 0, at most 1"),
         # The seed must depend only on the request, because the request may run again elsewhere.
         seed=_whole(body, "seed", least=-_SEEDS, most=_SEEDS) if "seed" in body else zlib.crc32(custom_id.encode()),
         stop=_stops(body.get("stop", [])),
-        logprobs=_read_chat_logprob_count(body) if endpoint is Endpoint.CHAT else _read_completion_logprob_count(body),
+        logprobs=_read_logprob_count(body, endpoint),
         json_schema=schema,
         engine_options=(*_read_engine_options(body), *options),
         form_field=form_field,
         echo=echo,
         writes=given != 0,
-    )
-
-
-def _force_tool_call(sampling: SamplingOptions, tools: Tools) -> SamplingOptions:
-    """Return sampling options that force a function call and override any other required output format."""
-    options = tuple((name, value) for name, value in sampling.engine_options if name not in _FORMS)
-    return msgspec.structs.replace(sampling, json_schema=tools.schema, engine_options=options, form_field="tool_choice")
+    )  # fmt: skip
 
 
 def _read_engine_options(body: Body) -> Iterable[tuple[str, Any]]:
-    for name, (fits, shape, neutral) in ENGINE_FIELDS.items():
-        if name not in body or any(equals(body[name], each) for each in neutral):
-            continue
-        if not fits(body[name]):
-            raise refused(name, f"must be {shape}, and is {shown(body[name])}", "invalid_value")
-        value = body[name]
-        yield name, {int(token): bias for token, bias in value.items()} if name == "logit_bias" else value
+    for name, (kind, shape, neutral) in ENGINE_FIELDS.items():
+        if name in body and not any(equals(body[name], each) for each in neutral):
+            try:
+                yield name, msgspec.convert(body[name], kind, str_keys=True)
+            except msgspec.ValidationError:
+                raise refused(name, f"must be {shape}, and is {shown(body[name])}", "invalid_value") from None
 
 
-def _is_temperature(value: float) -> bool:
-    """Return True for a valid temperature. Very small values are invalid, because a division overflows a float."""
-    return value == 0 or _LEAST_TEMPERATURE <= value <= 2
-
-
-def _truth(body: Body, name: str) -> bool:
-    value = body.get(name, False)
-    if not isinstance(value, bool):
-        raise refused(name, f"must be true or false, and is {shown(value)}", "invalid_type")
-    return value
-
-
-def _read_chat_logprob_count(body: Body) -> int:
-    wants = _truth(body, "logprobs")
+def _read_logprob_count(body: Body, endpoint: Endpoint) -> int:
+    if endpoint is not Endpoint.CHAT:
+        return _whole(body, "logprobs", least=0, most=_MOST_LIKELIEST) if "logprobs" in body else -1
+    wants = expect(body.get("logprobs", False), bool, "logprobs")
     most = _whole(body, "top_logprobs", least=0, most=_MOST_LIKELIEST) if "top_logprobs" in body else 0
     if most and not wants:
         raise refused("top_logprobs", "needs logprobs to be true", "invalid_value")
     return most if wants else -1
 
 
-def _read_completion_logprob_count(body: Body) -> int:
-    return _whole(body, "logprobs", least=0, most=_MOST_LIKELIEST) if "logprobs" in body else -1
-
-
 def _form(body: Body) -> tuple[str, str, Any]:
-    """Return the field that sets an output format, the engine option, and its value. All are empty if none is set."""
+    """Return the field that sets an output format, the engine option, and its value, or three times nothing."""
     asked = [(name, name.removeprefix("guided_"), body[name]) for name in body if name.startswith("guided_")]
-    outputs = body.get("structured_outputs", {})
-    if not isinstance(outputs, dict):
-        raise refused("structured_outputs", f"must be an object, and is {shown(outputs)}", "invalid_type")
+    outputs = expect(body.get("structured_outputs", {}), dict, "structured_outputs")
     for name, value in outputs.items():
         field, is_any = f"structured_outputs.{name}", name == "json_object" and value is True
         if not is_any and name not in _FORMS and value not in (None, False):
@@ -414,11 +357,7 @@ def _stops(value: Any) -> tuple[str, ...]:
 
 
 def _whole(body: Body, name: str, *, least: int, most: int) -> int:
-    value = body[name]
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        shape = "a whole number of 64 bits" if least < 0 else f"a whole number from {least} to {most}"
-        raise refused(name, f"must be {shape}, and is {shown(value)}", "invalid_value")
-    return value
+    return expect_whole(body[name], name, least=least, most=most)
 
 
 def _number(body: Body, name: str, fits: Callable[[float], bool], range_: str) -> float:
@@ -428,39 +367,18 @@ def _number(body: Body, name: str, fits: Callable[[float], bool], range_: str) -
     return float(value)
 
 
-def _get_required_field(body: Mapping[str, Any], name: str) -> Any:
-    if name not in body:
-        raise refused(name, "is missing", "missing_required_parameter")
-    return body[name]
-
-
-def _is_number(value: Any, least: float, most: float) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
-
-
-def _is_whole(value: Any, least: int = 0, most: int = _MOST_TOKENS) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
-
-
-def _is_bias(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        token.isdecimal() and len(token) < 10 and _is_number(bias, -100, 100) for token, bias in value.items()
-    )
-
-
-def _is_token_id_list(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_whole, value))
-
-
-ENGINE_FIELDS: dict[str, tuple[Callable[[Any], bool], str, tuple[Any, ...]]] = {
-    "frequency_penalty": (lambda value: _is_number(value, -2, 2), "a number from -2 to 2", (0,)),
-    "presence_penalty": (lambda value: _is_number(value, -2, 2), "a number from -2 to 2", (0,)),
-    "logit_bias": (_is_bias, "an object of token ids with numbers from -100 to 100", ({},)),
-    "repetition_penalty": (lambda value: _is_number(value, 1e-3, 100), "a number above 0", (1,)),
-    "top_k": (lambda value: _is_whole(value, -1), "a whole number, -1 or more", (-1, 0)),
-    "min_p": (lambda value: _is_number(value, 0, 1), "a number from 0 to 1", (0,)),
-    "min_tokens": (_is_whole, "a whole number, 0 or more", (0,)),
-    "ignore_eos": (lambda value: isinstance(value, bool), "true or false", (False,)),
-    "stop_token_ids": (_is_token_id_list, "a list of token ids", ([],)),
+_Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
+_Tokens = Annotated[int, msgspec.Meta(ge=0, le=_MOST_TOKENS)]
+_Bias = Annotated[float, msgspec.Meta(ge=-100, le=100)]
+ENGINE_FIELDS: dict[str, tuple[Any, str, tuple[Any, ...]]] = {
+    "frequency_penalty": (_Penalty, "a number from -2 to 2", (0,)),
+    "presence_penalty": (_Penalty, "a number from -2 to 2", (0,)),
+    "logit_bias": (dict[_Tokens, _Bias], "an object of token ids with numbers from -100 to 100", ({},)),
+    "repetition_penalty": (Annotated[float, msgspec.Meta(ge=1e-3, le=100)], "a number above 0", (1,)),
+    "top_k": (Annotated[int, msgspec.Meta(ge=-1, le=_MOST_TOKENS)], "a whole number, -1 or more", (-1, 0)),
+    "min_p": (Annotated[float, msgspec.Meta(ge=0, le=1)], "a number from 0 to 1", (0,)),
+    "min_tokens": (_Tokens, "a whole number, 0 or more", (0,)),
+    "ignore_eos": (bool, "true or false", (False,)),
+    "stop_token_ids": (list[_Tokens], "a list of token ids", ([],)),
 }
-"""Request fields for engine options, each with a check, a description of valid values, and values without effect."""
+"""Request fields for engine options: type, valid values in words, and values without effect."""

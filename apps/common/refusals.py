@@ -1,20 +1,24 @@
-"""Errors of requests in OpenAI's format, and functions that show JSON values in these errors."""
+"""Errors of requests in OpenAI's format, and checks of JSON values that raise them."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import msgspec
 
+T = TypeVar("T")
+
 
 class ApiError(msgspec.Struct, frozen=True):
-    """The reason why a request has no answer, as an OpenAI error. `param`: path of the invalid field in the body."""
+    """An OpenAI error. `param`: path of the invalid field; `retry_after_s`: seconds before a retry, 0 if not stated."""
 
     message: str
     type: str = "invalid_request_error"
     param: str | None = None
     code: str | None = None
     status: int = 400
+    retry_after_s: float = 0.0
 
     @property
     def body(self) -> dict[str, dict[str, str | None]]:
@@ -22,20 +26,63 @@ class ApiError(msgspec.Struct, frozen=True):
 
 
 class RequestRefused(Exception):
+    """A refusal. `retry_after_s`: as in `ApiError`; `why`: the cause, only for the log."""
+
     def __init__(
         self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400,
-        type: str = "invalid_request_error",
+        type: str = "invalid_request_error", retry_after_s: float = 0.0, why: str = "",
     ) -> None:  # fmt: skip
         super().__init__(message)
-        self.error = ApiError(message, type=type, param=param, code=code, status=status)
+        self.error = ApiError(message, type, param, code, status, retry_after_s)
+        self.why = why
 
 
 def refused(param: str, problem: str, code: str) -> RequestRefused:
     return RequestRefused(f"{param} {problem}", param=param, code=code)
 
 
+_WORDS = {str: "a text", bool: "true or false", list: "a list", dict: "an object"}
+
+
+def expect(value: Any, kind: type[T], where: str, what: str = "") -> T:
+    """Return the value. Raises RequestRefused for another type. `what`: the expected value in words."""
+    if not isinstance(value, kind):
+        raise refused(where, f"must be {what or _WORDS[kind]}, and is {shown(value)}", "invalid_type")
+    return value
+
+
+def expect_whole(value: Any, where: str, *, least: int, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        shape = "a whole number of 64 bits" if least < 0 else f"a whole number from {least} to {most}"
+        raise refused(where, f"must be {shape}, and is {shown(value)}", "invalid_value")
+    return value
+
+
+def expect_texts(value: Any, where: str, *, most: int = 0, or_ids: str = "") -> list[str]:
+    """Return a text or a list of texts as a list. `most`: 0 = unlimited; `or_ids`: words for an error."""
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not texts:
+        raise refused(where, f"must be a text or a list of texts{or_ids}, and is {shown(value)}", "invalid_type")
+    if most and len(texts) > most:
+        raise refused(where, f"has {len(texts):,} texts; at most {most:,} are allowed in a request", "invalid_value")
+    for number, text in enumerate(texts):
+        at = where if isinstance(value, str) else f"{where}[{number}]"
+        if not isinstance(text, str):
+            tokens = "; token ids are not supported: give the text" if isinstance(text, int | list) else ""
+            raise refused(at, f"must be a text, and is {shown(text)}{tokens}", "invalid_type")
+        if not text:
+            raise refused(at, "is empty", "invalid_value")
+    return texts
+
+
+def required(body: Mapping[str, Any], name: str) -> Any:
+    if body.get(name) is None:
+        raise refused(name, "is missing", "missing_required_parameter")
+    return body[name]
+
+
 def equals(value: Any, other: Any) -> bool:
-    """Return True if two JSON values are equal. In contrast to Python, true does not equal 1."""
+    """True if two JSON values are equal. In contrast to Python, true does not equal 1."""
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 

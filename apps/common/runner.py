@@ -2,9 +2,9 @@
 
 An application passes a `RunSpec` and a function that returns an `Outcome`:
 
-    def run(...) -> int:
+    def run(given, choice: RunChoice) -> int:
         spec = RunSpec(app=APP, prefix="mine", parameters=..., options=..., key=("id",), total=len(items), ...)
-        return execute(spec, lambda work: _results(work, items), screen=screen, json=json)
+        return execute(spec, lambda work: _results(work, items), choice)
 
     def _results(work: OpenRun, items: ...) -> Outcome:
         work.infer([(app, requests)], contexts={"": recipe}, take=keep, noun="items")
@@ -27,7 +27,7 @@ import msgspec
 
 import stoker
 from stoker.apps.common.calls import INTERRUPTED, Job, Stopped, run_calls, session_line, stop_on_signals
-from stoker.apps.common.command_line import command, count
+from stoker.apps.common.command_line import RunChoice, command, count
 from stoker.config import load_site
 from stoker.console import Screen
 from stoker.contexts import Recipe
@@ -39,10 +39,7 @@ Records = RecordLog | Mapping[tuple[Any, ...], Record]
 
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The definition of a run. Runs of one `app` with equal `parameters` are the same run.
-
-    `key`: fields that identify a result; `again`: command that resumes the run (empty: the command with `--resume`).
-    """
+    """A run. Runs of one `app` with equal `parameters` are the same. `again`: resumes it (empty: `--resume`)."""
 
     app: str
     prefix: str
@@ -52,8 +49,6 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
     total: int
     headline: Sequence[str]
     noun: str = "result"
-    folder: Path | None = None
-    fresh: bool = False
     site: str = ""
     session: str = ""
     again: str = ""
@@ -61,11 +56,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attempt(msgspec.Struct):
-    """Statistics of one attempt to complete a run: the number of results `kept` from earlier attempts and `made` in
-    this attempt, the numbers of calls and tokens, and facts about the contexts.
-
-    `origin`: how the model was loaded. Times are in seconds.
-    """
+    """An attempt: results `kept` from earlier attempts and `made`, calls, tokens, contexts, origin of the model."""
 
     wall_s: float = 0.0
     made: int = 0
@@ -79,7 +70,7 @@ class Attempt(msgspec.Struct):
 
     @property
     def rate(self) -> float:
-        """Results per second of the whole attempt, including the start of the session and the loading of models."""
+        """Results per second, including the start of the session and loads."""
         return self.made / self.wall_s if self.wall_s else 0.0
 
     @property
@@ -90,7 +81,6 @@ class Attempt(msgspec.Struct):
         }  # fmt: skip
 
     def format_throughput_line(self, noun: str) -> str:
-        """Return a line such as `300 texts in 2 s, 150.0 texts/s and 3,000 tokens/s on 1 device; 1 load of 3 s`."""
         facts, wall_s = self.facts, self.wall_s
         return (
             f"  {count(self.made, noun)} in {show_seconds(wall_s)}, {self.made / wall_s:,.1f} {noun}s/s and"
@@ -100,10 +90,9 @@ class Attempt(msgspec.Struct):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The results of a run. `summary` and `files` are for programs (`--json`), `report` for people, `failure` for both.
+    """The results of a run. `summary` and `files` are for programs, `report` for people, `failure` for both.
 
-    `failure`: lines about results with errors. A run with `errors` exits with 1. Report lines that end with the text
-    `bold` are printed in bold.
+    A run with `errors` exits with 1. Report lines that end with `bold` are printed in bold.
     """
 
     summary: dict[str, Any]
@@ -123,19 +112,10 @@ class OpenRun:
         self._screen = screen
 
     def infer(
-        self,
-        jobs: Sequence[Job],
-        *,
-        contexts: Mapping[str, Recipe],
-        take: Callable[[Any], int],
-        noun: str,
-        also: str = "",
-        results: Callable[[Sequence[Job]], Iterator[Any]] = run_calls,
-    ) -> None:
-        """Run the jobs in a session to obtain the missing results. Without jobs, no session starts.
-
-        `take` keeps the result of a call, updates `attempt`, and returns the number of results for the progress line.
-        """
+        self, jobs: Sequence[Job], *, contexts: Mapping[str, Recipe], take: Callable[[Any], int], noun: str,
+        also: str = "", results: Callable[[Sequence[Job]], Iterator[Any]] = run_calls,
+    ) -> None:  # fmt: skip
+        """Run the jobs in a session. `take` keeps a call's result, updates `attempt`, and returns the progress."""
         attempt, begun = self.attempt, time.perf_counter()
         if not jobs:
             return
@@ -156,16 +136,37 @@ class OpenRun:
             attempt.by_context = asked or dict.fromkeys(contexts, attempt.facts)
         attempt.wall_s, attempt.made = time.perf_counter() - begun, len(self.log) - attempt.kept
 
+    def finish_rows(
+        self, name: str, write: Callable[[Path], None], *, noun: str, lacks: str, first: str, more: dict[str, Any],
+        figures: dict[str, Any], report: Iterable[str],
+    ) -> Outcome:  # fmt: skip
+        """Write the summary and the results file of a run with a row per item.
 
-def execute(spec: RunSpec, make: Callable[[OpenRun], Outcome], *, screen: Screen, json: bool) -> int:
-    """Open the run, call `make`, and report. Return the exit status: 0, 1 for results with errors, 130 after Ctrl-C.
+        `lacks`: what a failed item lacks; `more`, `figures`: further fields of the summary and its attempt.
+        """
+        errors, total = len(self.failed), self.spec.total
+        summary = {f"{noun}s": total, "errors": errors, **more, "attempt": {**figures, **self.attempt.figures}}
+        self.folder.write_json("summary.json", summary)
+        results = self.folder.finish(name=name, write=write, complete=not errors)
+        failure = [
+            "",
+            f"failed: {errors:,} of {total:,} {noun}s have no {lacks}; the column `error` says why. The first:",
+            f"  {first}",
+            f"  try them again:  {resume_command(self.spec, self.folder.path)}",
+        ]
+        return Outcome(
+            summary=summary, files={"results": results}, report=["", *report, f"  results  {results}"], errors=errors,
+            failure=failure if errors else (),
+        )  # fmt: skip
 
-    After Ctrl-C, or if `make` raises, the results so far are kept.
-    """
+
+def execute(spec: RunSpec, make: Callable[[OpenRun], Outcome], choice: RunChoice) -> int:
+    """Run, report, and return 0, 1 for results with errors, 130 after Ctrl-C. Results so far are always kept."""
+    screen = Screen(json_only=choice.json)
     load_site(spec.site or None)  # report an invalid site file before the run folder exists
     folder = open_run(
         Path("runs"), app=spec.app, prefix=spec.prefix, parameters=spec.parameters,
-        options=msgspec.to_builtins(spec.options), folder=spec.folder, fresh=spec.fresh,
+        options=msgspec.to_builtins(spec.options), folder=choice.resume or choice.out, fresh=choice.fresh,
     )  # fmt: skip
     with (
         contextlib.closing(folder),
@@ -186,7 +187,7 @@ def execute(spec: RunSpec, make: Callable[[OpenRun], Outcome], *, screen: Screen
             if len(log):
                 _print_kept_results(screen, spec, folder.path, kept=len(log), failed=True)
             raise
-    if json:
+    if choice.json:
         files = {name: str(path) for name, path in outcome.files.items()}
         screen.json({**outcome.summary, "run": str(folder.path), **files})
     else:
@@ -198,9 +199,8 @@ def execute(spec: RunSpec, make: Callable[[OpenRun], Outcome], *, screen: Screen
 
 
 def resume_command(spec: RunSpec, folder: Path) -> str:
-    return spec.again or command(
-        spec.app, f"--resume {shlex.quote(str(folder))}", through_make=spec.through_make
-    )  # fmt: skip
+    resume = f"--resume {shlex.quote(str(folder))}"
+    return spec.again or command(spec.app, resume, through_make=spec.through_make)
 
 
 def _print_kept_results(screen: Screen, spec: RunSpec, folder: Path, *, kept: int, failed: bool = False) -> None:

@@ -1,53 +1,55 @@
 """Find the function calls in a model's text, piece by piece during generation.
 
-Each family of models has a separate format for calls (`FORMATS`). The formats differ in the marks around a JSON object
-with a name and arguments. A parser holds back text that may begin a call.
-
-As in OpenAI's API, arguments are returned as the model wrote them, even if they are not valid JSON.
+Each family of models has a format for calls (`FORMATS`): marks around a JSON object with a name and arguments. A parser
+holds back text that may begin a call. As in OpenAI's API, arguments are returned as the model wrote them, even if they
+are not valid JSON.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+import string
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 import msgspec
 
 
 class CallDelta(msgspec.Struct, frozen=True):
-    """A part of function call number `index`. Only the first part of a call has a `name`. `arguments` is JSON text."""
+    """A part of function call number `index`. Only the first part has a `name`, and an `id` in answers."""
 
     index: int
     name: str = ""
     arguments: str = ""
+    id: str = ""
 
 
-class ParsedText(msgspec.Struct, frozen=True):
-    """The parsed parts of a piece of text: ordinary text, and parts of the function calls that follow the text."""
+class AnswerDelta(msgspec.Struct, frozen=True):
+    """A piece of an answer: reasoning, the text after it, and parts of function calls after the text."""
 
+    reasoning: str = ""
     text: str = ""
     calls: tuple[CallDelta, ...] = ()
 
+    def __bool__(self) -> bool:
+        return bool(self.reasoning or self.text or self.calls)
+
 
 class CallParser(Protocol):
-    def feed(self, text: str) -> ParsedText:
+    def feed(self, text: str) -> AnswerDelta:
         """Parse the next piece of an answer."""
 
-    def end(self) -> ParsedText:
-        """Return the parsed parts that remain after the last piece of an answer."""
+    def end(self) -> AnswerDelta:
+        """Return the parts that remain after the last piece."""
 
 
 class ToolFormat(msgspec.Struct, frozen=True):
-    """The format in which a family of models writes function calls.
+    """How a family of models writes function calls.
 
-    begin: The mark before a call.
-    end: The mark after a call; empty: no mark.
-    is_bare: True if an answer that begins with JSON is also a call, provided that it names a function of the request.
-    has_name_first: True if the name may precede the arguments, outside of JSON: `name[ARGS]{…}`.
-    has_short_ids: True if the chat template only accepts call ids of nine letters and digits.
-    is_xml: True if arguments are tags (`xml_calls.py`).
-    templates: Texts that identify the format in a chat template.
+    `begin`, `end`: the marks around a call, or an empty `end`; `is_bare`: an answer that begins with JSON is also a
+    call, if it names a function of the request; `has_name_first`: the name may precede the arguments, `name[ARGS]{…}`;
+    `has_short_ids`: ids of calls have nine letters and digits; `is_xml`: arguments are tags (`xml_calls.py`);
+    `templates`: texts that identify the format in a chat template.
     """
 
     begin: str = ""
@@ -68,9 +70,9 @@ FORMATS: Mapping[str, ToolFormat] = {
     ),
     "json": ToolFormat(is_bare=True),
 }
-"""Tool-call formats by the names of vLLM's parsers, in order of detection. If no format is detected, `json` is used."""
+"""By the names of vLLM's parsers, in order of detection; `json` if none is detected."""
 PLAIN_FORMAT = "hermes"
-"""The format that a system text explains to models whose chat template does not support tools."""
+"""The format that is explained to models whose chat template does not support tools."""
 
 
 def detect_tool_call_format(template: str) -> str:
@@ -78,269 +80,256 @@ def detect_tool_call_format(template: str) -> str:
     return next(shown, "json")
 
 
-_NAMES, _ARGUMENTS = ("name",), ("arguments", "parameters")
-_KEYS = (*_NAMES, *_ARGUMENTS, "type", "id")
-_NAME_FIRST = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*")
-_LONGEST_NAME = 256
-_SEPARATORS = ",;]"
+_ARGUMENTS = ("arguments", "parameters")
+_KEYS = (*_ARGUMENTS, "name", "type", "id")
+_BRACKETS = {"{": 1, "[": 1, "}": -1, "]": -1}
+_STRING = r'"(?:[^"\\]|\\.)*"'
+_OPENING = re.compile(r"\s*\[?\s*\{")
+_LONGEST_OPENING = 256
+_NAMED_OPENING = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(?=\{)")
+_CLOSING = re.compile(r"[\s,]*\}")
+_FIELD = re.compile(rf'[\s,]*({_STRING}|[^\s"{{}}\[\]:,]+)\s*:\s*', re.DOTALL)
+_SCALAR = re.compile(rf'({_STRING}|[^\s"{{}}\[\],][^"{{}}\[\],]*?(?=\s*[,}}]))\s*', re.DOTALL)
+_SEPARATORS = ",;]" + string.whitespace
 """Characters between and after the calls of one answer."""
 
 
-class ToolCallParser:
-    """Parses answers in one format.
+class HeldTextParser:
+    """Collects the text and the calls that a parser finds. `only_first`: ignore further calls."""
 
-    Args:
-        format: The format of calls.
-        names: The functions of the request.
-        only_first: Ignore further calls (`parallel_tool_calls` is false).
-    """
+    _step: Callable[[], bool]
+    """Parses the held text, and returns False if more text is needed."""
 
-    def __init__(self, format: ToolFormat, names: Collection[str], *, only_first: bool = False) -> None:
-        self._format = format
-        self._names = names
+    def __init__(self, *, only_first: bool) -> None:
         self._only_first = only_first
-        self._step = self._in_text
-        self._held = ""
-        """Held-back text, which is ordinary text unless a call follows."""
-        self._object = _CallObject()
-        self._is_marked = False
-        """True if a mark precedes the call."""
-        self._is_named = False
-        """True once the name of the call is known. Until then, the text may be ordinary text."""
-        self._is_empty = True
-        """True while the call has no arguments."""
         self._count = 0
-        self._may_be_bare = format.is_bare
-        self._text: list[str] = []
-        self._calls: list[CallDelta] = []
-
-    def feed(self, text: str) -> ParsedText:
-        for character in text:
-            self._step(character)
-        return self._take()
-
-    def end(self) -> ParsedText:
-        if self._step == self._in_call and self._is_named:
-            rest, _ = self._object.take_arguments(until="")
-            self._add(CallDelta(self._count - 1, arguments=rest))
-        elif self._step != self._read_character_after_call:
-            self._text.append(self._held)
         self._held = ""
+        self._text: list[str] = []
+        self._calls: dict[int, CallDelta] = {}
+
+    def feed(self, text: str) -> AnswerDelta:
+        self._held += text
+        while self._step():
+            pass
         return self._take()
 
-    def _take(self) -> ParsedText:
-        found = ParsedText("".join(self._text), _joined(self._calls))
+    def _take(self) -> AnswerDelta:
+        found = AnswerDelta("", "".join(self._text), tuple(self._calls.values()))
         self._text.clear()
         self._calls.clear()
         return found
 
-    def _in_text(self, character: str) -> None:
-        self._held += character
-        if self._may_be_bare and not self._held.isspace():
-            self._may_be_bare = False
-            if character in "{[":
-                self._step = self._read_opening_character
-                self._open_if_ready()
-                return
-        begin = self._format.begin
-        if begin and self._held.endswith(begin):
-            self._text.append(self._held.removesuffix(begin))
-            self._begin_opening()
-        elif not self._may_be_bare:
-            kept = suffix_overlap_length(self._held, begin)
-            self._text.append(self._held[: len(self._held) - kept])
-            self._held = self._held[len(self._held) - kept :]
+    def _put(self, *, name: str = "", arguments: str = "") -> None:
+        """Add to the latest call."""
+        index = self._count - 1
+        if not index or not self._only_first:
+            before = self._calls.get(index, CallDelta(index))
+            self._calls[index] = CallDelta(index, before.name or name, before.arguments + arguments)
 
-    def _begin_opening(self) -> None:
-        self._held, self._is_marked, self._step = self._format.begin, True, self._read_opening_character
 
-    def _read_opening_character(self, character: str) -> None:
-        self._held += character
-        self._open_if_ready()
+class ToolCallParser(HeldTextParser):
+    """Parses answers in one format. `names`: functions of the request."""
 
-    def _open_if_ready(self) -> None:
-        """Begin a function call if the held text ends with the opening brace of the call's JSON object."""
-        said = self._held.removeprefix(self._format.begin) if self._is_marked else self._held
-        bare = "".join(said.split())
-        if bare in ("{", "[{"):
-            self._object = _CallObject()
-            self._is_named, self._step = False, self._in_call
-        elif bare in ("", "["):
-            return
-        elif not (self._is_marked and self._format.has_name_first) or len(said) > _LONGEST_NAME:
-            self._flush()
-        elif said.endswith("{"):
-            if found := _NAME_FIRST.fullmatch(said[:-1]):
-                self._object = _CallObject(is_arguments=True)
-                self._step = self._in_call
-                self._begin_call(found[1])
-            else:
-                self._flush()
+    def __init__(self, format: ToolFormat, names: Collection[str], *, only_first: bool = False) -> None:
+        super().__init__(only_first=only_first)
+        self._format = format
+        self._names = names
+        self._may_be_bare = format.is_bare
+        self._opened = ""
+        self._begin_opening("", "")
+        self._step = self._in_text
 
-    def _in_call(self, character: str) -> None:
-        self._object.feed(character)
-        if not self._is_named:
-            self._held += character
-            if self._object.name and (self._is_marked or self._object.name in self._names):
-                self._begin_call(self._object.name)
-            elif self._is_no_call():
-                self._flush()
-                return
+    def end(self) -> AnswerDelta:
         if self._is_named:
-            self._take_arguments()
+            self._add(self._held if self._step == self._in_value and self._key in _ARGUMENTS else "")
+        elif self._step != self._after_call:
+            self._text.append(self._opened + self._held)
+        self._held = ""
+        return self._take()
 
-    def _is_no_call(self) -> bool:
-        if self._object.name or self._object.is_closed:
+    def _consume(self, length: int) -> str:
+        taken, self._held = self._held[:length], self._held[length:]
+        if not self._is_named:
+            self._opened += taken
+        return taken
+
+    def _in_text(self) -> bool:
+        held, begin = self._held, self._format.begin
+        if self._may_be_bare:
+            if not held.strip():
+                return False
+            self._may_be_bare = False
+            if held.lstrip()[0] in "{[":
+                return self._begin_opening("", held)
+        if begin and begin in held:
+            text, _, rest = held.partition(begin)
+            self._text.append(text)
+            return self._begin_opening(begin, rest)
+        kept = suffix_overlap_length(held, begin)
+        self._text.append(held[: len(held) - kept])
+        self._held = held[len(held) - kept :]
+        return False
+
+    def _begin_opening(self, mark: str, rest: str, *, is_marked: bool = False) -> bool:
+        self._held, self._step = rest, self._opening
+        self._opened = mark
+        """The consumed text of a call whose name is not known yet. It is ordinary text unless a call follows."""
+        self._is_marked = is_marked or bool(mark)
+        self._key = self._arguments = ""
+        """The key of the current value, and arguments before the name is known."""
+        self._depth = self._scanned = 0
+        self._is_named = self._is_quoted = self._is_escaped = self._has_arguments = self._is_named_first = False
+        return True
+
+    def _opening(self) -> bool:
+        has_name_first = self._is_marked and self._format.has_name_first
+        if found := _OPENING.match(self._held):
+            self._consume(found.end())
+            self._step = self._in_call
+        elif has_name_first and (found := _NAMED_OPENING.match(self._held)):
+            self._consume(found.end())
+            self._key, self._step, self._is_named_first = _ARGUMENTS[0], self._in_value, True
+            self._begin_call(found[1])
+        elif self._held.strip() in ("", "[") or (
+            has_name_first and "{" not in self._held and len(self._held) <= _LONGEST_OPENING
+        ):
+            return False
+        else:
+            self._end_as_text()
+        return True
+
+    def _in_call(self) -> bool:
+        """Parse the next key or value of the call's object."""
+        self._consume(len(self._held) - len(self._held.lstrip()))
+        mark = self._format.end
+        until = self._held.find(mark) if mark else -1
+        until = len(self._held) if until < 0 else until
+        if not self._key:
+            if found := _CLOSING.match(self._held, 0, until):
+                self._consume(found.end())
+                return self._end_call()
+            if found := _FIELD.match(self._held, 0, until):
+                self._consume(found.end())
+                self._key = _decode_json_string(found[1])
+                if not (self._is_marked or self._is_named or self._key in _KEYS):
+                    self._end_as_text()
+                return True
+        elif self._held[:1] in ("{", "["):
+            self._step = self._in_value
             return True
-        return _ends_with(self._held, self._format.end) if self._is_marked else self._object.is_other
+        elif found := _SCALAR.match(self._held, 0, until):
+            self._consume(found.end())
+            key, value, self._key = self._key, _decode_json_string(found[1]), ""
+            if key in _ARGUMENTS:
+                self._add(value)
+            elif key == "name" and not self._is_named:
+                if not self._is_marked and value not in self._names:
+                    return self._end_as_text()
+                self._begin_call(value)
+            return True
+        if until < len(self._held):
+            if self._key in _ARGUMENTS:
+                self._add(self._held[:until])
+            self._consume(until)
+            return self._end_call()
+        return False
+
+    def _in_value(self) -> bool:
+        """Read an object or a list, and stream it if it is the arguments. The end mark ends a call in any case."""
+        mark, held, stop = self._format.end, self._held, len(self._held)
+        for position in range(self._scanned, stop):
+            character = held[position]
+            if self._is_escaped:
+                self._is_escaped = False
+            elif self._is_quoted:
+                self._is_escaped, self._is_quoted = character == "\\", character != '"'
+            elif character == '"':
+                self._is_quoted = True
+            elif character in _BRACKETS:
+                self._depth += _BRACKETS[character]
+                if not self._depth:
+                    stop = position + 1
+                    break
+        self._scanned = stop
+        marked_at = held.find(mark, 0, stop) if mark else -1
+        if marked_at >= 0:
+            stop = marked_at
+        elif self._depth:
+            stop -= suffix_overlap_length(held, mark)
+        taken = self._consume(stop)
+        self._scanned -= stop
+        if self._key in _ARGUMENTS:
+            self._add(taken)
+        if marked_at >= 0 or (self._is_named_first and not self._depth):
+            return self._end_call()
+        if self._depth:
+            return False
+        self._key, self._scanned, self._step = "", 0, self._in_call
+        return True
 
     def _begin_call(self, name: str) -> None:
-        self._held, self._is_named, self._is_empty = "", True, True
+        self._is_named, self._opened = True, ""
         self._count += 1
-        self._add(CallDelta(self._count - 1, name))
-        self._take_arguments()
+        self._put(name=name)
+        self._add(self._arguments)
 
-    def _take_arguments(self) -> None:
-        arguments, is_over = self._object.take_arguments(until=self._format.end)
-        if arguments:
-            self._is_empty = False
-            self._add(CallDelta(self._count - 1, arguments=arguments))
-        if is_over:
-            self._held = self._format.end
-        if is_over or self._object.is_closed:
-            self._end_call()
+    def _add(self, arguments: str) -> None:
+        if not self._is_named:
+            self._arguments += arguments
+        elif arguments:
+            self._has_arguments = True
+            self._put(arguments=arguments)
 
-    def _end_call(self) -> None:
-        if self._is_empty:
-            self._add(CallDelta(self._count - 1, arguments="{}"))
-        self._step = self._read_character_after_call
+    def _end_call(self) -> bool:
+        if not self._is_named:
+            return self._end_as_text()
+        if not self._has_arguments:
+            self._add("{}")
+        self._is_named, self._step = False, self._after_call
+        return True
 
-    def _add(self, delta: CallDelta) -> None:
-        if not delta.index or not self._only_first:
-            self._calls.append(delta)
+    def _end_as_text(self) -> bool:
+        """Release the start of a call that is none: its mark, or its first character."""
+        self._held, self._step = self._opened + self._held, self._in_text
+        kept = len(self._format.begin) if self._held.startswith(self._format.begin) else 0
+        self._text.append(self._held[:kept])
+        self._held = self._held[kept:]
+        self._opened = ""
+        return True
 
-    def _read_character_after_call(self, character: str) -> None:
-        self._held += character
-        begin, end = self._format.begin, self._format.end
-        said = self._held.strip()
-        if end and said.startswith(end):
-            self._held, said = said.removeprefix(end), said.removeprefix(end)
-        rest = said.lstrip(_SEPARATORS).lstrip()
-        if not rest or (end and end.startswith(said)):
-            return
-        if rest == "{":
-            self._held, self._is_marked, self._step = rest, True, self._read_opening_character
-            self._open_if_ready()
-        elif begin and rest == begin:
-            self._begin_opening()
-        elif not (begin and begin.startswith(rest)):
-            held, self._held, self._step = self._held, "", self._in_text
-            for each in held:
-                self._step(each)
-
-    def _flush(self) -> None:
-        """Release the held text as ordinary text. Parse the last character again, because it may begin a mark."""
-        held, self._held, self._is_marked, self._step = self._held, "", False, self._in_text
-        self._text.append(held[:-1])
-        self._step(held[-1])
+    def _after_call(self) -> bool:
+        begin, end, rest = self._format.begin, self._format.end, self._held
+        if end:
+            if end.startswith(rest.lstrip()):
+                return False
+            if rest.lstrip().startswith(end):
+                rest = rest.lstrip().removeprefix(end)
+        after = rest.lstrip(_SEPARATORS)
+        if after.startswith("{"):
+            return self._begin_opening("", after, is_marked=True)
+        if begin and after.startswith(begin):
+            return self._begin_opening(begin, after.removeprefix(begin))
+        if begin.startswith(after):
+            self._held = rest
+            return False
+        self._held, self._step = rest, self._in_text
+        return True
 
 
 class NamedCallParser:
-    """Parses answers that contain only the arguments of the requested function."""
+    """For answers that are the arguments of the requested function."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def feed(self, text: str) -> ParsedText:
+    def feed(self, text: str) -> AnswerDelta:
         if not text:
-            return ParsedText()
+            return AnswerDelta()
         name, self._name = self._name, ""
-        return ParsedText(calls=(CallDelta(0, name, text),))
+        return AnswerDelta(calls=(CallDelta(0, name, text),))
 
-    def end(self) -> ParsedText:
-        return ParsedText(calls=(CallDelta(0, self._name),)) if self._name else ParsedText()
-
-
-class _CallObject:
-    """Reads the JSON object of a function call after the opening brace, one character at a time.
-
-    is_arguments: True if the object contains only the arguments, without the name of the function.
-    """
-
-    def __init__(self, *, is_arguments: bool = False) -> None:
-        self.name = ""
-        self.is_closed = False
-        self.is_other = False
-        """True if the object has a key that is invalid in a function call."""
-        self._is_arguments = is_arguments
-        self._key: str | None = None
-        self._word = ""
-        """The current key or value, unless the value is an object or array."""
-        self._depth = 0
-        self._is_quoted = False
-        self._is_escaped = False
-        self._arguments = "{" if is_arguments else ""
-        """Arguments that `take_arguments` has not returned yet."""
-
-    def feed(self, character: str) -> None:
-        is_text = self._is_quoted
-        if is_text:
-            self._quoted(character)
-        elif character == '"':
-            self._is_quoted = True
-        if self._is_arguments:
-            self._arguments += character
-            if not is_text and character in _BRACKETS:
-                self._depth += _BRACKETS[character]
-                self.is_closed = self._depth < 0
-        elif self._depth:
-            self._nested(character, is_text=is_text)
-        elif is_text or character == '"':
-            self._word += character
-            if not self._is_quoted and self._key in _NAMES:
-                self.name = self.name or _decode_json_string(self._word)
-        else:
-            self._between(character)
-
-    def take_arguments(self, *, until: str) -> tuple[str, bool]:
-        """Return the new arguments, and True if the mark `until` follows the arguments."""
-        taken, mark, _ = self._arguments.partition(until) if until else (self._arguments, "", "")
-        kept = 0 if mark else suffix_overlap_length(taken, until)
-        self._arguments = taken[len(taken) - kept :]
-        return taken[: len(taken) - kept], bool(mark)
-
-    def _quoted(self, character: str) -> None:
-        if self._is_escaped:
-            self._is_escaped = False
-        elif character == "\\":
-            self._is_escaped = True
-        elif character == '"':
-            self._is_quoted = False
-
-    def _nested(self, character: str, *, is_text: bool) -> None:
-        if self._key in _ARGUMENTS:
-            self._arguments += character
-        if not is_text:
-            self._depth += _BRACKETS.get(character, 0)
-
-    def _between(self, character: str) -> None:
-        if character == ":" and self._key is None:
-            self._key, self._word = _decode_json_string(self._word), ""
-            self.is_other = self.is_other or self._key not in _KEYS
-        elif character in "{[":
-            self._depth = 1
-            if self._key in _ARGUMENTS:
-                self._arguments += character
-        elif character in ",}":
-            if self._key in _ARGUMENTS:
-                self._arguments += _decode_json_string(self._word)
-            self._key, self._word = None, ""
-            self.is_closed = character == "}"
-        elif not character.isspace():
-            self._word += character
-
-
-_BRACKETS = {"{": 1, "[": 1, "}": -1, "]": -1}
+    def end(self) -> AnswerDelta:
+        return AnswerDelta(calls=(CallDelta(0, self._name),)) if self._name else AnswerDelta()
 
 
 def _decode_json_string(word: str) -> str:
@@ -352,19 +341,7 @@ def _decode_json_string(word: str) -> str:
     return found if isinstance(found, str) else "" if found is None else word
 
 
-def _ends_with(text: str, mark: str) -> bool:
-    return bool(mark) and text.endswith(mark)
-
-
 def suffix_overlap_length(text: str, mark: str) -> int:
-    """Return the length of the longest suffix of `text` that is a prefix of `mark`."""
+    """Return the length of the longest suffix of `text` that begins `mark`."""
     longest = min(len(text), len(mark) - 1)
     return next((length for length in range(longest, 0, -1) if mark.startswith(text[-length:])), 0)
-
-
-def _joined(deltas: list[CallDelta]) -> tuple[CallDelta, ...]:
-    found: dict[int, CallDelta] = {}
-    for delta in deltas:
-        before = found.get(delta.index, CallDelta(delta.index))
-        found[delta.index] = CallDelta(delta.index, before.name or delta.name, before.arguments + delta.arguments)
-    return tuple(found.values())

@@ -1,7 +1,7 @@
 """Convert the messages and tools of a request to the input of a chat template.
 
-If a chat template does not support tools, a text before the conversation describes the functions and the format of a
-call (`PLAIN_FORMAT`), and the messages contain calls and their results as text.
+For a template without tools, a text describes the functions and the format of a call (`PLAIN_FORMAT`), and calls and
+their results are text.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from typing import Any
 
 import msgspec
 
-from stoker.apps.common.openai_messages import ChatMessage
+from stoker.apps.common.openai_chat import ChatMessage, ToolChoice, Tools
 from stoker.apps.common.openai_requests import ApiRequest
-from stoker.apps.common.openai_tools import ToolChoice, Tools
 from stoker.apps.common.refusals import encode_json_text
 from stoker.apps.common.tool_calls import ToolFormat
 
@@ -38,7 +37,7 @@ def has_tool_support(template: str) -> bool:
 
 
 def template_messages(request: ApiRequest, template: str, format: ToolFormat) -> list[dict[str, Any]]:
-    """Return the messages of a conversation for a chat template. An empty template supports no tools."""
+    """Return the messages for a chat template."""
     if has_tool_support(template):
         return [_message(message, format) for message in request.messages]
     messages = [_convert_message_without_tools(message) for message in request.messages]
@@ -84,7 +83,7 @@ def _message_with_content(message: ChatMessage, role: str, content: str) -> dict
 
 
 def _add_tool_descriptions(messages: list[dict[str, Any]], tools: Tools) -> list[dict[str, Any]]:
-    """Add a description of the tools to the system message or, without a system message, to the first user message."""
+    """Describe the tools in the system message or, without one, in the first user message."""
     functions = "\n".join(encode_json_text(tool["function"]) for tool in tools.functions)
     text = _PLAIN_TOOLS.format(functions=functions)
     if forced := _FORCED_CALL_TEXTS.get(tools.choice):
@@ -103,7 +102,7 @@ def _call_id(id: str, format: ToolFormat) -> str:
 
 
 def _parsed_arguments(arguments: str) -> Any:
-    """Return arguments as an object, which chat templates expect. Invalid JSON is returned unchanged."""
+    """Return arguments as an object, as chat templates expect, or invalid JSON unchanged."""
     try:
         return msgspec.json.decode(arguments or "{}")
     except msgspec.DecodeError:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from stoker.apps.common.tool_calls import CallDelta, ParsedText
+from stoker.apps.common.tool_calls import AnswerDelta, HeldTextParser
 
 _MARK, _MARK_END, _FUNCTION = "<tool_call>", "</tool_call>", "<function="
 _BEGIN = re.compile(r"(?:<tool_call>\s*)?<function=([^<>\s]+)>")
@@ -23,49 +23,27 @@ _OPENING = re.compile(r"(?:<tool_call>\s*)?<function=[^<>\s]*")
 _LONGEST_OPENING = 300
 
 
-class XMLCallParser:
-    """Parses answers with calls in tags.
-
-    Args:
-        parameters: The schema of each function's parameters.
-        only_first: Ignore further calls (`parallel_tool_calls` is false).
-    """
+class XMLCallParser(HeldTextParser):
+    """Parses answers. `parameters`: schemas by function."""
 
     def __init__(self, parameters: Mapping[str, Mapping[str, Any]], *, only_first: bool = False) -> None:
+        super().__init__(only_first=only_first)
         self._parameters = parameters
-        self._only_first = only_first
-        self._held = ""
         self._name = ""
-        """Name of the function whose call is being parsed; empty outside of a call."""
-        self._count = 0
-        self._has_arguments = False
-        self._follows_call = False
-        """True while only blanks and the end mark have followed the last call."""
-        self._text: list[str] = []
-        self._calls: list[CallDelta] = []
+        """Function of the current call; empty outside of a call."""
+        self._has_arguments = self._follows_call = False
+        self._step = self._in_text
 
-    def feed(self, text: str) -> ParsedText:
-        self._held += text
-        while self._in_call() if self._name else self._in_text():
-            pass
-        return self._take()
-
-    def end(self) -> ParsedText:
+    def end(self) -> AnswerDelta:
         if self._name:
-            self._add("}" if self._has_arguments else "{}")
+            self._put(arguments="}" if self._has_arguments else "{}")
         elif not (self._follows_call and _MARK_END.startswith(self._held)):
             self._text.append(self._held)
         self._held = self._name = ""
         return self._take()
 
-    def _take(self) -> ParsedText:
-        found = ParsedText("".join(self._text), tuple(self._calls))
-        self._text.clear()
-        self._calls.clear()
-        return found
-
     def _in_text(self) -> bool:
-        """Release ordinary text, and return True if a function call begins in the held text."""
+        """Release text, and return True if a call begins in the held text."""
         if self._follows_call:
             self._held = self._held.lstrip().removeprefix(_MARK_END).lstrip()
             if _MARK_END.startswith(self._held):
@@ -75,7 +53,8 @@ class XMLCallParser:
             self._text.append(self._held[: found.start()])
             self._held, self._name, self._has_arguments = self._held[found.end() :], found[1], False
             self._count += 1
-            self._add("", name=self._name)
+            self._put(name=self._name)
+            self._step = self._in_call
             return True
         kept = _partial_call_suffix_length(self._held)
         self._text.append(self._held[: len(self._held) - kept])
@@ -83,15 +62,15 @@ class XMLCallParser:
         return False
 
     def _in_call(self) -> bool:
-        """Parse one parameter or the end of the call. Return False if more text is needed first."""
+        """Parse a parameter or the end of the call. Return False if more text is needed."""
         if found := _PARAMETER.match(self._held):
             key, value = found[1].strip(), found[2].removeprefix("\n").removesuffix("\n")
             encoded = str(msgspec.json.encode(key), "utf-8") + ": " + self._json(key, value)
-            self._add((", " if self._has_arguments else "{") + encoded)
+            self._put(arguments=(", " if self._has_arguments else "{") + encoded)
             self._has_arguments = True
         elif not self._held.lstrip().startswith("<parameter=") and (found := _END.match(self._held)):
-            self._add("}" if self._has_arguments else "{}")
-            self._name, self._follows_call = "", True
+            self._put(arguments="}" if self._has_arguments else "{}")
+            self._name, self._follows_call, self._step = "", True, self._in_text
         else:
             return False
         self._held = self._held[found.end() :]
@@ -107,10 +86,6 @@ class XMLCallParser:
                 return lower if lower in ("true", "false", "null") else str(msgspec.json.encode(value), "utf-8")
             return value.strip()
         return str(msgspec.json.encode(value), "utf-8")
-
-    def _add(self, arguments: str, *, name: str = "") -> None:
-        if self._count == 1 or not self._only_first:
-            self._calls.append(CallDelta(self._count - 1, name, arguments))
 
 
 def _partial_call_suffix_length(text: str) -> int:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
-from stoker.apps.common.command_line import WIDE, add_run_options, drop_unset_options, refuse_options_with_resume
+from stoker.apps.common.command_line import WIDE, RunChoice, add_run_options
 from stoker.apps.embed import APP
 from stoker.apps.embed.options import EmbedOptions
-from stoker.console import Screen, WholeNumber
+from stoker.console import WholeNumber
 
 _DEFAULT = EmbedOptions()
 
@@ -37,18 +36,7 @@ _DEFAULT = EmbedOptions()
 @click.option("--tensor-batch", type=WholeNumber(), help=f"Texts computed at a time. [{_DEFAULT.tensor_batch}]")
 @add_run_options(prefix="embed", formats=["parquet", "npy"])
 @click.pass_context
-def command(
-    context: click.Context,
-    /,
-    *,
-    no_normalize: bool,
-    truncate: bool,
-    out: Path | None,
-    resume: Path | None,
-    fresh: bool,
-    json_: bool,
-    **others: Any,
-) -> None:
+def command(context: click.Context, /, *, choice: RunChoice, no_normalize: bool, truncate: bool, **given: Any) -> None:
     """A vector for each text of FILE (.jsonl, .csv, .parquet, .arrow, or a saved data set), by an encoder.
 
     Texts of similar length are computed together, to reduce padding. A run with the same options resumes a stopped run.
@@ -60,8 +48,8 @@ def command(
     """
     from stoker.apps.embed.run import run  # imported here, because importing Parsl would slow down --help
 
-    refuse_options_with_resume(resume, FILE=others["data"], out=out, fresh=fresh)
-    given = drop_unset_options(others)
+    if choice.resume and "data" in given:
+        raise click.UsageError("--resume names the run to continue; leave FILE out")
     given |= {"normalize": False} if no_normalize else {}
     given |= {"truncate": True} if truncate else {}
-    context.exit(run(given, resume=resume, out=out, fresh=fresh, screen=Screen(json_only=json_), json=json_))
+    context.exit(run(given, choice))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stoker import app
+from stoker.apps.common.calls import each_or_error
 
 if TYPE_CHECKING:
     from stoker.contexts import EncoderModel
@@ -42,42 +43,23 @@ class EmbeddedTexts(msgspec.Struct, frozen=True):
 @app
 def embed_texts(model: EncoderModel, request: EmbedRequest) -> EmbeddedTexts:
     """Embed texts. If the model refuses a text, the other texts still get vectors."""
-    begun = time.perf_counter()
+    begun, tokens = time.perf_counter(), 0
+
+    def embed(texts: Sequence[str]) -> list[bytes]:
+        nonlocal tokens
+        found, count = model.embed_array(
+            list(texts), pooling=request.pooling, normalize=request.normalize, batch_size=request.tensor_batch,
+            truncate=request.truncate,
+        )  # fmt: skip
+        tokens += count
+        return [row.astype("<f4").tobytes() for row in found]
+
     # Leave out empty texts: some tokenizers add tokens to an empty text, which would then get a vector.
     there = [text for text in request.texts if text]
-    try:
-        vectors, tokens = _embed_texts_as_bytes(model, request, there) if there else ([], 0)
-        errors = [""] * len(vectors)
-    except ValueError:
-        vectors, errors, tokens = _one_by_one(model, request, there)
-    found = iter(zip(vectors, errors, strict=True))
-    pairs = [next(found) if text else (b"", "the row has no text") for text in request.texts]
-    return EmbeddedTexts(
-        request.number, [vector for vector, _ in pairs], [error for _, error in pairs], tokens,
-        time.perf_counter() - begun,
-    )  # fmt: skip
-
-
-def _one_by_one(model: EncoderModel, request: EmbedRequest, texts: Sequence[str]) -> tuple[list[bytes], list[str], int]:
-    """Embed texts one at a time, to find the texts that the model refuses."""
-    vectors, errors, tokens = [], [], 0
-    for text in texts:
-        try:
-            [vector], count = _embed_texts_as_bytes(model, request, (text,))
-        except ValueError as error:
-            vector, count = b"", 0
-            said = str(error).replace("text 0 ", "the text ", 1)
-            errors.append(said.replace("truncate=True", "--truncate") or type(error).__name__)
-        else:
-            errors.append("")
-        vectors.append(vector)
-        tokens += count
-    return vectors, errors, tokens
-
-
-def _embed_texts_as_bytes(model: EncoderModel, request: EmbedRequest, texts: Sequence[str]) -> tuple[list[bytes], int]:
-    found, tokens = model.embed_array(
-        list(texts), pooling=request.pooling, normalize=request.normalize, batch_size=request.tensor_batch,
-        truncate=request.truncate,
-    )  # fmt: skip
-    return [row.astype("<f4").tobytes() for row in found], tokens
+    results = zip(*each_or_error(embed, there), strict=True) if there else iter(())
+    vectors, errors = [], []
+    for text in request.texts:
+        vector, error = next(results) if text else (None, "the row has no text")
+        vectors.append(vector or b"")
+        errors.append(error.replace("text 0 ", "the text ", 1).replace("truncate=True", "--truncate"))
+    return EmbeddedTexts(request.number, vectors, errors, tokens, time.perf_counter() - begun)

@@ -6,9 +6,7 @@ import msgspec
 
 
 class EmbedOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of one run. An empty string selects the default. `limit`: number of rows to embed (0: all rows);
-    `text`: name of the column with the texts; `id`: name of the column with row names (empty: row numbers).
-    """
+    """The options of a run. An empty string selects the default. `limit`: 0 for all rows."""
 
     data: str = ""
     model: str = ""

@@ -1,8 +1,7 @@
 """Embed the texts of a data file and write the results: Parquet with a row per text, or a NumPy array in file order.
 
-The data file may be larger than memory. The run reads the file once to send calls and once to write results, and keeps
-only keys and positions of records in memory. The log contains each vector as base64 of its float32 numbers. A text
-without a vector has an `error` in Parquet, and NaN in a NumPy array.
+The data file may be larger than memory. The log contains each vector as base64 of its float32 numbers. A text without a
+vector has an `error` in Parquet, and NaN in a NumPy array.
 """
 
 from __future__ import annotations
@@ -17,14 +16,13 @@ from typing import Any
 
 from stoker import encoder
 from stoker.apps.common.calls import run_calls, split_into_batches
-from stoker.apps.common.command_line import count, resolve
+from stoker.apps.common.command_line import RunChoice, count, resolve
 from stoker.apps.common.data_rows import DataItem, DataRows, check_rows, is_empty
 from stoker.apps.common.models_file import model_digest_or_name
-from stoker.apps.common.runner import Attempt, OpenRun, Outcome, Records, RunSpec, execute, resume_command
+from stoker.apps.common.runner import OpenRun, Outcome, Records, RunSpec, execute
 from stoker.apps.embed import APP
 from stoker.apps.embed.functions import EmbeddedTexts, EmbedRequest, embed_texts
 from stoker.apps.embed.options import EmbedOptions
-from stoker.console import Screen
 from stoker.contexts import Recipe
 from stoker.errors import ConfigError, StokerError
 from stoker.run_folder import Record, RecordLog
@@ -37,11 +35,7 @@ _NPY_ALIGNED = 64
 
 
 def make_records(ids: tuple[str, ...], found: EmbeddedTexts) -> tuple[list[Record], list[Record]]:
-    """Return the records of the texts that have vectors, and the records of the failed texts. Raises StokerError for a
-    wrong number of vectors.
-    """
-    if not len(found.vectors) == len(found.errors) == len(ids):
-        raise StokerError(f"{len(ids)} texts were sent and {len(found.vectors)} vectors were returned")
+    """Return the records of the texts that have vectors, and of the failed texts."""
     made, failed = [], []
     for id, vector, error in zip(ids, found.vectors, found.errors, strict=True):
         if error:
@@ -52,7 +46,7 @@ def make_records(ids: tuple[str, ...], found: EmbeddedTexts) -> tuple[list[Recor
 
 
 def write_parquet(path: Path, items: Iterable[DataItem], log: Records, failed: Records) -> None:
-    """Write the columns `id`, `embedding` (list of float32, or null) and `error` (empty if the row has a vector)."""
+    """Write `id`, `embedding` (list of float32, or null) and `error` (empty if the row has a vector)."""
     import pyarrow  # the import takes 0.25 s
     import pyarrow.parquet
 
@@ -75,22 +69,16 @@ def write_parquet(path: Path, items: Iterable[DataItem], log: Records, failed: R
 
 def write_npy(path: Path, items: Iterable[DataItem], log: Records, failed: Records, *, rows: int) -> None:
     """Write a float32 array `[rows, width]` in NumPy's format (version 1.0), in file order."""
-    pairs = _pairs(items, log, failed)
-    before: list[tuple[str, bytes, str]] = []
-    for pair in pairs:  # find the width of the first vector
-        before.append(pair)
-        if pair[1]:
-            break
-    width = len(before[-1][1]) // _FLOAT_BYTES if before else 0
+    width = next((len(vector) for _, vector, _ in _pairs(items, log, failed) if vector), 0) // _FLOAT_BYTES
     missing = struct.pack("<f", float("nan")) * width
     with path.open("wb") as file:
         file.write(_npy_header(rows, width))
-        for _, vector, _ in itertools.chain(before, pairs):
+        for _, vector, _ in _pairs(items, log, failed):
             file.write(vector or missing)
 
 
 def first_error(items: Iterable[DataItem], failed: Records, *, file: Path) -> str:
-    for item in items:
+    for item in items if len(failed) else ():
         if (record := failed.get((item.id,))) is not None:
             return f"{file}: {item.place}: row {item.id}: {record['error']}"
     return ""
@@ -107,7 +95,7 @@ def _pairs(items: Iterable[DataItem], log: Records, failed: Records) -> Iterator
 
 
 def _npy_header(rows: int, width: int) -> bytes:
-    """Return the header of a .npy file: https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html."""
+    """Return the header of a .npy file (numpy.lib.format, version 1.0)."""
     text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {width}), }}"
     fixed = len(b"\x93NUMPY\x01\x00") + 2
     padded = text + " " * (-(fixed + len(text) + 1) % _NPY_ALIGNED) + "\n"
@@ -115,19 +103,14 @@ def _npy_header(rows: int, width: int) -> bytes:
 
 
 _ROWS_AHEAD = 32_000
-"""Maximum number of rows in the calls in flight. At least `_LEAST_CALLS_AHEAD` calls are allowed in any case."""
+"""Maximum number of rows in the calls in flight, with at least `_LEAST_CALLS_AHEAD` calls."""
 _LEAST_CALLS_AHEAD = 32
 """Minimum number of calls in flight, so that devices do not idle."""
 
 
-def run(
-    given: dict[str, Any], *, resume: Path | None, out: Path | None, fresh: bool, screen: Screen, json: bool
-) -> int:
-    """Embed the texts of the file and return the exit status: 0, 1 if texts have errors, 130 after Ctrl-C.
-
-    Raises StokerError for unusable input and for a failed call. Earlier vectors are kept in all cases.
-    """
-    options = resolve(EmbedOptions, given, app=APP, resume=resume, files=("data",))
+def run(given: dict[str, Any], choice: RunChoice) -> int:
+    """Return the exit status: 0, 1 if texts have errors, 130 after Ctrl-C. Raises StokerError."""
+    options = resolve(EmbedOptions, given, app=APP, resume=choice.resume, files=("data",))
     for name, what in (("data", "a file of texts: stoker run embed FILE"), ("model", "an encoder: --model PATH")):
         if not getattr(options, name):
             raise ConfigError(f"embed needs {what}", key=name)
@@ -136,30 +119,22 @@ def run(
         Path(options.data), column=options.id, wanted={"--text": (options.text,)}, limit=options.limit,
         empty_means="these rows get an error, and no vector", texts=True,
     )  # fmt: skip
+    names = ("text", "id", "pooling", "normalize", "truncate", "dtype")
+    model = model_digest_or_name(recipe, options.model)
     spec = RunSpec(
-        app=APP, prefix="embed", parameters=_parameters(options, recipe, rows), options=options, key=KEY,
-        total=len(rows), folder=resume or out, fresh=fresh, site=options.site,
+        app=APP, prefix="embed", options=options, key=KEY, total=len(rows), site=options.site,
+        parameters={"model": model, "rows": rows.digest, **{name: getattr(options, name) for name in names}},
         headline=[
             f"embeddings · {rows.path.name} · {count(len(rows), 'text')} · {Path(options.model).name}",
             *(f"  note  {note}" for note in rows.notes),
         ],
     )  # fmt: skip
-    return execute(spec, lambda work: _results(work, options, recipe, rows), screen=screen, json=json)
-
-
-def _parameters(options: EmbedOptions, recipe: Recipe, rows: DataRows) -> dict[str, Any]:
-    names = ("text", "id", "pooling", "normalize", "truncate", "dtype")
-    model = model_digest_or_name(recipe, options.model)
-    return {"model": model, "rows": rows.digest, **{name: getattr(options, name) for name in names}}
+    return execute(spec, lambda work: _results(work, options, recipe, rows), choice)
 
 
 def _results(work: OpenRun, options: EmbedOptions, recipe: Recipe, rows: DataRows) -> Outcome:
     _infer(work, options, recipe, rows)
     attempt, log, failed = work.attempt, work.log, work.failed
-    errors, first = len(failed), first_error(rows, failed, file=rows.path) if len(failed) else ""
-    figures = {"texts": attempt.made, "tokens": attempt.tokens, "calls": attempt.calls, **attempt.figures}
-    summary = {"texts": len(rows), "errors": errors, "attempt": figures}
-    work.folder.write_json("summary.json", summary)
 
     def write(path: Path) -> None:
         if options.format == "npy":
@@ -167,16 +142,12 @@ def _results(work: OpenRun, options: EmbedOptions, recipe: Recipe, rows: DataRow
         else:
             write_parquet(path, rows, log, failed)
 
-    results = work.folder.finish(name=f"results.{options.format}", write=write, complete=not errors)
-    failure = [
-        "",
-        f"failed: {errors:,} of {len(rows):,} texts have no vector; `error` says why. The first:",
-        f"  {first}",
-        f"  try them again:  {resume_command(work.spec, work.folder.path)}",
-    ]
-    return Outcome(
-        summary=summary, files={"results": results}, report=_report(attempt, results=results), errors=errors,
-        failure=failure if errors else (),
+    line = f"  nothing was left to embed: {attempt.kept:,} vectors were kept"
+    return work.finish_rows(
+        f"results.{options.format}", write, noun="text", lacks="vector", more={},
+        first=first_error(rows, failed, file=rows.path),
+        figures={"texts": attempt.made, "tokens": attempt.tokens, "calls": attempt.calls},
+        report=[attempt.format_throughput_line("text") if attempt.calls else line],
     )  # fmt: skip
 
 
@@ -202,23 +173,9 @@ def _requests(
 ) -> Iterator[EmbedRequest]:
     missing = (item for item in rows if (item.id,) not in log)
     for number, batch in enumerate(split_into_batches(missing, options.batch_size)):
-        texts = tuple(_text(item, options.text) for item in batch)
+        cells = (item.fields[options.text] for item in batch)
         sent[number] = tuple(item.id for item in batch)
         yield EmbedRequest(
-            number=number, texts=texts, pooling=options.pooling, normalize=options.normalize,
-            truncate=options.truncate, tensor_batch=options.tensor_batch,
+            number=number, texts=tuple("" if is_empty(cell) else str(cell) for cell in cells), pooling=options.pooling,
+            normalize=options.normalize, truncate=options.truncate, tensor_batch=options.tensor_batch,
         )  # fmt: skip
-
-
-def _text(item: DataItem, column: str) -> str:
-    value = item.fields[column]
-    return "" if is_empty(value) else str(value)
-
-
-def _report(attempt: Attempt, *, results: Path) -> Iterator[str]:
-    yield ""
-    if attempt.calls:
-        yield attempt.format_throughput_line("text")
-    else:
-        yield f"  nothing was left to embed: {attempt.kept:,} vectors were kept"
-    yield f"  results  {results}"

@@ -8,8 +8,7 @@ import click
 
 from stoker.apps.common.command_line import WIDE, drop_unset_options
 from stoker.apps.encoder_lengths import APP
-from stoker.apps.encoder_lengths.options import COMPILED, LengthsOptions
-from stoker.console import Screen, WholeNumber
+from stoker.console import WholeNumber
 
 
 @click.command(
@@ -26,8 +25,9 @@ from stoker.console import Screen, WholeNumber
     help="The dtype, as in encoder(dtype=...). [auto]",
 )
 @click.option(
-    "--compiled", type=click.Choice([*COMPILED]), help="Compile, as in encoder(compiled=...). [auto: on a GPU]"
-)
+    "--compiled", type=click.Choice(["auto", "yes", "no"]),
+    help="Compile, as in encoder(compiled=...). [auto: on a GPU]",
+)  # fmt: skip
 @click.option("--step", metavar="N", type=WholeNumber(), help="Tokens between two lengths. [16, at most 32 lengths]")
 @click.option("--site", metavar="FILE", help="Where to run: a site file. [this machine]")
 @click.option("--json", "json_", is_flag=True, help="The profile as JSON on stdout; everything else goes to stderr.")
@@ -43,4 +43,4 @@ def command(context: click.Context, /, *, json_: bool, **others: Any) -> None:
 
     if others["text"] is not None and others["texts"] is None:
         raise click.UsageError("--text names a column of --texts FILE, which is missing")
-    context.exit(run(LengthsOptions(**drop_unset_options(others)), screen=Screen(json_only=json_), json=json_))
+    context.exit(run(**drop_unset_options(others), json=json_))

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 
 class LengthsRequest(msgspec.Struct, frozen=True):
-    """Options of a measurement. `step`: difference between two measured lengths in tokens (0 = the model's choice);
-    `dtype`, `compiled`: options of the runtimes.
-    """
+    """The options of a call. `step`: tokens between two measured lengths, 0 = the model's choice."""
 
     step: int = 0
     dtype: str = "auto"

@@ -1,10 +1,11 @@
-"""Measure one profile. Print the latency by length, the recommended runtime lengths, and the code that uses them."""
+"""Measure a profile, and print the latency by length, the recommended lengths, and code that uses them."""
 
 from __future__ import annotations
 
 import itertools
 import random
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
@@ -13,12 +14,10 @@ from typing import Any
 import msgspec
 
 from stoker import encoder
-from stoker.apps.common.calls import INTERRUPTED, call_with_progress
+from stoker.apps.common.calls import measure
 from stoker.apps.common.data_rows import is_empty, row_error
 from stoker.apps.encoder_lengths.functions import LengthsRequest, measure_lengths
-from stoker.apps.encoder_lengths.options import COMPILED, LengthsOptions
 from stoker.config import load_site
-from stoker.console import Screen
 from stoker.contexts import EncoderProfile, RuntimeLengths, keep_encoder_profile, lengths_that_pay, token_counter
 from stoker.datafile import Row, read_rows
 from stoker.errors import ConfigError
@@ -31,11 +30,12 @@ _MOST_SPREAD = 0.05
 def format_length_table(profile: EncoderProfile, counts: Sequence[int]) -> list[str]:
     heads = ["tokens", "ms", "spread", "more", *(["texts"] if counts else [])]
     lines = ["  " + "".join(f"{head:>{_WIDTH}}" for head in heads)]
-    shares, before = _shares(profile, counts), None
-    for each, share in zip(profile.lengths, shares, strict=True):
+    tokens, before = [each.tokens for each in profile.lengths], None
+    texts = Counter(bisect_left(tokens, count) for count in counts)
+    for place, each in enumerate(profile.lengths):
         more = "" if before is None else f"{1000 * (each.seconds - before):+.2f}"
         cells = [f"{each.tokens:,}", f"{1000 * each.seconds:.2f}", f"{1000 * each.spread_s:.2f}", more]
-        cells += [f"{share:.1%}"] if counts else []
+        cells += [f"{texts[place] / len(counts):.1%}"] if counts else []
         lines.append("  " + "".join(f"{cell:>{_WIDTH}}" for cell in cells))
         before = each.seconds
     return lines
@@ -78,14 +78,6 @@ def unsteady(profile: EncoderProfile) -> str:
     )
 
 
-def _shares(profile: EncoderProfile, counts: Sequence[int]) -> list[float]:
-    tokens = [each.tokens for each in profile.lengths]
-    found = [0] * (len(tokens) + 1)
-    for count in counts:
-        found[bisect_left(tokens, count)] += 1
-    return [each / max(1, len(counts)) for each in found[:-1]]
-
-
 SAMPLE = 4000
 """Maximum number of texts in the sample whose tokens are counted."""
 _READ_ROWS = 200_000
@@ -93,10 +85,7 @@ _READ_ROWS = 200_000
 
 
 def sample_texts(path: Path, column: str, *, seed: int = 1) -> list[str]:
-    """Return a uniform sample of the texts in a file's first rows.
-
-    Raises ConfigError for a file without texts, and for a row without the column.
-    """
+    """Return a uniform sample of the texts in a file's first rows. Raises ConfigError."""
     chance, found, count = random.Random(seed), list[str](), 0
     for row in itertools.islice(read_rows(path), _READ_ROWS):
         text = _text(row, column, path=path)
@@ -123,50 +112,41 @@ def _text(row: Row, column: str, *, path: Path) -> str:
     return value
 
 
-def run(options: LengthsOptions, *, screen: Screen, json: bool) -> int:
-    """Measure the model. Return the exit status: 0, or 130 after Ctrl-C. Raises StokerError for unusable input."""
-    if not options.model:
+def run(
+    *, model: str = "", texts: str = "", text: str = "text", site: str = "", step: int = 0, dtype: str = "auto",
+    compiled: str = "auto", json: bool,
+) -> int:  # fmt: skip
+    """Measure an encoder. `texts`, `text`: a file and its column. Return the exit status: 0, or 130 after Ctrl-C."""
+    if not model:
         raise ConfigError("encoder_lengths needs an encoder: --model PATH", key="model")
-    recipe = encoder(options.model, dtype=options.dtype)
-    texts = sample_texts(Path(options.texts), options.text) if options.texts else []
-    load_site(options.site or None)  # report an invalid site file before texts are counted
-    counts = list(map(token_counter(options.model), texts)) if texts else []
-    request = LengthsRequest(options.step, options.dtype, COMPILED[options.compiled])
-    profile: EncoderProfile | None = call_with_progress(
-        measure_lengths, recipe, request, site=options.site, screen=screen
-    )
-    if profile is None:
-        return INTERRUPTED
-    kept = keep_encoder_profile(options.model, profile)
-    pay = lengths_that_pay(profile, counts)
-    if json:
-        screen.json(_summary(options, profile, pay, texts=len(counts), kept=kept))
-    else:
-        for line in _report(options, profile, pay, counts=counts, kept=kept):
-            screen.line(line)
-    return 0
+    recipe = encoder(model, dtype=dtype)
+    sample = sample_texts(Path(texts), text) if texts else []
+    load_site(site or None)  # report an invalid site file before texts are counted
+    counts = list(map(token_counter(model), sample)) if sample else []
 
+    def show(profile: EncoderProfile) -> tuple[dict[str, Any], Iterator[str]]:
+        kept, pay = keep_encoder_profile(model, profile), lengths_that_pay(profile, counts)
+        summary = {
+            "model": model, "lengths": list(pay.tokens), "why": pay.why, "mean_s": pay.mean_s,
+            "alone_s": pay.alone_s, "texts": len(counts), "profile": msgspec.to_builtins(profile), "kept": str(kept),
+        }  # fmt: skip
+        return summary, _report(model, profile, pay, counts=counts, kept=kept)
 
-def _summary(
-    options: LengthsOptions, profile: EncoderProfile, pay: RuntimeLengths, *, texts: int, kept: Path
-) -> dict[str, Any]:
-    return {
-        "model": options.model, "lengths": list(pay.tokens), "why": pay.why, "mean_s": pay.mean_s,
-        "alone_s": pay.alone_s, "texts": texts, "profile": msgspec.to_builtins(profile), "kept": str(kept),
-    }  # fmt: skip
+    request = LengthsRequest(step, dtype, {"yes": True, "no": False}.get(compiled, compiled))
+    return measure(measure_lengths, recipe, request, site=site, json=json, show=show)
 
 
 def _report(
-    options: LengthsOptions, profile: EncoderProfile, pay: RuntimeLengths, *, counts: Sequence[int], kept: Path
+    model: str, profile: EncoderProfile, pay: RuntimeLengths, *, counts: Sequence[int], kept: Path
 ) -> Iterator[str]:
     how = "compiled" if profile.is_compiled else "not compiled"
-    yield f"{Path(options.model).name} · {profile.computed_dtype}, {how}, on {profile.device} · PyTorch {profile.torch}"
+    yield f"{Path(model).name} · {profile.computed_dtype}, {how}, on {profile.device} · PyTorch {profile.torch}"
     yield f"milliseconds of one text, padded to each length: the median of {profile.repeats}"
     yield ""
     yield from format_length_table(profile, counts)
     for note in filter(None, (too_long(profile, counts), unsteady(profile))):
         yield f"  note  {note}"
     yield ""
-    yield from advice(options.model, profile, pay)
+    yield from advice(model, profile, pay)
     yield ""
     yield f"  kept in  {kept}"

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
-from stoker.apps.common.command_line import WIDE, add_run_options, drop_unset_options, refuse_options_with_resume
+from stoker.apps.common.command_line import WIDE, RunChoice, add_run_options
 from stoker.apps.fact_verification import APP
 from stoker.apps.fact_verification.options import VerificationOptions
-from stoker.console import Screen, WholeNumber
+from stoker.console import WholeNumber
 
 _DEFAULT = VerificationOptions()
 
@@ -37,16 +36,7 @@ _DEFAULT = VerificationOptions()
 @add_run_options(prefix="fact", formats=["parquet", "jsonl"])
 @click.pass_context
 def command(
-    context: click.Context,
-    /,
-    *,
-    everything: bool,
-    out: Path | None,
-    resume: Path | None,
-    fresh: bool,
-    json_: bool,
-    limit: int | None,
-    **others: Any,
+    context: click.Context, /, *, choice: RunChoice, everything: bool, limit: int | None = None, **given: Any
 ) -> None:
     """Find the prompt with which a model checks claims best.
 
@@ -60,8 +50,6 @@ def command(
 
     if everything and limit is not None:
         raise click.UsageError("--all and --limit exclude each other; give one")
-    refuse_options_with_resume(resume, out=out, fresh=fresh)
-    given = drop_unset_options(others)
     if everything or limit is not None:
         given["limit"] = 0 if everything else limit
-    context.exit(run(given, resume=resume, out=out, fresh=fresh, screen=Screen(json_only=json_), json=json_))
+    context.exit(run(given, choice))

@@ -30,10 +30,7 @@ if TYPE_CHECKING:
 
 
 class Question(msgspec.Struct, frozen=True):
-    """The input of one call: prompts that start with `prefix` and end with one of `texts`.
-
-    `words`: possible answers; `tensor_batch`: maximum number of texts per tensor.
-    """
+    """Prompts that start with `prefix` and end with one of `texts`, and possible answers (`words`)."""
 
     number: int
     prefix: str
@@ -62,8 +59,7 @@ def verify(model: CausalLM, question: Question) -> Scores:
             list(question.texts), list(question.words), batch_size=question.tensor_batch, prefix=question.prefix
         )
     except ValueError as error:
-        # The model refuses an input, for example a claim that is too long. The caller reports the claims of the
-        # question.
+        # The model refuses an input, for example a claim that is too long. The caller names the claims of the question.
         raise StokerError(str(error), question=question.number) from error
     infer_s = time.perf_counter() - begun
     worker = f"{socket.gethostname()}:{os.getpid()}"

@@ -22,17 +22,16 @@ import enum
 import hashlib
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from stoker.apps.common.data_rows import is_empty, read_toml, row_error
+from stoker.apps.common.data_rows import Text, is_empty, read_toml, refuse_duplicates, row_error
 from stoker.contexts import Awareness
 from stoker.datafile import Row, read_rows, text_field
 from stoker.errors import ConfigError
-from stoker.toml_files import refuse_unknown
 
 SAMPLE = Path(__file__).parent / "data" / "fever_sample.jsonl"
 
@@ -65,24 +64,19 @@ class Claim(msgspec.Struct, frozen=True):
 
 def read_claims(path: Path) -> list[Claim]:
     """Read all claims of a file. Raises ConfigError for the first invalid row."""
-    claims: list[Claim] = []
-    seen: dict[str, str] = {}
+    claims: dict[str, Claim] = {}
     for row in read_rows(path):
         claim = _claim(row, file=path)
-        if claim.id in seen:
-            raise row_error(f"id {claim.id} was already used in {seen[claim.id]}", row, path=path, key="id")
-        seen[claim.id] = row.place
-        claims.append(claim)
+        if first := claims.get(claim.id):
+            raise row_error(f"id {claim.id} was already used in {first.place}", row, path=path, key="id")
+        claims[claim.id] = claim
     if not claims:
         raise ConfigError(f"{path}: has no claims", file=str(path))
-    return claims
+    return list(claims.values())
 
 
 def sample_claims(claims: Sequence[Claim], *, limit: int | None, seed: int) -> list[Claim]:
-    """Draw `limit` claims at random (None: all), keep the share of each label, and return the claims in file order.
-
-    Shares are rounded by largest remainder, so equal arguments return equal claims on every machine.
-    """
+    """Draw `limit` claims (None: all) in file order, with the share of each label by largest remainder."""
     if limit is None or limit >= len(claims):
         return list(claims)
     places = {label: [n for n, claim in enumerate(claims) if claim.label is label] for label in LABELS}
@@ -131,22 +125,42 @@ def _evidence(row: Row, *, file: Path) -> str:
 
 SHIPPED = Path(__file__).parent / "data" / "prompts.toml"
 SHIPPED_EVIDENCE = Path(__file__).parent / "data" / "prompts_evidence.toml"
-DEFAULT_ANSWERS = {Label.SUPPORTS: " True", Label.REFUTES: " False", Label.NOT_ENOUGH_INFO: " Unknown"}
-_FIELDS = ("name", "text", "answers")
 _PLACES = re.compile(r"\{([^{}\s]*)\}")
 
 
-class PromptTemplate(msgspec.Struct, frozen=True):
-    """One prompt template. `answers` are in the order of LABELS."""
+class Answers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The answer word for each label."""
 
-    name: str
-    text: str
-    answers: tuple[str, ...] = tuple(DEFAULT_ANSWERS[label] for label in LABELS)
+    supports: Text = msgspec.field(name=Label.SUPPORTS.value)
+    refutes: Text = msgspec.field(name=Label.REFUTES.value)
+    not_enough_info: Text = msgspec.field(name=Label.NOT_ENOUGH_INFO.value)
+
+
+class PromptTemplate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One prompt template."""
+
+    name: Text
+    text: Text
+    answers: Answers = Answers(" True", " False", " Unknown")
+
+    def __post_init__(self) -> None:
+        places = _PLACES.findall(self.text)
+        if "claim" not in places:
+            raise ValueError("text has no {claim}")
+        for unknown in set(places) - {"claim", "evidence"}:
+            raise ValueError(f"text: {{{unknown}}} is not a placeholder; write {{claim}} or {{evidence}}")
+        if len(set(self.words)) < len(LABELS):
+            raise ValueError("answers: two labels have the same answer")
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The answer words in the order of LABELS."""
+        return msgspec.structs.astuple(self.answers)
 
     @property
     def digest(self) -> str:
         """Digest of the template's text and answers, without the name: 12 hex digits."""
-        return hashlib.sha256(msgspec.json.encode((self.text, self.answers))).hexdigest()[:12]
+        return hashlib.sha256(msgspec.json.encode((self.text, self.words))).hexdigest()[:12]
 
     @property
     def has_evidence_placeholder(self) -> bool:
@@ -155,8 +169,7 @@ class PromptTemplate(msgspec.Struct, frozen=True):
     @property
     def prefix(self) -> str:
         """The text before the first placeholder, which all claims share."""
-        found = _PLACES.search(self.text)
-        return self.text[: found.start()] if found else self.text
+        return _PLACES.split(self.text, maxsplit=1)[0]
 
     def fill(self, claim: Claim) -> str:
         """Return the template's text after the prefix, filled with one claim. Braces in the claim are kept."""
@@ -164,68 +177,28 @@ class PromptTemplate(msgspec.Struct, frozen=True):
         return _PLACES.sub(lambda place: values.get(place[1], place[0]), self.text[len(self.prefix) :])
 
 
-def read_prompts(path: Path) -> list[PromptTemplate]:
+class _PromptsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prompts: list[PromptTemplate] = []
-    for place, table in _tables(path):
-        prompt = _prompt(table, file=path, place=place)
-        for other in prompts:
-            if other.name == prompt.name:
-                raise ConfigError(f"{path}: {place}: the name {prompt.name} was already used", file=str(path))
-            if other.digest == prompt.digest:
-                raise ConfigError(f"{path}: {place}: {prompt.name} and {other.name} are the same", file=str(path))
-        prompts.append(prompt)
+
+
+def read_prompts(path: Path) -> list[PromptTemplate]:
+    if path.suffix.lower() in (".jsonl", ".ndjson"):
+        prompts = []
+        for row in read_rows(path):
+            try:
+                prompts.append(msgspec.convert(row.fields, PromptTemplate))
+            except msgspec.ValidationError as error:
+                raise row_error(str(error), row, path=path, key="prompts") from None
+    else:
+        prompts = read_toml(path, _PromptsFile).prompts
+    refuse_duplicates("prompts", [(prompt.name, prompt.digest) for prompt in prompts], file=path)
     if not prompts:
         raise ConfigError(f"{path}: has no templates; write them as [[prompts]] with name and text", file=str(path))
     return prompts
 
 
-def _tables(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
-    if path.suffix.lower() in (".jsonl", ".ndjson"):
-        return [(row.place, row.fields) for row in read_rows(path)]
-    whole = read_toml(path, keys=["prompts"])
-    tables = whole.get("prompts", [])
-    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise ConfigError(f"{path}: prompts must be tables, each under [[prompts]]", file=str(path), key="prompts")
-    return [(f"template {number}", table) for number, table in enumerate(tables, start=1)]
-
-
-def _prompt(table: Mapping[str, Any], *, file: Path, place: str) -> PromptTemplate:
-    refuse_unknown(table, _FIELDS, file=file, where=place)
-    for field in ("name", "text"):
-        if not isinstance(table.get(field), str) or not table[field].strip():
-            raise ConfigError(f"{file}: {place}: {field} must be text that is not empty", file=str(file), key=field)
-    name, text = table["name"], table["text"]
-    found = _PLACES.findall(text)
-    if "claim" not in found:
-        raise ConfigError(f"{file}: {place} ({name}): text has no {{claim}}", file=str(file), key="text")
-    for unknown in found:
-        if unknown not in ("claim", "evidence"):
-            raise ConfigError(
-                f"{file}: {place} ({name}): {{{unknown}}} is not a placeholder; write {{claim}} or {{evidence}}",
-                file=str(file), key="text",
-            )  # fmt: skip
-    return PromptTemplate(
-        name=name, text=text, answers=_answers(table.get("answers", {}), file=file, where=f"{place} ({name})")
-    )
-
-
-def _answers(table: Any, *, file: Path, where: str) -> tuple[str, ...]:
-    if not isinstance(table, dict) or not all(isinstance(word, str) and word.strip() for word in table.values()):
-        raise ConfigError(f"{file}: {where}: answers must give each label a word", file=str(file), key="answers")
-    refuse_unknown(table, [label.value for label in LABELS], file=file, where=f"{where}: answers")
-    if table and len(table) < len(LABELS):
-        missing = ", ".join(label.value for label in LABELS if label.value not in table)
-        raise ConfigError(f"{file}: {where}: answers has no word for {missing}", file=str(file), key="answers")
-    words = tuple(table.get(label.value, DEFAULT_ANSWERS[label]) for label in LABELS)
-    if len(set(words)) < len(words):
-        raise ConfigError(f"{file}: {where}: two labels have the same answer", file=str(file), key="answers")
-    return words
-
-
 class VerificationOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of one run. An empty string selects the default. `limit`: number of claims, 0 for all claims;
-    `batch_size`: claims per call; `tensor_batch`: claims per tensor, 1 as in the paper.
-    """
+    """The options of a run. An empty string selects the default. `limit`: 0 for all claims."""
 
     model: str = ""
     claims: str = ""
@@ -246,10 +219,7 @@ class VerificationOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def choose_prompts(options: VerificationOptions, claims: Sequence[Claim]) -> list[PromptTemplate]:
-    """Return the templates of the user's file, or the shipped templates that fit claims with or without evidence.
-
-    Raises ConfigError if a template needs evidence and a claim has none.
-    """
+    """Return the templates of the user's file, or the shipped templates. Raises ConfigError for missing evidence."""
     if options.prompts:
         path = Path(options.prompts)
     else:
@@ -261,22 +231,18 @@ def choose_prompts(options: VerificationOptions, claims: Sequence[Claim]) -> lis
             raise ConfigError(
                 f"{options.claims_path}: {bare.place}: claim {bare.id} has no evidence, and the template {prompt.name}"
                 f" of {path} has a place for it; add evidence as text, or use a template without {{evidence}}",
-                file=str(options.claims_path),
-                key="evidence",
-            )
+                file=str(options.claims_path), key="evidence",
+            )  # fmt: skip
     return prompts
 
 
 def parameters(
     options: VerificationOptions, *, model: str, prompts: Sequence[PromptTemplate], claims: Sequence[Claim]
 ) -> dict[str, Any]:
-    """Return the parameters that identify a run. The format of the results file is not one of the parameters."""
+    """Return the parameters that identify a run."""
+    names = ("batch_size", "tensor_batch", "snapshot")
     return {
-        "model": model,
-        "prompts": {prompt.name: prompt.digest for prompt in prompts},
-        "claims": {"count": len(claims), "digest": digest_claims(claims)},
-        "batch_size": options.batch_size,
-        "tensor_batch": options.tensor_batch,
-        "awareness": options.awareness.value,
-        "snapshot": options.snapshot,
-    }
+        "model": model, "prompts": {prompt.name: prompt.digest for prompt in prompts},
+        "claims": {"count": len(claims), "digest": digest_claims(claims)}, "awareness": options.awareness.value,
+        **{name: getattr(options, name) for name in names},
+    }  # fmt: skip

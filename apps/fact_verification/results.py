@@ -6,10 +6,9 @@ Answers are computed at the end from all scores of a prompt, so a resumed run re
 claims. *Batch calibration* (Zhou et al., "Batch Calibration: Rethinking Calibration for In-Context Learning", 2024)
 subtracts the mean score of each label over all claims of a prompt, and then chooses the label with the best score.
 
-**Interval.** The interval of an accuracy is Wilson's score interval, which is accurate near 0 and 1 and for few claims.
+**Interval.** Wilson's score interval is accurate near 0 and 1 and for few claims.
 
-**Comparison.** McNemar's exact test compares two prompts. The test counts only the claims that exactly one of the two
-prompts answers correctly.
+**Comparison.** McNemar's exact test counts only the claims that exactly one of two prompts answers correctly.
 """
 
 from __future__ import annotations
@@ -42,22 +41,16 @@ def wilson(right: int, total: int, *, z: float = Z_95) -> tuple[float, float]:
     share, square = right / total, z * z
     middle = (share + square / (2 * total)) / (1 + square / total)
     half = z / (1 + square / total) * math.sqrt(share * (1 - share) / total + square / (4 * total * total))
-    # If no or all answers are right, the exact bound is 0 or 1. Rounding errors must not exceed this bound.
+    # Without rounding errors, the bound is 0 or 1 if no or all answers are right.
     low = 0.0 if right == 0 else max(0.0, middle - half)
     high = 1.0 if right == total else min(1.0, middle + half)
     return low, high
 
 
-def uncalibrated_label_indices(scores: Sequence[Sequence[float]]) -> list[int]:
-    """Return the index of the label with the highest score in each row, or the first index if several are equal."""
-    return [_best(row) for row in scores]
-
-
 def calibrated_label_indices(scores: Sequence[Sequence[float]]) -> list[int]:
     """Return the index of the label with the highest score in each row, after batch calibration.
 
-    The scores of a row are first normalized to shares of the labels' total probability, so that claims with unlikely
-    words have no larger weight.
+    Scores are first normalized to shares of the labels' total probability, so that unlikely words weigh no more.
     """
     if not scores:
         return []
@@ -67,7 +60,7 @@ def calibrated_label_indices(scores: Sequence[Sequence[float]]) -> list[int]:
 
 
 def confusion(truth: Sequence[int], answers: Sequence[int], *, labels: int) -> list[list[int]]:
-    """Count claims by true label (row) and answer (column), in a `labels` x `labels` matrix."""
+    """Count claims by true label (row) and answer (column)."""
     counts = [[0] * labels for _ in range(labels)]
     for true, answer in zip(truth, answers, strict=True):
         counts[true][answer] += 1
@@ -75,13 +68,13 @@ def confusion(truth: Sequence[int], answers: Sequence[int], *, labels: int) -> l
 
 
 def mcnemar_p_value(first: Sequence[bool], second: Sequence[bool]) -> float:
-    """Return the probability of at least this difference if both prompts were equally good (two-sided, exact)."""
+    """Return the chance of at least this difference between equally good prompts (two-sided, exact)."""
     only_first = sum(a and not b for a, b in zip(first, second, strict=True))
     only_second = sum(b and not a for a, b in zip(first, second, strict=True))
     total, fewer = only_first + only_second, min(only_first, only_second)
     if total == 0:
         return 1.0
-    # Computed with logarithms, because `2 ** total` overflows a float if `total` > 1023, and integers are slow.
+    # Logarithms, because `2 ** total` overflows a float above 1023, and integers are slow.
     whole = math.lgamma(total + 1) - total * math.log(2)
     tail = math.fsum(
         math.exp(whole - math.lgamma(count + 1) - math.lgamma(total - count + 1)) for count in range(fewer + 1)
@@ -104,7 +97,7 @@ KEY = ("prompt", "id")
 
 
 class ResultRow(msgspec.Struct, frozen=True):
-    """One row of the results file. Scores are log-probabilities; `infer_s`: mean seconds per claim of the call."""
+    """A row of the results file. Scores are log-probabilities; `infer_s`: mean seconds per claim of the call."""
 
     prompt: str
     prompt_digest: str
@@ -123,9 +116,7 @@ class ResultRow(msgspec.Struct, frozen=True):
 
 
 class PromptFigures(msgspec.Struct, frozen=True):
-    """The accuracy and speed of one prompt, for one line of the report. `low` and `high`: 95 % bounds of the accuracy;
-    `matrix` counts claims by true label and answer, in the order of LABELS.
-    """
+    """The accuracy and speed of one prompt. `low`, `high`: 95 % bounds of the accuracy; `matrix`: see `confusion`."""
 
     name: str
     claims: int
@@ -154,15 +145,12 @@ def make_records(prompt: PromptTemplate, claims: Sequence[Claim], scores: Scores
         raise StokerError(f"{prompt.name}: a call of {len(claims)} claims returned {len(scores.rows)} rows of scores")
     return [
         {
-            "prompt": prompt.digest,
-            "id": claim.id,
-            "scores": [round(score, 6) for score in row],
-            "infer_s": round(scores.infer_s / len(claims), 6),
-            "started_at": round(scores.started_at, 3),
+            "prompt": prompt.digest, "id": claim.id, "scores": [round(score, 6) for score in row],
+            "infer_s": round(scores.infer_s / len(claims), 6), "started_at": round(scores.started_at, 3),
             "worker": scores.worker,
         }
         for claim, row in zip(claims, scores.rows, strict=True)
-    ]
+    ]  # fmt: skip
 
 
 def make_rows(
@@ -175,32 +163,22 @@ def make_rows(
         for claim in claims:
             record = log.get((prompt.digest, claim.id))
             if record is None:
-                raise StokerError(
-                    f"{log.path}: has no result for claim {claim.id} with {prompt.name}; run again to make it"
-                )
+                raise StokerError(f"{log.path}: has no result for claim {claim.id} with {prompt.name}; run again")
             records.append(record)
         scores = [record["scores"] for record in records]
-        raw = uncalibrated_label_indices(scores)
+        raw = [_best(row) for row in scores]
         answers = calibrated_label_indices(scores) if calibrate else raw
         for claim, record, answer, raw_answer in zip(claims, records, answers, raw, strict=True):
+            supports, refutes, not_enough_info = record["scores"]
             rows.append(
                 ResultRow(
-                    prompt=prompt.name,
-                    prompt_digest=prompt.digest,
-                    claim_id=claim.id,
-                    claim=claim.claim,
-                    label=claim.label.value,
-                    answer=LABELS[answer].value,
-                    correct=LABELS[answer] is claim.label,
-                    raw_answer=LABELS[raw_answer].value,
-                    score_supports=record["scores"][0],
-                    score_refutes=record["scores"][1],
-                    score_not_enough_info=record["scores"][2],
-                    infer_s=record["infer_s"],
-                    started_at=record["started_at"],
-                    worker=record["worker"],
+                    prompt=prompt.name, prompt_digest=prompt.digest, claim_id=claim.id, claim=claim.claim,
+                    label=claim.label.value, answer=LABELS[answer].value, correct=LABELS[answer] is claim.label,
+                    raw_answer=LABELS[raw_answer].value, score_supports=supports, score_refutes=refutes,
+                    score_not_enough_info=not_enough_info, infer_s=record["infer_s"],
+                    started_at=record["started_at"], worker=record["worker"],
                 )
-            )
+            )  # fmt: skip
     return rows
 
 
@@ -216,17 +194,11 @@ def figures(rows: Sequence[ResultRow]) -> list[PromptFigures]:
         truth, answers = [index[row.label] for row in mine], [index[row.answer] for row in mine]
         made.append(
             PromptFigures(
-                name=name,
-                claims=len(mine),
-                right=right,
-                accuracy=right / len(mine),
-                low=low,
-                high=high,
+                name=name, claims=len(mine), right=right, accuracy=right / len(mine), low=low, high=high,
                 raw_right=sum(row.raw_answer == row.label for row in mine),
-                matrix=confusion(truth, answers, labels=len(LABELS)),
-                infer_s=sum(row.infer_s for row in mine),
+                matrix=confusion(truth, answers, labels=len(LABELS)), infer_s=sum(row.infer_s for row in mine),
             )
-        )
+        )  # fmt: skip
     return made
 
 
@@ -302,17 +274,13 @@ def verdict(
     if others:
         second = best_of(others)
         chance = compare(rows, best.name, second.name)
+        p = f"(McNemar p = {chance:.2g})" if chance >= 0.001 else "(McNemar p = less than 0.001)"
         if best.right == second.right:
             lines.append(f"best: {best.name}, but {second.name} got as many right")
         elif chance < 0.05:
-            lines.append(
-                f"best: {best.name}; ahead of {second.name} by more than chance (McNemar p = {_format_p_value(chance)})"
-            )
+            lines.append(f"best: {best.name}; ahead of {second.name} by more than chance {p}")
         else:
-            lines.append(
-                f"best: {best.name}, but its lead over {second.name} may be chance (McNemar p ="
-                f" {_format_p_value(chance)}); use more claims"
-            )
+            lines.append(f"best: {best.name}, but its lead over {second.name} may be chance {p}; use more claims")
     common = max(sum(row) for row in best.matrix)
     constant = LABELS[[sum(row) for row in best.matrix].index(common)].value
     if best.low <= common / total:
@@ -351,44 +319,23 @@ def summarize(
     rows: Sequence[ResultRow], attempt: Attempt, *, prompts: Sequence[PromptTemplate], calibrated: bool
 ) -> dict[str, object]:
     made = figures(rows)
-    texts = {prompt.name: prompt for prompt in prompts}
+    digests = {prompt.name: prompt.digest for prompt in prompts}
+    facts = attempt.facts
     return {
-        "inferences": len(rows),
-        "calibrated": calibrated,
-        "best": best_of(made).name,
+        "inferences": len(rows), "calibrated": calibrated, "best": best_of(made).name,
         "prompts": [
             {
-                "name": one.name,
-                "digest": texts[one.name].digest,
-                "claims": one.claims,
-                "right": one.right,
-                "accuracy": one.accuracy,
-                "accuracy_low": one.low,
-                "accuracy_high": one.high,
-                "accuracy_uncalibrated": one.raw_right / one.claims,
-                "labels": [label.value for label in LABELS],
-                "confusion": one.matrix,
-                "infer_s": one.infer_s,
-                "claims_per_device_s": one.rate,
+                "name": one.name, "digest": digests[one.name], "claims": one.claims, "right": one.right,
+                "accuracy": one.accuracy, "accuracy_low": one.low, "accuracy_high": one.high,
+                "accuracy_uncalibrated": one.raw_right / one.claims, "labels": [label.value for label in LABELS],
+                "confusion": one.matrix, "infer_s": one.infer_s, "claims_per_device_s": one.rate,
             }
             for one in made
         ],
         "attempt": {
-            "wall_s": attempt.wall_s,
-            "inferences": attempt.made,
-            "kept": attempt.kept,
-            "calls": attempt.calls,
-            "inferences_per_s": attempt.rate,
-            "infer_device_s": attempt.infer_s,
-            "load_device_s": attempt.facts.load_total_s,
-            "loads": attempt.facts.loads,
-            "origin": attempt.origin,
-            "calls_found_hot": attempt.facts.found_hot,
-            "devices": attempt.facts.devices,
-            "pilots": attempt.facts.pilots,
+            "wall_s": attempt.wall_s, "inferences": attempt.made, "kept": attempt.kept, "calls": attempt.calls,
+            "inferences_per_s": attempt.rate, "infer_device_s": attempt.infer_s, "load_device_s": facts.load_total_s,
+            "loads": facts.loads, "origin": attempt.origin, "calls_found_hot": facts.found_hot,
+            "devices": facts.devices, "pilots": facts.pilots,
         },
-    }
-
-
-def _format_p_value(chance: float) -> str:
-    return f"{chance:.2g}" if chance >= 0.001 else "less than 0.001"
+    }  # fmt: skip

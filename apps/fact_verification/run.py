@@ -7,11 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from stoker import causal_lm
 from stoker.apps.common.calls import Job, run_calls, split_into_batches
-from stoker.apps.common.command_line import columns, command, count, format_estimated_wait, resolve
+from stoker.apps.common.command_line import RunChoice, columns, command, count, format_estimated_wait, resolve
 from stoker.apps.common.models_file import model_digest_or_name
 from stoker.apps.common.runner import Attempt, OpenRun, Outcome, RunSpec, execute
 from stoker.apps.fact_verification import APP
@@ -38,50 +36,41 @@ from stoker.apps.fact_verification.results import (
     write_results,
     write_timeline,
 )
-from stoker.console import Screen
 from stoker.contexts import Awareness, Recipe, default_model
 from stoker.errors import StokerError
 from stoker.run_folder import RecordLog
 
-
-class VerificationCall(msgspec.Struct, frozen=True):
-    prompt: PromptTemplate
-    claims: tuple[Claim, ...]
+VerificationCall = tuple[PromptTemplate, tuple[Claim, ...]]
 
 
-def run(
-    given: dict[str, Any], *, resume: Path | None, out: Path | None, fresh: bool, screen: Screen, json: bool
-) -> int:
-    """Run fact verification and print a report. Return the exit status: 0, or 130 after Ctrl-C.
-
-    Raises StokerError for unusable input and for a failed call. Earlier results are kept in all cases.
-    """
-    options = resolve(VerificationOptions, given, app=APP, resume=resume, files=("claims", "prompts"))
+def run(given: dict[str, Any], choice: RunChoice) -> int:
+    """Return the exit status: 0, or 130 after Ctrl-C. Raises StokerError. Results so far are kept."""
+    options = resolve(VerificationOptions, given, app=APP, resume=choice.resume, files=("claims", "prompts"))
     everything = read_claims(options.claims_path)
     claims = sample_claims(everything, limit=options.limit or None, seed=options.seed)
     prompts = choose_prompts(options, claims)
     recipe, model = make_recipe(options)
+    model_name = Path(options.model or default_model()).name.removesuffix(".gguf")
+    level = "" if options.awareness is Awareness.FULL else f" · awareness {options.awareness.value}"
+    total = len(prompts) * len(claims)
+    sizes = f"{count(len(prompts), 'prompt')} x {count(len(claims), 'claim')} = {total:,} inferences"
     spec = RunSpec(
         app=APP, prefix="fact", parameters=parameters(options, model=model, prompts=prompts, claims=claims),
-        options=options, key=KEY, total=len(prompts) * len(claims), folder=resume or out, fresh=fresh,
-        site=options.site, headline=_headline(options, prompts=len(prompts), claims=len(claims)), through_make=True,
+        options=options, key=KEY, total=total, site=options.site, through_make=True,
+        headline=[f"fact verification · {model_name} · {sizes}{level}"],
     )  # fmt: skip
 
     def make(work: OpenRun) -> Outcome:
         _infer(work, options, recipe, prompts, claims)
         return _results(work, options, prompts, claims, everything=len(everything))
 
-    return execute(spec, make, screen=screen, json=json)
+    return execute(spec, make, choice)
 
 
 def _results(
-    work: OpenRun,
-    options: VerificationOptions,
-    prompts: Sequence[PromptTemplate],
-    claims: Sequence[Claim],
-    *,
+    work: OpenRun, options: VerificationOptions, prompts: Sequence[PromptTemplate], claims: Sequence[Claim], *,
     everything: int,
-) -> Outcome:
+) -> Outcome:  # fmt: skip
     attempt, folder = work.attempt, work.folder
     rows = make_rows(prompts, claims, work.log, calibrate=options.calibrate)
     summary = summarize(rows, attempt, prompts=prompts, calibrated=options.calibrate)
@@ -107,18 +96,10 @@ def _command(arguments: str) -> str:
     return command(APP, arguments, through_make=True)
 
 
-def _headline(options: VerificationOptions, *, prompts: int, claims: int) -> list[str]:
-    model = Path(options.model or default_model()).name.removesuffix(".gguf")
-    level = "" if options.awareness is Awareness.FULL else f" · awareness {options.awareness.value}"
-    sizes = f"{count(prompts, 'prompt')} x {count(claims, 'claim')} = {prompts * claims:,} inferences"
-    return [f"fact verification · {model} · {sizes}{level}"]
-
-
 def make_recipe(options: VerificationOptions) -> tuple[Recipe, str]:
     """Return the model's recipe at the chosen level of awareness, and the model's identity."""
     path = options.model or default_model()
-    # Below `full`, each call has a separate process that loads the model: the paper's context-agnostic and
-    # partial-context versions.
+    # Below `full`, each call loads the model: the paper's context-agnostic and partial-context versions.
     recipe = causal_lm(
         path, snapshot=options.snapshot, awareness=options.awareness, slots=1,
         calls_per_library=0 if options.awareness is Awareness.FULL else 1,
@@ -129,35 +110,31 @@ def make_recipe(options: VerificationOptions) -> tuple[Recipe, str]:
 def plan(
     prompts: Sequence[PromptTemplate], claims: Sequence[Claim], log: RecordLog, *, batch_size: int
 ) -> list[VerificationCall]:
-    """Return the calls that are still missing, grouped by prompt, because a library caches the text of a prompt."""
+    """Return the missing calls, grouped by prompt, because a library caches the text of a prompt."""
     calls: list[VerificationCall] = []
     for prompt in prompts:
         left = [claim for claim in claims if (prompt.digest, claim.id) not in log]
-        calls.extend(VerificationCall(prompt=prompt, claims=batch) for batch in split_into_batches(left, batch_size))
+        calls.extend((prompt, batch) for batch in split_into_batches(left, batch_size))
     return calls
 
 
 def _infer(
-    work: OpenRun,
-    options: VerificationOptions,
-    recipe: Recipe,
-    prompts: Sequence[PromptTemplate],
+    work: OpenRun, options: VerificationOptions, recipe: Recipe, prompts: Sequence[PromptTemplate],
     claims: Sequence[Claim],
-) -> None:
+) -> None:  # fmt: skip
     calls = plan(prompts, claims, work.log, batch_size=options.batch_size)
     questions = (
         Question(
-            number=number, prefix=call.prompt.prefix, texts=tuple(call.prompt.fill(claim) for claim in call.claims),
-            words=call.prompt.answers, tensor_batch=options.tensor_batch,
+            number=number, prefix=prompt.prefix, texts=tuple(map(prompt.fill, batch)), words=prompt.words,
+            tensor_batch=options.tensor_batch,
         )
-        for number, call in enumerate(calls)
+        for number, (prompt, batch) in enumerate(calls)
     )  # fmt: skip
 
     def take(scores: Scores) -> int:
-        call = calls[scores.number]
         work.attempt.infer_s += scores.infer_s
         work.attempt.origin = scores.origin
-        return work.log.append(make_records(call.prompt, call.claims, scores))
+        return work.log.append(make_records(*calls[scores.number], scores))
 
     def explained(jobs: Sequence[Job]) -> Iterator[Scores]:
         try:
@@ -174,22 +151,18 @@ def explain(error: StokerError, calls: Sequence[VerificationCall], *, file: Path
     number = error.facts.get("question")
     if number is None:
         return error
-    call = calls[number]
-    first, last = call.claims[0], call.claims[-1]
-    which = f"claim {first.id}" if first is last else f"claims {first.id} to {last.id} ({len(call.claims)})"
+    prompt, claims = calls[number]
+    first, last = claims[0], claims[-1]
+    which = f"claim {first.id}" if first is last else f"claims {first.id} to {last.id} ({len(claims)})"
     return StokerError(
-        f"{file}: {first.place}: {which} with the template {call.prompt.name}: {error}", file=str(file), key="claim"
+        f"{file}: {first.place}: {which} with the template {prompt.name}: {error}", file=str(file), key="claim"
     )
 
 
-def _option_text(options: VerificationOptions) -> str:
+def _next_steps(options: VerificationOptions, attempt: Attempt, *, everything: int, prompts: int) -> list[str]:
     files = {"model": options.model, "claims": options.claims, "prompts": options.prompts, "site": options.site}
     here = f"{Path.cwd()}/"
-    return "".join(f"--{name} {shlex.quote(file.removeprefix(here))} " for name, file in files.items() if file)
-
-
-def _next_steps(options: VerificationOptions, attempt: Attempt, *, everything: int, prompts: int) -> list[str]:
-    same = _option_text(options)
+    same = "".join(f"--{name} {shlex.quote(file.removeprefix(here))} " for name, file in files.items() if file)
     steps = []
     if options.limit and options.limit < everything:
         about = ""

@@ -1,9 +1,8 @@
 """`stoker serve`: one OpenAI-compatible address in front of a session. `stoker dashboard`: the page of any session.
 
-`run.py` runs one gateway from its options to its end. `http.py` defines the routes, and `answering.py` the endpoints of
-models. `functions.py` contains the decorated functions that run on a pilot, `served.py` the models by name.
-`workers.py` starts the processes for `--workers`. `batches.py` runs each batch as a `stoker batch`. The modules
-`dashboard*.py` show the page of a session without a gateway.
+`run.py` runs a gateway. `http.py` defines the routes, `answering.py` the endpoints of models, and `functions.py` the
+decorated functions that run on a pilot. `workers.py` starts the processes for `--workers`, and `batches.py` a `stoker
+batch` per batch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The model endpoints: parse a request, admit or refuse the request, run its calls, and answer in OpenAI's format.
+"""The model endpoints: parse a request, admit or refuse it, run its calls, and answer in OpenAI's format.
 
 Each of the `n` choices of each prompt is an independent call.
 """
@@ -9,7 +9,7 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,8 +17,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stoker.apps.common.models_file import Cold, ModelSettings, with_parsers
-from stoker.apps.common.openai_answers import Choice, Vectors, chat_body, completion_body, embedding_parts, token_usage
+from stoker.apps.common.models_file import Cold, with_parsers
+from stoker.apps.common.openai_answers import Choice, Vectors, answer_body, embedding_parts, token_usage
 from stoker.apps.common.openai_requests import (
     ApiRequest,
     Endpoint,
@@ -28,16 +28,16 @@ from stoker.apps.common.openai_requests import (
     parse_request_body,
     refused,
 )
-from stoker.apps.gateway.failures import OBJECTIVE_UNREACHABLE, TryLater, log, log_failure
-from stoker.apps.gateway.figures import GatewayMetrics
+from stoker.apps.common.refusals import expect, expect_whole
+from stoker.apps.gateway.failures import OBJECTIVE_UNREACHABLE, log, log_failure
+from stoker.apps.gateway.figures import GatewayMetrics, RunningRequest
 from stoker.apps.gateway.keys import Caller, HeldRequest
 from stoker.apps.gateway.objectives import TOKEN_CHARACTERS, Objectives, read_objective_headers
 from stoker.apps.gateway.responses import ResponseEvents, chat_request, response_body, translate_chat_error
 from stoker.apps.gateway.scoring import Scoring, read_scoring
-from stoker.apps.gateway.served import ModelFacts, ServedModel, ServedModels, SessionWatch, forecast
+from stoker.apps.gateway.served import ServedModel, ServedModels, SessionWatch, forecast
 from stoker.apps.gateway.streaming import (
     Chunks,
-    RunningRequest,
     StreamedAnswer,
     collect_pieces_with_retry,
     stream_merged_call_pieces,
@@ -46,7 +46,7 @@ from stoker.apps.gateway.wire import (
     ClientLeft,
     EventStream,
     JSONAnswer,
-    JSONParts,
+    json_parts,
     receive_body,
     result_unless_disconnected,
 )
@@ -60,12 +60,7 @@ _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscati
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """A checked request. `choices`: the model request of each choice; `prompts`: number of prompts; `best`: number of
-    likeliest choices to return per prompt, 0 = all.
-
-    `include_usage`: True if the last chunk of a stream states the token counts; `continuous_usage`: True if each chunk
-    states the token counts.
-    """
+    """A checked request. `choices`: a model request each; `best`: choices to return per prompt, 0 = all."""
 
     request: ApiRequest
     choices: tuple[ApiRequest, ...]
@@ -76,24 +71,17 @@ class Asked(msgspec.Struct, frozen=True):
     best: int = 0
     scoring: Scoring | None = None
     repeated: dict[str, Any] | None = None
-    """Request fields that an answer of `/v1/responses` repeats; None for requests to other endpoints."""
+    """Request fields that an answer of `/v1/responses` repeats; None at other endpoints."""
 
 
 def parse_responses_request(data: bytes, *, name: str, ignored: Note = lambda _field: None) -> Asked:
-    """Parse the body of a request to `/v1/responses`. Raises RequestRefused."""
     chat, repeated = chat_request(parse_json_object(data), ignored=ignored)
     asked = parse_model_request(msgspec.json.encode(chat), endpoint=Endpoint.CHAT, name=name, ignored=ignored)
     return msgspec.structs.replace(asked, repeated=repeated)
 
 
-def parse_score_request(data: bytes, *, address: str, name: str, ignored: Note = lambda _field: None) -> Asked:
-    """Parse the body of a request for scores. Raises RequestRefused."""
-    request, scoring = read_scoring(data, address, name=name, ignored=ignored)
-    return Asked(request, (request,), scoring=scoring)
-
-
 def parse_model_request(data: bytes, *, endpoint: Endpoint, name: str, ignored: Note = lambda _field: None) -> Asked:
-    """Parse the body of a request. Raises RequestRefused. `name` seeds random draws if the request has no seed."""
+    """Parse the body of a request. `name` seeds random draws if the request has no seed."""
     body = parse_json_object(data)
     is_completion = endpoint is Endpoint.COMPLETIONS
     own = {key: body.pop(key) for key in (*_OWN, *(["best_of"] if is_completion else [])) if key in body}
@@ -103,9 +91,10 @@ def parse_model_request(data: bytes, *, endpoint: Endpoint, name: str, ignored: 
             if value is not None:
                 raise refused(key, f"is not a known field of {endpoint.value} requests", "unknown_parameter")
         return Asked(request, (request,))
-    wanted = _read_choice_count(own.get("n"), "n")
-    number = _read_choice_count(own.get("best_of"), "best_of", least=wanted)
-    stream = _truth(own.get("stream"), "stream")
+    own = {key: value for key, value in own.items() if value is not None}
+    wanted = expect_whole(own.get("n", 1), "n", least=1, most=_MOST_CHOICES)
+    number = expect_whole(own.get("best_of", wanted), "best_of", least=wanted, most=_MOST_CHOICES)
+    stream = expect(own.get("stream", False), bool, "stream")
     if stream and number > wanted:
         raise refused("best_of", "is for whole answers; leave it out, or do not stream", "unsupported_value")
     prompts = max(1, len(request.texts), len(request.ids))
@@ -113,21 +102,16 @@ def parse_model_request(data: bytes, *, endpoint: Endpoint, name: str, ignored: 
         param = "prompt" if number == 1 else "n" if number == wanted else "best_of"
         asks = f"has {prompts} prompts" if number == 1 else f"asks for {prompts * number} choices"
         raise refused(param, f"{asks}; at most {_MOST_CHOICES} are allowed in a request", "invalid_value")
-    choices = tuple(_choices(request, number, likelihoods=number > wanted))
+    logprobs = max(0, request.sampling.logprobs) if number > wanted else request.sampling.logprobs
     usage, continuous = _usage(own.get("stream_options"), stream=stream)
     return Asked(
-        request, choices, prompts=prompts, stream=stream, include_usage=usage, continuous_usage=continuous,
-        best=wanted if number > wanted else 0,
+        request, tuple(_choices(request, prompts, number, logprobs=logprobs)), prompts=prompts, stream=stream,
+        include_usage=usage, continuous_usage=continuous, best=wanted if number > wanted else 0,
     )  # fmt: skip
 
 
-def set_request_parsers(asked: Asked, settings: ModelSettings) -> Asked:
-    choices = tuple(with_parsers(choice, settings) for choice in asked.choices)
-    return msgspec.structs.replace(asked, request=with_parsers(asked.request, settings), choices=choices)
-
-
 def estimate_request_tokens(asked: Asked) -> tuple[int, int]:
-    """Estimate how many tokens a request reads (one per four characters) and writes, if its client disconnects."""
+    """Estimate the tokens that a request reads (one per four characters) and writes, if its client disconnects."""
     read = sum(max(1, len(text) // TOKEN_CHARACTERS) for text in asked.request.inputs)
     read += sum(map(len, asked.request.ids))
     if asked.request.endpoint is Endpoint.EMBEDDINGS:
@@ -146,45 +130,23 @@ def _chunks(asked: Asked, *, name: str, model: str) -> Chunks | ResponseEvents:
     )  # fmt: skip
 
 
-def _choices(request: ApiRequest, number: int, *, likelihoods: bool = False) -> list[ApiRequest]:
-    """Return the requests of all choices. Choices of one prompt are adjacent, and each choice has the next seed."""
-    logprobs = max(0, request.sampling.logprobs) if likelihoods else request.sampling.logprobs
-    prompts = max(1, len(request.texts), len(request.ids))
-    found = []
+def _choices(request: ApiRequest, prompts: int, number: int, *, logprobs: int) -> Iterable[ApiRequest]:
+    """Yield the requests of all choices, grouped by prompt. Each choice has the next seed."""
     for place in range(prompts * number):
         sampling = msgspec.structs.replace(request.sampling, seed=request.sampling.seed + place, logprobs=logprobs)
         own = slice(place // number, place // number + 1)
-        found.append(
-            msgspec.structs.replace(request, texts=request.texts[own], ids=request.ids[own], sampling=sampling)
-        )
-    return found
-
-
-def _read_choice_count(value: Any, name: str, *, least: int = 1) -> int:
-    if value is None:
-        return least
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST_CHOICES:
-        raise refused(name, f"must be a whole number from {least} to {_MOST_CHOICES}", "invalid_value")
-    return value
+        yield msgspec.structs.replace(request, texts=request.texts[own], ids=request.ids[own], sampling=sampling)
 
 
 def likeliest(choices: Sequence[Choice], *, per_prompt: int, best: int) -> list[Choice]:
-    """Return the `best` choices of each prompt, by the mean log-probability of their generated tokens."""
-    found: list[Choice] = []
-    for start in range(0, len(choices), per_prompt):
-        found += sorted(choices[start : start + per_prompt], key=_mean_logprob, reverse=True)[:best]
-    return found
+    """Return the `best` choices of each prompt, by the mean log-probability of their new tokens."""
 
+    def mean_logprob(choice: Choice) -> float:
+        new = (choice.logprobs or ())[-choice.completion_tokens :] if choice.completion_tokens else ()
+        return sum(logprob or 0.0 for _, logprob, _ in new) / max(1, len(new))
 
-def _mean_logprob(choice: Choice) -> float:
-    new = (choice.logprobs or ())[-choice.completion_tokens :] if choice.completion_tokens else ()
-    return sum(logprob or 0.0 for _, logprob, _ in new) / max(1, len(new))
-
-
-def _truth(value: Any, name: str) -> bool:
-    if value is not None and not isinstance(value, bool):
-        raise refused(name, "must be true or false", "invalid_type")
-    return bool(value)
+    prompts = (choices[start : start + per_prompt] for start in range(0, len(choices), per_prompt))
+    return [choice for each in prompts for choice in sorted(each, key=mean_logprob, reverse=True)[:best]]
 
 
 def _usage(options: Any, *, stream: bool) -> tuple[bool, bool]:
@@ -192,85 +154,56 @@ def _usage(options: Any, *, stream: bool) -> tuple[bool, bool]:
         return False, False
     if not stream:
         raise refused("stream_options", "needs stream to be true", "invalid_value")
-    if not isinstance(options, dict):
-        raise refused("stream_options", "must be an object", "invalid_type")
-    for name in options:
+    given = {name: value for name, value in expect(options, dict, "stream_options").items() if value is not None}
+    for name, value in given.items():
         if name not in _STREAM_OPTIONS:
             raise refused(f"stream_options.{name}", "is not a known field", "unknown_parameter")
-    usage, continuous = (
-        _truth(options.get(name), f"stream_options.{name}") for name in ("include_usage", "continuous_usage_stats")
-    )
+        expect(value, bool, f"stream_options.{name}")
+    usage, continuous = (given.get(name, False) for name in ("include_usage", "continuous_usage_stats"))
     return usage, usage and continuous
 
 
 _WAITS = re.compile(r"(?:^|[,;\s])wait=(\d{1,6})(?:$|[,;\s])")
 
 
-def _allowed_wait_s(request: Request) -> float | None:
-    found = _WAITS.search(request.headers.get("prefer", ""))
-    return float(found[1]) if found else None
-
-
 _AGAIN_S = 10.0
-"""Seconds in the header `Retry-After` while the session's journal cannot be written."""
 _RETRY_HINT = "Ask again then, or send the header `Prefer: wait=600` to wait for it"
 
 
-class Admission:
-    def __init__(self, watch: SessionWatch) -> None:
-        self._watch = watch
-
-    async def check(self, model: ServedModel, *, ttft_s: float, waits_s: float | None) -> None:
-        """Raise TryLater for a request that would wait too long, or while the journal cannot be written.
-
-        Args:
-
-            ttft_s: The requested time to first token in seconds; 0 = none.
-            waits_s: Seconds that the client is willing to wait (`Prefer: wait=`); None without this header.
-        """
-        await self._watch.recent(model)
-        if trouble := self._watch.journal_trouble:
-            raise TryLater(
-                "the session accepts no requests now: its journal cannot be written; the gateway's log says why",
-                type="server_error", code="session_unavailable", status=503, retry_after_s=_AGAIN_S, why=trouble,
-            )  # fmt: skip
-        if waits_s is not None or model.settings.cold is Cold.REFUSE:
-            await self._refuse_if_loads_too_late(model, waits_s or 0.0)
-        if ttft_s and not model.is_admitted_by_policy:
-            await self._refuse_unreachable_objective(model, ttft_s, waits_s or 0.0)
-
-    async def _facts(self, model: ServedModel) -> ModelFacts:
-        facts = await self._watch.recent(model)
-        return facts if facts.hot else await self._watch.facts(model, within_s=0.1)  # the model may be loaded by now
-
-    async def _refuse_if_loads_too_late(self, model: ServedModel, waits_s: float) -> None:
-        facts = await self._facts(model)
-        if facts.hot or facts.seconds_until_loaded <= waits_s:
-            return
-        self._watch.wake(model)
-        raise TryLater(
-            f"the model {model.name} is {facts.state}; it may answer in"
-            f" {show_seconds(facts.seconds_until_loaded)}. {_RETRY_HINT}",
-            type="overloaded", code="model_cold", status=503, retry_after_s=facts.seconds_until_loaded,
+async def admit(watch: SessionWatch, model: ServedModel, *, ttft_s: float, waits_s: float | None) -> None:
+    """Raise RequestRefused for a request that would wait too long. `waits_s`: of `Prefer: wait=`, None without it."""
+    facts = await watch.recent(model)
+    if trouble := watch.journal_trouble:
+        raise RequestRefused(
+            "the session accepts no requests now: its journal cannot be written; the gateway's log says why",
+            type="server_error", code="session_unavailable", status=503, retry_after_s=_AGAIN_S, why=trouble,
         )  # fmt: skip
-
-    async def _refuse_unreachable_objective(self, model: ServedModel, objective_s: float, waits_s: float) -> None:
-        facts = await self._facts(model)
-        if not facts.hot and model.settings.cold is Cold.WAIT:
-            return
-        expected = forecast(facts, model.meter.first)
-        later_s = expected.later_s(objective_s)
-        if not later_s or expected.first_token_s <= waits_s:
-            return
-        if not facts.hot:
-            self._watch.wake(model)
-            later_s = facts.seconds_until_loaded
-        raise TryLater(
-            f"the model {model.name} would give its first token in {show_seconds(expected.first_token_s)}, and its"
-            f" objective is {show_seconds(objective_s)}: {expected.because}. It could be met in"
-            f" {show_seconds(later_s)}. {_RETRY_HINT}",
-            type="overloaded", code=OBJECTIVE_UNREACHABLE, status=503, retry_after_s=later_s,
+    refuses_cold = waits_s is not None or model.settings.cold is Cold.REFUSE
+    has_objective = ttft_s > 0 and not model.is_admitted_by_policy
+    if not facts.hot and (refuses_cold or has_objective):
+        facts = await watch.facts(model, within_s=0.1)  # the model may be loaded by now
+    waits_s, later_s = waits_s or 0.0, facts.seconds_until_loaded
+    if refuses_cold and not facts.hot and later_s > waits_s:
+        watch.wake(model)
+        raise RequestRefused(
+            f"the model {model.name} is {facts.state}; it may answer in {show_seconds(later_s)}. {_RETRY_HINT}",
+            type="overloaded", code="model_cold", status=503, retry_after_s=later_s,
         )  # fmt: skip
+    if not has_objective or (not facts.hot and model.settings.cold is Cold.WAIT):
+        return
+    expected = forecast(facts, model.meter.first)
+    if not expected.later_s(ttft_s) or expected.first_token_s <= waits_s:
+        return
+    if facts.hot:
+        later_s = expected.later_s(ttft_s)
+    else:
+        watch.wake(model)
+    raise RequestRefused(
+        f"the model {model.name} would give its first token in {show_seconds(expected.first_token_s)}, and its"
+        f" objective is {show_seconds(ttft_s)}: {expected.because}. It could be met in {show_seconds(later_s)}."
+        f" {_RETRY_HINT}",
+        type="overloaded", code=OBJECTIVE_UNREACHABLE, status=503, retry_after_s=later_s,
+    )  # fmt: skip
 
 
 HoldRequest = Callable[[Caller], Awaitable[HeldRequest]]
@@ -280,10 +213,9 @@ class Answering:
     def __init__(
         self, models: ServedModels, watch: SessionWatch, hold: HoldRequest, metrics: GatewayMetrics, *, most_bytes: int
     ) -> None:
-        """`hold`: function that starts a request of a key, or raises TryLater if a limit of the key is reached."""
+        """`hold`: starts a request of a key, or raises RequestRefused."""
         self._models = models
         self._watch = watch
-        self._admission = Admission(watch)
         self._hold = hold
         self._metrics = metrics
         self._most_bytes = most_bytes
@@ -291,53 +223,56 @@ class Answering:
 
     async def handle_responses_request(self, request: Request, caller: Caller) -> Response:
         try:
-            return await self.answer(request, Endpoint.CHAT, caller, read=parse_responses_request)
+            return await self.answer(request, caller, Endpoint.CHAT, read=parse_responses_request)
         except RequestRefused as error:
             raise translate_chat_error(error) from error
 
     async def score(self, request: Request, caller: Caller) -> Response:
-        read = partial(parse_score_request, address=request.url.path)
-        return await self.answer(request, Endpoint.EMBEDDINGS, caller, read=read)
+        def read(data: bytes, *, name: str, ignored: Note) -> Asked:
+            scored, scoring = read_scoring(data, request.url.path, name=name, ignored=ignored)
+            return Asked(scored, (scored,), scoring=scoring)
+
+        return await self.answer(request, caller, Endpoint.EMBEDDINGS, read=read)
 
     async def answer(
-        self, request: Request, endpoint: Endpoint, caller: Caller, *, read: Callable[..., Asked] | None = None
+        self, request: Request, caller: Caller, endpoint: Endpoint, *, read: Callable[..., Asked] | None = None
     ) -> Response:
-        """Answer a request. Raises RequestRefused, ClientLeft, and errors of calls. `read`: the parser of the body."""
+        """`read`: the parser of the body. Raises RequestRefused, ClientLeft, and errors of calls."""
         begun = time.monotonic()
         data = await receive_body(request, most=self._most_bytes)
         name = secrets.token_hex(12)
         read = read or partial(parse_model_request, endpoint=endpoint)
         asked = read(data, name=name, ignored=self._log_ignored_field_once)
         model = self._models.asked(asked.request.model, endpoint)
-        asked = set_request_parsers(asked, model.settings)
-        writes, waits_s = endpoint is not Endpoint.EMBEDDINGS, _allowed_wait_s(request)
+        choices = tuple(with_parsers(choice, model.settings) for choice in asked.choices)
+        request_with_parsers = with_parsers(asked.request, model.settings)
+        asked = msgspec.structs.replace(asked, request=request_with_parsers, choices=choices)
+        prefers = _WAITS.search(request.headers.get("prefer", ""))
+        writes, waits_s = endpoint is not Endpoint.EMBEDDINGS, float(prefers[1]) if prefers else None
         objectives = read_objective_headers(request.headers, honoured=self._models.honoured, writes=writes)
         ttft_s = objectives.get("ttft", model.objectives.ttft_s)
         try:
             model.prepare()
-            await self._admission.check(model, ttft_s=ttft_s, waits_s=waits_s)
-        except TryLater as error:
+            await admit(self._watch, model, ttft_s=ttft_s, waits_s=waits_s)
+        except RequestRefused as error:
             self._metrics.count_late_refusal(model, error)
             self._metrics.count_usage(model, key=caller.name, error=error)
             raise
         if ttft_s and waits_s is not None:
             objectives["ttft"] = max(ttft_s, waits_s)
         wanted = Objectives(objectives.get("ttft", ttft_s), objectives.get("tpot", model.objectives.tpot_s))
-        figures = self._metrics.request(model, endpoint, begun=begun, wanted=wanted, key=caller.name)
+        running = RunningRequest(self._metrics, model, endpoint, begun=begun, wanted=wanted, key=caller.name)
         try:
-            held = await self._hold(caller)
+            running.held = await self._hold(caller)
         except BaseException as error:
-            figures.end(error)
+            running.end(error)
             raise
-        running = RunningRequest(figures, held)
         try:
+            app = await model.app(asked.request, objectives, in_pieces=asked.stream)
             if asked.stream:
-                app = await model.app(asked.request, objectives, in_pieces=True)
-                tokens_are_due = wanted.tpot_s > 0
                 return await self._stream(
-                    request, asked, model, app, name=name, running=running, at_once=tokens_are_due
+                    request, asked, model, app, name=name, running=running, at_once=wanted.tpot_s > 0
                 )
-            app = await model.app(asked.request, objectives)
             response = await result_unless_disconnected(
                 request, self._whole(asked, model, app, name=name, running=running)
             )
@@ -365,68 +300,42 @@ class Answering:
                 )
             vectors = Vectors(pieces[0].width, pieces[0].tokens, b"".join(piece.data for piece in pieces))
             running.count(vectors.tokens, 0)
-            return JSONParts(embedding_parts(vectors, model=model.name, packed=asked.request.packed))
+            return json_parts(embedding_parts(vectors, model=model.name, packed=asked.request.packed))
         choices: list[Choice] = [choice for [choice] in found]
         per_prompt = len(choices) // asked.prompts
         read = sum(choice.prompt_tokens for choice in choices[::per_prompt])
         written = sum(choice.completion_tokens for choice in choices)
         running.count(read, written)
-        running.figures.finished(choice.finish_reason for choice in choices)
+        running.finished(choice.finish_reason for choice in choices)
         model.lengths.record(written // len(choices))
         if asked.best:
             choices = likeliest(choices, per_prompt=per_prompt, best=asked.best)
             if asked.request.sampling.logprobs < 0:
                 choices = [msgspec.structs.replace(choice, logprobs=None) for choice in choices]
+        head: dict[str, Any] = {"name": name, "model": model.name, "created": int(time.time())}
         if asked.repeated is not None:
-            created = int(time.time())
-            return JSONAnswer(response_body(choices[0], asked.repeated, name=name, model=model.name, created=created))
-        body = chat_body if asked.request.endpoint is Endpoint.CHAT else completion_body
-        usage = token_usage(read, written)
-        return JSONAnswer(body(choices, name=name, model=model.name, created=int(time.time()), usage=usage))
+            return JSONAnswer(response_body(choices[0], asked.repeated, **head))
+        return JSONAnswer(answer_body(asked.request.endpoint, choices, usage=token_usage(read, written), **head))
 
     async def _stream(
         self, request: Request, asked: Asked, model: ServedModel, app: StokerApp, *, name: str, running: RunningRequest,
         at_once: bool,
     ) -> Response:  # fmt: skip
-        """Answer with a stream. An error before the start of the stream is raised, so that the response has an error
-        status. `at_once`: True if each token is sent immediately.
-        """
+        """Answer with a stream, or raise an earlier error. `at_once`: True if each token is sent immediately."""
         chunks = _chunks(asked, name=name, model=model.name)
-        running.figures.begin_first_token_wait(is_hot=self._watch.last(model).hot > 0)
+        running.begin_first_token_wait(is_hot=self._watch.last(model).hot > 0)
         pieces = stream_merged_call_pieces(app, asked.choices)
-        answer = StreamedAnswer(
-            pieces, chunks, running, waits_for=lambda: self._waits_for(model), is_hot=lambda: self._is_hot(model),
-            failed=lambda error: log_failure(error, request),
-        )  # fmt: skip
+        failed = partial(log_failure, request=request)
+        answer = StreamedAnswer(pieces, chunks, running, self._watch, failed=failed)
         try:
             await result_unless_disconnected(request, answer.begin())
         except BaseException:
             await answer.leave()
             raise
 
-        async def close() -> None:
-            if chunks.is_whole:
-                model.lengths.record(chunks.written // len(asked.choices))
-            await answer.close()
-
-        return EventStream(answer.events(), at_end=close, at_once=at_once)
+        return EventStream(answer.events(), at_end=answer.close, at_once=at_once)
 
     def _log_ignored_field_once(self, field: str) -> None:
         if field not in self._ignored:
             self._ignored.add(field)
             log.warning("the request field %s does not change answers and is ignored (logged once)", field)
-
-    async def _is_hot(self, model: ServedModel) -> bool:
-        return (await self._watch.facts(model)).hot > 0
-
-    async def _waits_for(self, model: ServedModel) -> str:
-        """Return why a stream has not started, without names of hosts, jobs or folders."""
-        facts = await self._watch.facts(model)
-        if self._watch.journal_trouble:
-            return "the session's journal cannot be written now"
-        if facts.loading:
-            about = f" of about {show_seconds(facts.load_s)}" if facts.load_s else ""
-            return f"loading {model.name}: {show_seconds(facts.loading_s)}{about}"
-        if not facts.hot:
-            return f"loading {model.name}"
-        return f"{model.name}: {facts.queued} requests wait, {facts.running} run"

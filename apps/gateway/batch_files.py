@@ -1,7 +1,6 @@
 """`/v1/files`: input files that clients upload for batches, and output files of batches.
 
-Each stored file has a folder in the gateway's folder. The folder contains the content (`data`), and `file.json` with
-the name, the owner and the size.
+Each stored file has a folder with its content (`data`), and `file.json` with the name, the owner and the size.
 """
 
 from __future__ import annotations
@@ -12,23 +11,26 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from stoker.apps.common.batch_state import OK, encode_json_line
+from stoker.apps.common.batch_state import OK, encode_json_line, read_json_lines
 from stoker.apps.common.openai_requests import Endpoint, RequestRefused, parse_json_object, refused
+from stoker.apps.common.refusals import expect, required
 
-KEPT_S = 30 * 86_400
-"""Seconds after which files and batches are deleted: 30 days, as at OpenAI."""
+DAY_S = 86_400
+KEPT_S = 30 * DAY_S
+"""Files and batches are deleted after 30 days, as at OpenAI."""
+_ENDS = ("completed", "failed", "expired", "cancelled")
 _ID = re.compile(r"file-[0-9a-f]{24}")
 
 
 class StoredFile(msgspec.Struct, frozen=True):
-    """A stored file. `owner`: name of the API key that created the file; empty if the gateway has no keys."""
+    """A stored file. `owner`: name of its API key; empty if the gateway has no keys."""
 
     id: str
     owner: str
@@ -51,7 +53,7 @@ class FileStore:
         self._folder = folder
 
     def add(self, data: bytes | Path, *, filename: str, purpose: str, owner: str) -> StoredFile:
-        """Store bytes, or a copy of a file. Raises OSError without storing a file."""
+        """Store bytes, or a copy of a file."""
         id = f"file-{secrets.token_hex(12)}"
         place = self._folder / id
         place.mkdir(mode=0o700, parents=True)
@@ -128,25 +130,17 @@ def read_upload(content_type: str, body: bytes) -> tuple[str, str, bytes]:
 
 
 _SUCCESS_MARK = b'"response":{"status_code":200'
-"""Bytes in the log line of each answered request. These bytes do not occur in JSON strings, which escape quotes."""
-
-
-class KeptAnswers(msgspec.Struct, frozen=True):
-    completed: int = 0
-    failed: int = 0
+"""Bytes in the log line of each answer, which JSON strings cannot contain."""
 
 
 def write_batch_output_files(
     log: Path, requests: Path, *, responses: Path, errors: Path, code: str, message: str
-) -> KeptAnswers:
-    """Write the two output files of a batch from its log and its input file. Raises OSError.
-
-    A request without an answer gets a line in `errors` with this code and message.
-    """
+) -> tuple[int, int]:
+    """Write the output files of a batch. Unanswered requests get this code and message. Return answers and errors."""
     seen: set[str] = set()
     completed = 0
     with responses.open("wb") as answered, errors.open("wb") as others:
-        for record in _objects(log):
+        for record in read_json_lines(log, dict):
             line, custom_id = record.get("line"), record.get("custom_id")
             if not isinstance(line, dict) or not isinstance(custom_id, str) or custom_id in seen:
                 continue
@@ -155,111 +149,113 @@ def write_batch_output_files(
             completed += is_answer
             (answered if is_answer else others).write(encode_json_line(line))
         failed = len(seen) - completed
-        for number, request in enumerate(_objects(requests), 1):
+        for number, request in enumerate(read_json_lines(requests, dict), 1):
             custom_id = request.get("custom_id")
             if not isinstance(custom_id, str) or custom_id not in seen:
                 error = {"code": code, "message": message}
                 line = {"id": f"batch_req_{number:024x}", "custom_id": custom_id, "response": None, "error": error}
                 others.write(encode_json_line(line))
-    return KeptAnswers(completed, failed)
+    return completed, failed
 
 
-def count_answers(log: Path) -> KeptAnswers:
+def count_answers(log: Path) -> tuple[int, int]:
     lines = completed = 0
     with log.open("rb") as file:
         for line in file:
             lines += line.endswith(b"\n")
             completed += line.endswith(b"\n") and _SUCCESS_MARK in line
-    return KeptAnswers(completed, lines - completed)
+    return completed, lines - completed
 
 
 def copy_errors_for_client(errors: Path, out: Path) -> None:
-    """Copy a file of errors without the causes of failed calls, which name hosts and folders. Raises OSError."""
+    """Copy a file of errors without the causes of failed calls, which name hosts and folders."""
     with out.open("wb") as cleaned:
-        for line in _objects(errors):
+        for line in read_json_lines(errors, dict):
             error = ((line.get("response") or {}).get("body") or {}).get("error") or {}
             if error.get("type") == "server_error":
                 error["message"] = error["message"].partition(": ")[0] + ": the call failed; send the request again"
             cleaned.write(encode_json_line(line))
 
 
-def _objects(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects of a file, one per line. Skip other lines. A missing file counts as empty."""
-    with suppress(FileNotFoundError), path.open("rb") as lines:
-        for line in lines:
-            with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                found = msgspec.json.decode(line)
-                if isinstance(found, dict):
-                    yield found
-
-
-_FIELDS = ("endpoint", "input_file_id", "completion_window", "metadata")
-
-
-_UNSUPPORTED = {"output_expires_after": "files are removed after 30 days"}
-
-
+_BATCH_FIELDS = ("endpoint", "input_file_id", "completion_window", "metadata", "output_expires_after")
 _WINDOW = re.compile(r"([0-9]{1,3})([hd])")
-
-
-_LONGEST_WINDOW_S = 30 * 86_400
-
-
 _MOST_PAIRS, _LONGEST_KEY, _LONGEST_VALUE = 16, 64, 512
 
 
-class BatchRequest(msgspec.Struct, frozen=True):
-    """A requested batch. The batch expires after `window_s` seconds. `metadata` has no effect and is returned with the
-    batch.
-    """
+class GatewayBatch(msgspec.Struct):
+    """One batch in OpenAI's format. `owner`: name of its API key; `waits`: why a step is retried (not stored)."""
 
+    id: str
+    owner: str
     endpoint: str
     input_file_id: str
+    created_at: int
     metadata: dict[str, str] | None = None
+    status: str = "in_progress"
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    ended_at: int | None = None
+    cancelling_at: int | None = None
+    problem: str = ""
+    waits: str = ""
     completion_window: str = "24h"
-    window_s: int = 86_400
+    window_s: int = DAY_S
+
+    @property
+    def body(self) -> dict[str, Any]:
+        code, message = ("batch_failed", self.problem) if self.problem else ("batch_waits", self.waits)
+        problem = {"code": code, "message": message, "line": None, "param": None}
+        ends = {f"{end}_at": self.ended_at if self.status == end else None for end in _ENDS}
+        return {
+            "id": self.id, "object": "batch", "endpoint": self.endpoint, "completion_window": self.completion_window,
+            "errors": {"object": "list", "data": [problem]} if message else None, "status": self.status,
+            "input_file_id": self.input_file_id, "output_file_id": self.output_file_id,
+            "error_file_id": self.error_file_id, "created_at": self.created_at, "in_progress_at": self.created_at,
+            "expires_at": self.created_at + self.window_s, "cancelling_at": self.cancelling_at, **ends,
+            "finalizing_at": None, "metadata": self.metadata,
+            "request_counts": {"total": self.total, "completed": self.completed, "failed": self.failed},
+        }  # fmt: skip
 
 
-def read_batch(data: bytes) -> BatchRequest:
-    """Parse the body of a request for a batch. Raises RequestRefused."""
+def read_batch(data: bytes, *, owner: str = "") -> GatewayBatch:
+    """Return the batch that the body of a request describes. Raises RequestRefused."""
     body = parse_json_object(data)
-    for name, value in body.items():
-        if name in _UNSUPPORTED and value is not None:
-            raise refused(name, f"is not supported here: {_UNSUPPORTED[name]}", "unsupported_parameter")
-        if name not in _FIELDS and name not in _UNSUPPORTED:
-            raise refused(f"{name:.80}", "is not a known field of a batch", "unknown_parameter")
-    endpoint, file = body.get("endpoint"), body.get("input_file_id")
+    for name in body.keys() - _BATCH_FIELDS:
+        raise refused(f"{name:.80}", "is not a known field of a batch", "unknown_parameter")
+    if body.get("output_expires_after") is not None:
+        problem = "is not supported here: files are removed after 30 days"
+        raise refused("output_expires_after", problem, "unsupported_parameter")
+    endpoint = body.get("endpoint")
     known = [each.value for each in Endpoint]
     if endpoint not in known:
         raise refused("endpoint", f"must be one of {', '.join(known)}", "invalid_value")
     window, window_s = _window(body.get("completion_window"))
-    if file is None:
-        raise refused("input_file_id", "is missing", "missing_required_parameter")
-    if not isinstance(file, str):
-        raise refused("input_file_id", "must be a text", "invalid_type")
-    return BatchRequest(endpoint, file, _metadata(body.get("metadata")), window, window_s)
+    file = expect(required(body, "input_file_id"), str, "input_file_id")
+    return GatewayBatch(
+        f"batch_{secrets.token_hex(12)}", owner, endpoint, file, int(time.time()), _metadata(body.get("metadata")),
+        completion_window=window, window_s=window_s,
+    )  # fmt: skip
 
 
 def _window(value: Any) -> tuple[str, int]:
     found = _WINDOW.fullmatch(value) if isinstance(value, str) else None
-    seconds = int(found[1]) * (3600 if found[2] == "h" else 86_400) if found else 0
-    if not 0 < seconds <= _LONGEST_WINDOW_S:
+    seconds = int(found[1]) * (3600 if found[2] == "h" else DAY_S) if found else 0
+    if not 0 < seconds <= 30 * DAY_S:
         raise refused("completion_window", "must be 24h, or another number of hours or days up to 30d", "invalid_value")
-    return str(value), seconds
+    return value, seconds
 
 
 def _metadata(value: Any) -> dict[str, str] | None:
     if value is None:
         return None
-    texts = isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
-    if not texts:
+    if not isinstance(value, dict) or not all(isinstance(each, str) for each in value.values()):
         raise refused("metadata", "must be an object whose values are texts", "invalid_type")
     if len(value) > _MOST_PAIRS or any(
         len(key) > _LONGEST_KEY or len(each) > _LONGEST_VALUE for key, each in value.items()
     ):
-        problem = (
-            f"may have at most {_MOST_PAIRS} pairs, keys of {_LONGEST_KEY} and values of {_LONGEST_VALUE} characters"
-        )
-        raise refused("metadata", problem, "invalid_value")
-    found: dict[str, str] = value
-    return found
+        most = f"at most {_MOST_PAIRS} pairs, keys of {_LONGEST_KEY} and values of {_LONGEST_VALUE} characters"
+        raise refused("metadata", f"may have {most}", "invalid_value")
+    return value

@@ -1,20 +1,18 @@
-"""The process of an open batch: find or stop the process, retry failed steps, and apply the limits of the batch's key.
+"""The process of an open batch: find or stop it, retry failed steps, and apply the limits of the batch's key.
 
-If a step fails because of a full disk or too many open files, the step is retried after a growing pause, and the batch
-shows the reason.
+A step that fails for lack of disk space or file descriptors is retried after a growing pause.
 
-The `stoker batch` process of a batch gets permits from the gateway (`batch_inference/run.py`). A part of each limit is
-reserved for other requests of the key (`KeyLimits.limits_for_batches`). If the key or its group has a token limit, the
-maximum number of running requests is the number of tokens left for this minute, divided by the mean number of tokens
-per finished request. Each batch may run at least one request.
+The `stoker batch` process gets permits from the gateway, within `KeyLimits.limits_for_batches`. With a token limit, as
+many requests run as the tokens left for this minute allow, by the mean tokens per finished request, but at least one
+per batch.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -25,6 +23,7 @@ from typing import TypeVar
 import psutil
 
 from stoker.apps.common.batch_state import BatchUse, PermitFile
+from stoker.apps.common.openai_requests import RequestRefused
 from stoker.apps.gateway.keys import Caller, Guard, HeldRequest, KeyLimits
 
 log = logging.getLogger("stoker.gateway")
@@ -41,11 +40,11 @@ class MonitoredBatch:
         self.waits = ""
         """Why the last step is retried; empty after a success."""
         self.child: asyncio.subprocess.Process | None = None
-        """The `stoker batch` process, if this gateway started it."""
+        """The process, if this gateway started it."""
         self.process: psutil.Process | None = None
-        """The `stoker batch` process, if an earlier gateway started it."""
+        """The process, if an earlier gateway started it."""
         self.given: dict[str, str] = {}
-        """Ids of the stored output files, by file name."""
+        """Ids of stored output files, by name."""
         self.pacing: asyncio.Task[None] | None = None
         self._retry_now = asyncio.Event()
 
@@ -54,7 +53,7 @@ class MonitoredBatch:
         return self.child is not None or self.process is not None
 
     async def wait_for_process_end(self) -> int | None:
-        """Wait until the process ends. Return the exit code if this gateway started the process."""
+        """Return the exit code if this gateway started the process."""
         code = await self.child.wait() if self.child is not None else None
         while _is_possibly_running(self.process):
             await asyncio.sleep(_END_CHECK_S)
@@ -62,7 +61,7 @@ class MonitoredBatch:
         return code
 
     async def retry_until_done(self, step: Callable[[], Awaitable[T]]) -> T:
-        """Run a step. Retry the step after a pause while it raises OSError."""
+        """Run a step, and again after a pause while it raises OSError."""
         pause_s = PAUSE_S
         while True:
             self._retry_now.clear()
@@ -73,21 +72,18 @@ class MonitoredBatch:
             else:
                 self.waits = ""
                 return done
-            with contextlib.suppress(TimeoutError):
+            with suppress(TimeoutError):
                 await asyncio.wait_for(self._retry_now.wait(), pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     def hurry(self) -> None:
-        """End the pause before the next retry, because the batch was cancelled."""
+        """End the pause before the next retry."""
         self._retry_now.set()
 
     def stop(self) -> None:
-        """Terminate the process of the batch. The answers of the batch are kept."""
-        with contextlib.suppress(psutil.Error, ProcessLookupError):
-            if self.child is not None:
-                self.child.terminate()
-            elif self.process is not None:
-                self.process.terminate()
+        with suppress(psutil.Error, ProcessLookupError):
+            if process := self.child or self.process:
+                process.terminate()
 
     def _note(self, error: OSError) -> None:
         why = error.strerror or str(error)
@@ -96,25 +92,19 @@ class MonitoredBatch:
         self.waits = why
 
 
-def find_process(pid: int, run: Path) -> psutil.Process | None:
-    """Return the `stoker batch` process of this run folder, preferably the process with this id.
-
-    An earlier gateway may have started a process without storing the process id.
-    """
-    try:
-        named = psutil.Process(pid) if pid else None
-        if named is not None and _has_run_folder_option(named.cmdline(), run):
-            return named
-    except psutil.Error:
-        pass
-    for process in psutil.process_iter(["cmdline"]):
-        if _has_run_folder_option(process.info["cmdline"] or [], run):
-            return process
-    return None
+def find_process(run: Path) -> psutil.Process | None:
+    """Return this user's `stoker batch` process of a run folder: the oldest, because later ones are its forks."""
+    found = [
+        process
+        for process in psutil.process_iter(["cmdline", "create_time", "uids"])
+        if ("--out", str(run)) in itertools.pairwise(process.info["cmdline"] or [])
+        and process.info["uids"].real == os.getuid()
+    ]
+    return min(found, key=lambda process: process.info["create_time"], default=None)
 
 
 def _is_possibly_running(process: psutil.Process | None) -> bool:
-    """Return False only if the process has certainly ended. The check may fail for lack of file descriptors."""
+    """False only if the process has certainly ended. The check may fail for lack of file descriptors."""
     try:
         return process is not None and process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
@@ -123,17 +113,13 @@ def _is_possibly_running(process: psutil.Process | None) -> bool:
         return True
 
 
-def _has_run_folder_option(words: list[str], run: Path) -> bool:
-    return any(pair == ("--out", str(run)) for pair in itertools.pairwise(words))
-
-
 _GRANT_EVERY_S = 0.2
 _MOST_AHEAD = 256
-"""Maximum number of requests of one batch that run or wait simultaneously."""
+"""Maximum number of requests of a batch in flight."""
 
 
 class BatchPace:
-    """Grants permits to one batch. `owner`: the name of the batch's key."""
+    """Grants permits to one batch. `owner`: name of its key."""
 
     def __init__(self, file: Path, guard: Guard, *, owner: str) -> None:
         self._file = PermitFile(file)
@@ -148,8 +134,8 @@ class BatchPace:
         self._file.reset()
 
     def find(self, *, left: int) -> None:
-        """Take over the permits of a process that an earlier gateway started. `left`: number of unanswered requests."""
-        self._allowed = self._file.allowed(known=self._allowed)
+        """Take over the permits of an earlier gateway. `left`: number of unanswered requests."""
+        self._allowed = self._file.allowed(known=0)
         self._use = self._file.use(known=self._use)
         self._most = self._use.ended + left
         if caller := self._guard.caller_by_key_name(self._owner):
@@ -175,10 +161,10 @@ class BatchPace:
         before = self._allowed
         caller = self._guard.caller_by_key_name(self._owner)
         while caller is not None and self._allowed < self._most and self._has_room(caller):
-            following = self._guard.begin_if_within_limits(caller, used=KeyLimits.limits_for_batches)
-            if following is None:
+            try:
+                self._held.append(self._guard.begin(caller, used=KeyLimits.limits_for_batches))
+            except RequestRefused:
                 break
-            self._held.append(following)
             self._allowed += 1
         if self._allowed != before:
             self._file.allow(self._allowed)
@@ -194,11 +180,11 @@ class BatchPace:
 
     @property
     def _mean(self) -> int:
-        """Mean number of tokens per finished request; 0 before the first request has finished."""
+        """Mean tokens per finished request; 0 before the first end."""
         return self._use.tokens // self._use.ended if self._use.ended else 0
 
     def _has_room(self, caller: Caller) -> bool:
-        """Return True if the tokens left for this minute allow one more request. A first request may always run."""
+        """True if the tokens left for this minute allow one more request, or none is running."""
         if not self._held:
             return True
         if len(self._held) >= _MOST_AHEAD:

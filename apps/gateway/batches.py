@@ -1,6 +1,6 @@
 """`/v1/batches`: each batch is a `stoker batch` process that joins the gateway's session.
 
-The folder of a batch contains its state. The next gateway finds the running process of a batch, or starts a new one.
+The next gateway finds the running process of a batch, or starts a new one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import contextlib
 import functools
 import logging
 import re
-import secrets
 import shutil
 import sys
 import time
@@ -23,78 +22,34 @@ import msgspec
 from stoker.apps.common.openai_requests import RequestRefused
 from stoker.apps.gateway.batch_files import (
     KEPT_S,
-    BatchRequest,
     FileStore,
+    GatewayBatch,
     copy_errors_for_client,
     count_answers,
     write_batch_output_files,
 )
 from stoker.apps.gateway.batch_process import BatchPace, MonitoredBatch, find_process
-from stoker.apps.gateway.batch_usage import BatchReader
 from stoker.apps.gateway.keys import Guard
-from stoker.apps.gateway.usage import UsageRecorder
+from stoker.apps.gateway.usage import BatchReader, UsageRecorder
 
 log = logging.getLogger("stoker.gateway")
 
 _ID = re.compile(r"batch_[0-9a-f]{24}")
-_DAY_S = 86400
-_OPEN, _ENDS = ("in_progress", "finalizing", "cancelling"), ("completed", "failed", "expired", "cancelled")
+_OPEN = ("in_progress", "finalizing", "cancelling")
 _EARLY_ENDS = {
     "cancelling": ("cancelled", "batch_cancelled", "the batch was cancelled before this request was answered"),
     "finalizing": ("expired", "batch_expired", "the batch expired before this request was answered"),
     "in_progress": ("failed", "batch_failed", "the batch failed before this request was answered"),
 }
-"""The outcome of a batch that ends early, by the status of the batch before its end: the final status, and the error
-code and message for unanswered requests.
+"""The outcome of a batch that ends early, by its status before: the final status, and the error of unanswered requests.
 """
 _WINDOW_LOOK_S = 30.0
 _COUNT_EVERY_S = 1.0
 _LOG = "results.jsonl.part"
-"""Name of the file in the run folder that contains the answers of a running batch."""
+"""The answers of a running batch, in its run folder."""
 _KEPT, _CLEANED = "responses.kept.jsonl", "errors.cleaned.jsonl"
 _EXIT_CODES_WITH_FILES = (0, 1)
-"""Exit codes of a `stoker batch` process that wrote its output files. Code 1: some requests have no answer."""
-
-
-class GatewayBatch(msgspec.Struct):
-    """One batch in OpenAI's format. `owner`: name of the API key that created the batch; `pid`: id of the process;
-    `waits`: why a step is retried (not stored).
-    """
-
-    id: str
-    owner: str
-    endpoint: str
-    input_file_id: str
-    created_at: int
-    metadata: dict[str, str] | None = None
-    status: str = "in_progress"
-    total: int = 0
-    completed: int = 0
-    failed: int = 0
-    output_file_id: str | None = None
-    error_file_id: str | None = None
-    ended_at: int | None = None
-    cancelling_at: int | None = None
-    problem: str = ""
-    pid: int = 0
-    waits: str = ""
-    completion_window: str = "24h"
-    window_s: int = _DAY_S
-
-    @property
-    def body(self) -> dict[str, Any]:
-        code, message = ("batch_failed", self.problem) if self.problem else ("batch_waits", self.waits)
-        problem = {"code": code, "message": message, "line": None, "param": None}
-        ends = {f"{end}_at": self.ended_at if self.status == end else None for end in _ENDS}
-        return {
-            "id": self.id, "object": "batch", "endpoint": self.endpoint, "completion_window": self.completion_window,
-            "errors": {"object": "list", "data": [problem]} if message else None, "status": self.status,
-            "input_file_id": self.input_file_id, "output_file_id": self.output_file_id,
-            "error_file_id": self.error_file_id, "created_at": self.created_at, "in_progress_at": self.created_at,
-            "expires_at": self.created_at + self.window_s, "cancelling_at": self.cancelling_at, **ends,
-            "finalizing_at": None, "metadata": self.metadata,
-            "request_counts": {"total": self.total, "completed": self.completed, "failed": self.failed},
-        }  # fmt: skip
+"""Exit codes after which there are output files. 1: some requests have no answer."""
 
 
 class Batches:
@@ -102,7 +57,7 @@ class Batches:
         self, folder: Path, files: FileStore, *, models: Path, session: str, guard: Guard | None = None,
         usage: UsageRecorder | None = None, names: Collection[str] = (),
     ) -> None:  # fmt: skip
-        """`guard`: None if keys have no limits. `usage`: recorder of the requests for the models `names`."""
+        """`guard`: None if keys have no limits; `usage`: counts the requests for the models `names`."""
         self._folder = folder
         self.files = files
         self._models = models
@@ -115,28 +70,23 @@ class Batches:
 
     def resume(self) -> None:
         for id in self._list_batch_ids():
-            try:
+            batch = None
+            with contextlib.suppress(OSError):
                 batch = self._read(id)
-            except OSError:  # the task that follows the batch will read the file again
-                self._follow(id)
-            else:
-                if batch is not None and batch.status in _OPEN:
-                    self._follow(id)
+                if batch is None or batch.status not in _OPEN:
+                    continue
+            self._follow(id)  # after an OSError, the task reads the file again
 
     async def leave(self) -> None:
-        """Stop the running batches. The next gateway resumes them."""
+        """Stop the batches, which the next gateway resumes."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    async def add(self, asked: BatchRequest, *, owner: str) -> GatewayBatch:
-        endpoint, file = asked.endpoint, asked.input_file_id
-        self.files.get(file, owner=owner)
-        batch = GatewayBatch(
-            f"batch_{secrets.token_hex(12)}", owner, endpoint, file, int(time.time()), asked.metadata,
-            completion_window=asked.completion_window, window_s=asked.window_s,
-        )  # fmt: skip
-        batch.total, batch.problem = await asyncio.to_thread(_checked, self.files.data(file), endpoint)
+    async def add(self, batch: GatewayBatch) -> GatewayBatch:
+        self.files.get(batch.input_file_id, owner=batch.owner)
+        data = self.files.data(batch.input_file_id)
+        batch.total, batch.problem = await asyncio.to_thread(_checked, data, batch.endpoint)
         if batch.problem:
             batch.status, batch.ended_at = "failed", int(time.time())
         self._keep(batch)
@@ -145,14 +95,13 @@ class Batches:
         return batch
 
     def get(self, id: str, *, owner: str) -> GatewayBatch:
-        """Return a batch of this owner with its progress. Raises RequestRefused (404)."""
+        """Return a batch of this owner with its progress. Raises RequestRefused."""
         found = self._read(id) if _ID.fullmatch(id) else None
         if found is None or found.owner != owner:
             raise RequestRefused(f"there is no batch {id!r:.80}", param="id", code="batch_not_found", status=404)
         if found.status in _OPEN:
             with contextlib.suppress(OSError):
-                kept = count_answers(self._run(found) / _LOG)
-                found.completed, found.failed = kept.completed, kept.failed
+                found.completed, found.failed = count_answers(self._run(found) / _LOG)
             if followed := self._followed.get(id):
                 found.waits = followed.waits
         return found
@@ -162,7 +111,7 @@ class Batches:
         return sorted(own, key=lambda one: one.created_at, reverse=True)
 
     def cancel(self, id: str, *, owner: str) -> GatewayBatch:
-        """Stop a batch and keep its answers so far. Raises RequestRefused (404, or 409 if the batch has ended)."""
+        """Stop a batch and keep its answers so far. Raises RequestRefused."""
         batch = self.get(id, owner=owner)
         if batch.status not in _OPEN:
             raise RequestRefused(f"batch {id} is {batch.status}", param="id", code="batch_is_over", status=409)
@@ -190,10 +139,7 @@ class Batches:
         self._followed[id] = MonitoredBatch(id)
         task = asyncio.create_task(self._run_to_end(self._followed[id]))
         self._tasks[id] = task
-        task.add_done_callback(lambda _task: self._forget(id))
-
-    def _forget(self, id: str) -> None:
-        del self._tasks[id], self._followed[id]
+        task.add_done_callback(lambda _task: (self._tasks.pop(id), self._followed.pop(id)))
 
     async def _run_to_end(self, followed: MonitoredBatch) -> None:
         is_over = False
@@ -207,29 +153,27 @@ class Batches:
             raise
 
     async def _start(self, followed: MonitoredBatch) -> None:
-        """Find or start the process of a batch, and store the process id. After an OSError, call this method again."""
-        batch = self._read(followed.id)
+        """Find or start the process of a batch. Call again after an OSError."""
+        batch = self._expire(followed)
         if batch is None or batch.status not in _OPEN:
             return
-        self._expire(followed)
         if not followed.has_process:
-            followed.process = await asyncio.to_thread(find_process, batch.pid, self._run(batch))
-            if followed.process is not None and (pace := self._pace(batch)) is not None:
-                pace.find(left=self._left(batch))
+            followed.process = await asyncio.to_thread(find_process, self._run(batch))
+            batch = self._read(followed.id) or batch  # the batch may have been cancelled
+            pace = self._pace(batch)
+            if followed.process is not None:
+                if pace is not None:
+                    pace.find(left=self._left(batch))
+            elif batch.status == "in_progress":
+                if pace is not None:
+                    pace.begin(left=self._left(batch))
+                followed.child = await self._spawn(batch)
+            else:
+                return
+            if pace is not None:
                 followed.pacing = asyncio.create_task(pace.keep())
-        if not followed.has_process and self._is_batch_in_progress(followed.id):
-            if (pace := self._pace(batch)) is not None:
-                pace.begin(left=self._left(batch))
-            followed.child = await self._spawn(batch)
-            followed.pacing = asyncio.create_task(pace.keep()) if pace is not None else None
-        if not followed.has_process:
-            return
-        batch = self._read(followed.id) or batch  # the batch may have been cancelled
-        if batch.status != "in_progress":
+        if (self._read(followed.id) or batch).status != "in_progress":
             followed.stop()
-        if followed.child is not None:
-            batch.pid = followed.child.pid
-            self._keep(batch)
 
     async def _wait_for_batch_process_end(self, followed: MonitoredBatch) -> int | None:
         ending = asyncio.create_task(followed.wait_for_process_end())
@@ -248,13 +192,13 @@ class Batches:
                 followed.pacing = None
 
     async def _count(self, id: str) -> None:
-        """Count the requests and tokens of a running batch until this task is cancelled."""
+        """Count requests and tokens until this task is cancelled."""
         batch = None
         with contextlib.suppress(OSError):
             batch = self._read(id)
         if batch is None:
             return  # usage is counted at the end
-        reader = BatchReader(self.files.data(batch.input_file_id), self._run(batch) / _LOG, models=self._names)
+        reader = self._reader(batch)
         while True:
             more = False
             with contextlib.suppress(OSError):
@@ -263,8 +207,7 @@ class Batches:
             await asyncio.sleep(0 if more else _COUNT_EVERY_S)
 
     async def _record_batch_usage(self, batch: GatewayBatch) -> None:
-        run = self._run(batch)
-        reader = BatchReader(self.files.data(batch.input_file_id), run / _LOG, models=self._names)
+        run, reader = self._run(batch), self._reader(batch)
         if batch.status == "completed":
             await asyncio.to_thread(reader.read_files, run / "responses.jsonl", run / "errors.jsonl")
         else:
@@ -272,15 +215,19 @@ class Batches:
                 pass
         self._usage.set_batch(batch.id, reader.totals, key=batch.owner)
 
-    def _expire(self, followed: MonitoredBatch) -> None:
+    def _reader(self, batch: GatewayBatch) -> BatchReader:
+        return BatchReader(self.files.data(batch.input_file_id), self._run(batch) / _LOG, models=self._names)
+
+    def _expire(self, followed: MonitoredBatch) -> GatewayBatch | None:
         batch = self._read(followed.id)
         if batch is not None and batch.status == "in_progress" and time.time() >= batch.created_at + batch.window_s:
             batch.status = "finalizing"
             self._keep(batch)
             followed.stop()
+        return batch
 
     def _pace(self, batch: GatewayBatch) -> BatchPace | None:
-        """Return the BatchPace of a batch, or None if its key has no limits. A deleted key gets no permits."""
+        """None if the key of the batch has no limits. A deleted key gets no permits."""
         if self._guard is None or self._guard.is_open or not batch.owner:
             return None
         caller = self._guard.caller_by_key_name(batch.owner)
@@ -290,16 +237,11 @@ class Batches:
 
     def _left(self, batch: GatewayBatch) -> int:
         with contextlib.suppress(OSError):
-            kept = count_answers(self._run(batch) / _LOG)
-            return batch.total - kept.completed - kept.failed
+            return batch.total - sum(count_answers(self._run(batch) / _LOG))
         return batch.total
 
-    def _is_batch_in_progress(self, id: str) -> bool:
-        batch = self._read(id)
-        return batch is not None and batch.status == "in_progress"
-
     async def _spawn(self, batch: GatewayBatch) -> asyncio.subprocess.Process:
-        """Start the `stoker batch` process of a batch. The process continues if the gateway is killed."""
+        """Start the process of a batch, which continues if the gateway is killed."""
         requests = str(self.files.data(batch.input_file_id))
         words = [sys.executable, "-P", "-m", "stoker.manager.cli.main", "batch", requests]
         words += ["--models", str(self._models), "--session", self._session, "--out", str(self._run(batch)), "--json"]
@@ -312,10 +254,7 @@ class Batches:
             )  # fmt: skip
 
     async def _end(self, followed: MonitoredBatch, code: int | None) -> bool:
-        """Store the outcome of a batch whose process has ended. Return False if the process must start again.
-
-        `code`: exit code of the process, None if unknown. After an OSError, no outcome is stored.
-        """
+        """Store the outcome, or return False if the process must start again. `code`: exit code, None if unknown."""
         batch = self._read(followed.id)
         if batch is None or batch.status not in _OPEN:
             return True
@@ -334,16 +273,17 @@ class Batches:
         else:
             batch.status, why, message = _EARLY_ENDS[batch.status]
             if batch.status == "failed":
-                said = self._last_log_line(batch.id) or f"stoker batch exited with code {code}"
+                said = f"stoker batch exited with code {code}"
+                with contextlib.suppress(OSError, IndexError):
+                    said = (self._folder / f"{batch.id}.log").read_text(errors="replace").strip().splitlines()[-1]
                 log.warning("batch %s failed: %s", batch.id, said)
                 batch.problem = "the batch failed before all requests were answered; the gateway's log says why"
             run.mkdir(exist_ok=True)
             responses = run / _KEPT
-            kept = await asyncio.to_thread(
+            batch.completed, batch.failed = await asyncio.to_thread(
                 write_batch_output_files, run / _LOG, self.files.data(batch.input_file_id), responses=responses,
                 errors=run / _CLEANED, code=why, message=message,
             )  # fmt: skip
-            batch.completed, batch.failed = kept.completed, kept.failed
         batch.output_file_id = self._given(followed, batch, responses, name="responses.jsonl")
         batch.error_file_id = self._given(followed, batch, run / _CLEANED, name="errors.jsonl")
         batch.ended_at = int(time.time())
@@ -359,12 +299,6 @@ class Batches:
             stored = self.files.add(path, filename=name, purpose="batch_output", owner=batch.owner)
             followed.given[name] = stored.id
         return followed.given[name]
-
-    def _last_log_line(self, id: str) -> str:
-        with contextlib.suppress(OSError):
-            lines = (self._folder / f"{id}.log").read_text(errors="replace").strip().splitlines()
-            return lines[-1] if lines else ""
-        return ""
 
     # ---- on disk
 
@@ -391,7 +325,7 @@ class Batches:
 
 
 def _checked(path: Path, endpoint: str) -> tuple[int, str]:
-    """Return the number of requests in a file, and why the file is invalid for this endpoint (empty if valid)."""
+    """Return the number of requests, and why the file is invalid for this endpoint (empty if valid)."""
     total = 0
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):

@@ -1,31 +1,44 @@
-"""The options of `stoker serve`, `stoker serve keys` and `stoker serve groups`."""
+"""The options of `stoker serve` and of its subcommands."""
 
 from __future__ import annotations
 
+import csv
 import functools
+import io
 import os
 import re
+import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
-from stoker.apps.gateway.cli_usage import usage
 from stoker.apps.gateway.keys import KeyFile, KeyLimits, KeyRecord
-from stoker.apps.gateway.options import GatewayOptions
-from stoker.console import ByteSize, Screen, WholeNumber, line, lines, note
+from stoker.apps.gateway.usage import (
+    COLUMNS,
+    COUNTS,
+    DEFAULT_BY,
+    DEFAULT_SINCE,
+    UsageFile,
+    UsageQuery,
+    UsageRow,
+    first_day,
+)
+from stoker.console import ByteSize, WholeNumber, line, lines, note
 from stoker.console import json as print_json
 from stoker.errors import StokerError
 
+MOST_BYTES = 32_000_000
 _MOST_WORKERS = 256
 _MISSING = "{} needs {}, which is not installed: pip install 'stoker[serve]'"
 
 
 class ServeGroup(click.Group):
-    """The group `serve`: if the first word is no subcommand such as `keys`, all words are arguments of `serve`."""
+    """The group `serve`: without a subcommand such as `keys`, all words are arguments of `serve`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
@@ -69,10 +82,7 @@ def command() -> None:
 @click.argument("files", nargs=-1, required=True, metavar="[SITE] MODELS")
 @click.option("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="The interface to listen on.")
 @click.option(
-    "--port",
-    metavar="N",
-    type=WholeNumber(most=65535),
-    help="The port. [the last one, else the first free port from 8000]",
+    "--port", metavar="N", type=WholeNumber(most=65535), help="The port. [the last one, else the first free from 8000]"
 )
 @click.option("--uds", metavar="PATH", default="", help="Listen on this Unix socket instead.")
 @click.option("--tls-cert", metavar="FILE", default="", help="Serve HTTPS with this certificate (PEM).")
@@ -90,21 +100,9 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the address as one JSON document, for programs.")
 @click.pass_context
 def run(
-    context: click.Context,
-    /,
-    *,
-    files: tuple[str, ...],
-    host: str,
-    port: int | None,
-    uds: str,
-    tls_cert: str,
-    tls_key: str,
-    session: str,
-    origins: tuple[str, ...],
-    max_body: int | None,
-    workers: int,
-    as_json: bool,
-) -> None:
+    context: click.Context, /, *, files: tuple[str, ...], host: str, port: int | None, uds: str, tls_cert: str,
+    tls_key: str, session: str, origins: tuple[str, ...], max_body: int | None, workers: int, as_json: bool,
+) -> None:  # fmt: skip
     """Serve."""
     if len(files) > 2:
         raise click.UsageError(f"give one site file and one models file; there are {len(files)} files")
@@ -118,19 +116,18 @@ def run(
             raise click.UsageError(f"--origin {origin}: write a scheme and a host, as in https://lab.example")
     if workers > 1 and workers > (cores := len(os.sched_getaffinity(0))):
         note(f"warning: --workers {workers}: this process may use {cores} cores; more workers answer no faster")
-    options = GatewayOptions(
-        site=site, models=Path(files[-1]), host=host, port=port or 0, uds=uds, tls_cert=tls_cert, tls_key=tls_key,
-        session=session, origins=origins, most_bytes=max_body or GatewayOptions(models=Path()).most_bytes,
-        workers=workers, as_json=as_json,
-    )  # fmt: skip
     with report_missing_serve_extra("stoker serve"):
-        from stoker.apps.gateway.run import serve  # imported here, because Parsl and the server would slow --help
-    context.exit(serve(options, screen=Screen(json_only=as_json)))
+        from stoker.apps.gateway.run import serve  # imported here, because Parsl would slow --help
+    code = serve(
+        Path(files[-1]), site=site, host=host, port=port or 0, uds=uds, tls_cert=tls_cert, tls_key=tls_key,
+        session=session, origins=origins, most_bytes=max_body or MOST_BYTES, number=workers, as_json=as_json,
+    )  # fmt: skip
+    context.exit(code)
 
 
 @contextmanager
 def report_missing_serve_extra(command: str) -> Iterator[None]:
-    """Raise StokerError if an import in the `with` block fails because the extra `serve` is not installed."""
+    """Raise StokerError if an import in the block fails for lack of the extra `serve`."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -145,7 +142,7 @@ def keys() -> None:
 
 
 def _add_limit_options(function: Callable[..., None]) -> Callable[..., None]:
-    """Add the options for the limits of a key to a command. The command receives the limits as argument `limits`."""
+    """Add the options for the limits of a key. The command receives the limits as argument `limits`."""
 
     @click.option("--requests-per-minute", metavar="N", type=WholeNumber(), help="At most N requests per minute.")
     @click.option(
@@ -153,10 +150,8 @@ def _add_limit_options(function: Callable[..., None]) -> Callable[..., None]:
     )
     @click.option("--concurrent", metavar="N", type=WholeNumber(), help="At most N requests at a time.")
     @functools.wraps(function)
-    def call(
-        *, requests_per_minute: int | None, tokens_per_minute: int | None, concurrent: int | None, **others: Any
-    ) -> None:
-        function(limits=KeyLimits(requests_per_minute or 0, tokens_per_minute or 0, concurrent or 0), **others)
+    def call(**given: Any) -> None:
+        function(limits=KeyLimits(*(given.pop(name) or 0 for name in KeyLimits.__struct_fields__)), **given)
 
     return call
 
@@ -188,9 +183,7 @@ def add(*, name: str, limits: KeyLimits, group: str, admin: bool) -> None:
 @_add_key_options
 def set_key(*, name: str, limits: KeyLimits, group: str, admin: bool) -> None:
     """Replace the limits, the group and the rights of the key of NAME: what is not given is removed."""
-    file = KeyFile.usual()
-    file.change(name, limits, group=group, admin=admin)
-    [changed] = [each for each in file.read() if each.name == name]
+    changed = KeyFile.usual().change(name, limits, group=group, admin=admin)
     line(f"the key of {name}: {_describe_key(changed)}")
 
 
@@ -201,26 +194,17 @@ def list_keys(*, as_json: bool) -> None:
     file = KeyFile.usual()
     records = file.read()
     if as_json:
-        shown: list[dict[str, Any]] = [
-            {
-                "name": each.name, "created": each.created, "limits": each.limits, "group": each.group,
-                "admin": each.admin,
-            }
-            for each in records
-        ]  # fmt: skip
+        names = ("name", "created", "limits", "group", "admin")
+        shown = [{name: getattr(each, name) for name in names} for each in records]
         print_json({"file": str(file.path), "wanted": file.exists, "keys": shown})
     elif not records:
-        none = (
-            "there are no keys, so every request is refused"
-            if file.exists
-            else "no key is required: everybody on this machine may send requests"
-        )
+        none = "there are no keys, so every request is refused"
+        if not file.exists:
+            none = "no key is required: everybody on this machine may send requests"
         line(f"{none}; stoker serve keys add NAME creates a key")
-    else:
-        lines(
-            f"  {each.name:<20}  {time.strftime('%Y-%m-%d', time.localtime(each.created))}  {_describe_key(each)}"
-            for each in records
-        )
+    for each in () if as_json else records:
+        day = time.strftime("%Y-%m-%d", time.localtime(each.created))
+        line(f"  {each.name:<20}  {day}  {_describe_key(each)}")
 
 
 @keys.command("remove")
@@ -259,18 +243,15 @@ def set_group(*, name: str, limits: KeyLimits) -> None:
 def list_groups(*, as_json: bool) -> None:
     """List the groups, their limits and their keys."""
     file = KeyFile.usual()
-    records, members = file.groups(), file.read()
-    keys_of = {group.name: [key.name for key in members if key.group == group.name] for group in records}
+    limits, members = file.groups(), file.read()
+    keys_of = {name: [key.name for key in members if key.group == name] for name in limits}
     if as_json:
-        shown = [{"name": each.name, "limits": each.limits, "keys": keys_of[each.name]} for each in records]
+        shown = [{"name": name, "limits": each, "keys": keys_of[name]} for name, each in limits.items()]
         print_json({"file": str(file.path), "groups": shown})
-    elif not records:
+    elif not limits:
         line("there are no groups; stoker serve groups set NAME makes a group")
-    else:
-        lines(
-            f"  {each.name:<20}  {_shown(each.limits)}; keys: {', '.join(keys_of[each.name]) or 'none'}"
-            for each in records
-        )
+    for name, each in () if as_json else limits.items():
+        line(f"  {name:<20}  {_shown(each)}; keys: {', '.join(keys_of[name]) or 'none'}")
 
 
 @groups.command("remove")
@@ -281,7 +262,68 @@ def remove_group(*, name: str) -> None:
     line(f"the group {name} is removed")
 
 
-command.add_command(usage)
+_COLUMNS = ("requests", "tokens read", "written", "refused", "failed")
+
+
+def _since(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
+    try:
+        return first_day(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+@command.command("usage", short_help="Requests and tokens per key.")
+@click.option("--key", metavar="NAME", default="", help="Only this key; - is for clients without a key.")
+@click.option("--model", metavar="NAME", default="", help="Only this model.")
+@click.option(
+    "--since", metavar="TIME", callback=_since, default=DEFAULT_SINCE, show_default=True,
+    help="The first day: 30d, or a date.",
+)  # fmt: skip
+@click.option(
+    "--by", multiple=True, type=click.Choice(COLUMNS), default=DEFAULT_BY, show_default=True,
+    help="A column of the table; may be given several times.",
+)  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
+@click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values.")
+def usage(*, key: str, model: str, since: str, by: tuple[str, ...], as_json: bool, as_csv: bool) -> None:
+    """Show the requests of your gateways and their tokens, of the last 400 days. No gateway needs to run.
+
+    Refused: by a limit of the key, or because the model would answer too late. Failed: answered with another error.
+    """
+    if as_json and as_csv:
+        raise click.UsageError("--json and --csv exclude each other; give one")
+    file, by = UsageFile.usual(), tuple(dict.fromkeys(by))
+    try:
+        rows = file.read(UsageQuery(since, key, model, by))
+    except (OSError, sqlite3.Error) as error:
+        raise StokerError(f"{file.path}: cannot be read: {error}; try again, or move the file away") from error
+    if as_json:
+        print_json({"file": str(file.path), "since": since, "usage": rows})
+    elif as_csv:
+        lines(_usage_csv(rows, by))
+    elif rows:
+        lines(_usage_table(rows, by))
+    else:
+        line(f"no requests since {since}")
+
+
+def _usage_csv(rows: Sequence[UsageRow], by: Sequence[str]) -> list[str]:
+    written = io.StringIO()
+    table = csv.DictWriter(written, [*by, *COUNTS], lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    return written.getvalue().splitlines()
+
+
+def _usage_table(rows: Sequence[UsageRow], by: Sequence[str]) -> Iterator[str]:
+    sums = [sum(row[name] for row in rows) for name in COUNTS]
+    blanks = [""] * (len(by) - 1)
+    cells = [[*by, *_COLUMNS], *([*row.values()] for row in rows), ["all", *blanks, *sums]]
+    texts = [[f"{cell:,}" if isinstance(cell, int) else cell for cell in row] for row in cells]
+    wide = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    for row in texts:
+        padded = (f"{cell:{'<' if place < len(by) else '>'}{wide[place]}}" for place, cell in enumerate(row))
+        yield "  " + "  ".join(padded)
 
 
 def _describe_key(key: KeyRecord) -> str:
@@ -290,13 +332,6 @@ def _describe_key(key: KeyRecord) -> str:
 
 
 def _shown(limits: KeyLimits) -> str:
-    said = [
-        f"{number:,} {what}"
-        for number, what in (
-            (limits.requests_per_minute, "requests a minute"),
-            (limits.tokens_per_minute, "tokens a minute"),
-            (limits.concurrent, "at a time"),
-        )
-        if number
-    ]
+    whats = ("requests a minute", "tokens a minute", "at a time")
+    said = [f"{most:,} {what}" for most, what in zip(msgspec.structs.astuple(limits), whats, strict=True) if most]
     return ", ".join(said) or "no limits"

@@ -9,44 +9,23 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from stoker.apps.gateway.http import ERROR_HANDLERS, PROMETHEUS, guarded
+from stoker.apps.gateway.http import ERROR_HANDLERS, guarded, prometheus_answer
 from stoker.apps.gateway.keys import Caller, Guard, KeyFile
-from stoker.apps.gateway.listening import (
-    FIRST_PAGE_PORT,
-    is_loopback,
-    listen,
-    listen_on_path,
-    refuse_open_host_without_keys,
-    run_server,
-    ssh_tunnel_command,
-)
+from stoker.apps.gateway.listening import FIRST_PAGE_PORT, is_loopback, open_listener, run_server, ssh_tunnel_command
 from stoker.apps.gateway.page import PAGE_ROUTES, PageFigures
-from stoker.apps.gateway.session_figures import session_figures
-from stoker.apps.gateway.session_metrics import SessionMetrics
-from stoker.apps.gateway.wire import EventStream, JSONAnswer
+from stoker.apps.gateway.session_figures import SessionMetrics, session_figures
+from stoker.apps.gateway.wire import JSONAnswer
 from stoker.console import Screen
 from stoker.errors import StokerError
 from stoker.sessions import FollowedSession, Status
 
 _FRESH_S = 0.5
-
-
-class DashboardOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a dashboard. An empty string or 0 selects the default."""
-
-    session: str = ""
-    host: str = "127.0.0.1"
-    port: int = 0
-    uds: str = ""
-    as_json: bool = False
-    """True to print the address as one JSON document, and readable text to stderr."""
 
 
 class Dashboard:
@@ -68,7 +47,7 @@ class Dashboard:
         routes = [
             *PAGE_ROUTES,
             Route("/health", self._health),
-            Route("/status", guarded(self._show_status, self._guard)),
+            Route("/status", guarded(self._page.answer, self._guard)),
             Route("/metrics", guarded(self._prometheus, self._guard)),
         ]
         return Starlette(routes=routes, exception_handlers=ERROR_HANDLERS, lifespan=self._lifespan)
@@ -96,15 +75,10 @@ class Dashboard:
     async def _figures(self) -> dict[str, Any]:
         await self._read()
         return {
-            "at": time.time(),
-            "site": self._session.site,
-            "session": self._session.session,
-            "trouble": self._trouble,
-            "over": self._over,
-            "folder": self._session.folder,
-            "log": self._session.log,
+            "at": time.time(), "site": self._session.site, "session": self._session.session, "trouble": self._trouble,
+            "over": self._over, "folder": self._session.folder, "log": self._session.log,
             **session_figures(self._status),
-        }
+        }  # fmt: skip
 
     async def _health(self, _request: Request) -> Response:
         """Return 200 while the session answers. This route needs no key."""
@@ -112,58 +86,34 @@ class Dashboard:
         status = "over" if self._over else "waits" if self._trouble else "ok"
         return JSONAnswer({"status": status, "session": self._session.session}, 200 if status == "ok" else 503)
 
-    async def _show_status(self, request: Request, _caller: Caller) -> Response:
-        if "text/event-stream" in request.headers.get("accept", ""):
-            return EventStream(self._page.events())
-        return Response(await self._page.now(), media_type="application/json")
-
     async def _prometheus(self, _request: Request, _caller: Caller) -> Response:
         await self._read()
         self._metrics.status = None if self._over else self._status
-        return Response(generate_latest(self._registry), media_type=PROMETHEUS)
+        return prometheus_answer(generate_latest(self._registry))
 
 
-def show(options: DashboardOptions, *, screen: Screen) -> int:
-    """Serve the page until Ctrl-C.
-
-    Args:
-        options: Where to listen, and the session.
-        screen: Where to print the address.
-
-    Returns:
-        The exit status.
-
-    Raises:
-        SessionError: There is no such session, or its state cannot be read.
-        ConfigError: The address cannot be used.
-    """
+def show(session_id: str, *, host: str, port: int, uds: str, as_json: bool, screen: Screen) -> int:
+    """Serve the page of a session until Ctrl-C, and return the exit status. Raises SessionError, ConfigError."""
     keys = KeyFile.usual()
-    keys.read()
-    refuse_open_host_without_keys(options.host, uds=options.uds, keys=keys)
-    if options.uds:
-        listener, port = listen_on_path(options.uds), 0
-    else:
-        listener = listen(options.host, options.port, first=FIRST_PAGE_PORT)
-        port = int(listener.getsockname()[1])
-    host = f"[{options.host}]" if ":" in options.host else options.host
-    address = options.uds or f"http://{host}:{port}"
-    with listener, contextlib.closing(FollowedSession(options.session)) as session:
+    listener = open_listener(host, port, uds, keys=keys, first=FIRST_PAGE_PORT)
+    address = listener.address
+    with listener.socket, contextlib.closing(FollowedSession(session_id)) as session:
         answer = session.answer()
         screen.line(f"session {session.session} · {answer.over or f'site {session.site}'}")
-        if options.uds:
+        if uds:
             screen.line(f"  {address} (a Unix socket, yours alone): curl --unix-socket {address} http://stoker/metrics")
         else:
             screen.line(f"  a page: {address}/     for Prometheus: {address}/metrics")
-            if is_loopback(options.host):
-                screen.line(f"  from your laptop: {ssh_tunnel_command(port)}")
+            if is_loopback(host):
+                screen.line(f"  from your laptop: {ssh_tunnel_command(listener.port)}")
         if keys.exists:
             screen.line(f"  the page asks for a key ({keys.path})")
-        elif not options.uds:
+        elif not uds:
             screen.line("  no keys: everybody on this machine can read it; --uds PATH is for you alone")
-        if options.as_json:
-            page, metrics = (None, None) if options.uds else (f"{address}/", f"{address}/metrics")
-            facts = {"page": page, "metrics": metrics, "socket": options.uds or None, "over": answer.over or None}
+        if as_json:
+            page, metrics = (None, None) if uds else (f"{address}/", f"{address}/metrics")
+            facts = {"page": page, "metrics": metrics, "socket": uds or None, "over": answer.over or None}
             screen.json({**facts, "session": session.session, "folder": session.folder, "pid": os.getpid()})
-        run_server(Dashboard(session, Guard(keys)), listener)
+        run_server(Dashboard(session, Guard(keys)), listener.socket)
         screen.line("the page has ended" + ("" if answer.over else f"; session {session.session} keeps running"))
     return 0

@@ -27,6 +27,5 @@ def command(context: click.Context, /, *, session: str, host: str, port: int | N
     if uds and (port or host != "127.0.0.1"):
         raise click.UsageError("--uds listens on no port: leave out --host and --port")
     with report_missing_serve_extra("stoker dashboard"):
-        from stoker.apps.gateway.dashboard import DashboardOptions, show  # imported here: the server would slow --help
-    options = DashboardOptions(session=session, host=host, port=port or 0, uds=uds, as_json=as_json)
-    context.exit(show(options, screen=Screen(json_only=as_json)))
+        from stoker.apps.gateway.dashboard import show  # imported here, because the server would slow --help
+    context.exit(show(session, host=host, port=port or 0, uds=uds, as_json=as_json, screen=Screen(json_only=as_json)))

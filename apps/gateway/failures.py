@@ -1,11 +1,10 @@
-"""Convert errors of calls to OpenAI errors with an HTTP status for the client, and write the causes to the log."""
+"""Convert errors of calls to OpenAI errors for the client, and write the causes to the log."""
 
 from __future__ import annotations
 
 import errno
 import logging
 
-import msgspec
 from starlette.requests import Request
 
 from stoker.apps.common.openai_requests import ApiError, RequestRefused
@@ -26,75 +25,55 @@ OBJECTIVE_UNREACHABLE = "objective_unreachable"
 _BUSY_S = 5.0
 
 
-class Refusal(msgspec.Struct, frozen=True):
-    """The error for a client, and the seconds after which the client may retry (0: not stated)."""
-
-    error: ApiError
-    retry_after_s: float = 0.0
-
-
-class TryLater(RequestRefused):
-    """A temporary refusal. `retry_after_s`: seconds until a retry, 0: unknown; `why`: the cause, only for the log."""
-
-    def __init__(
-        self, message: str, *, type: str, code: str, status: int, retry_after_s: float = 0.0, why: str = ""
-    ) -> None:
-        super().__init__(message, type=type, code=code, status=status)
-        self.retry_after_s = retry_after_s
-        self.why = why
+_REFUSALS: dict[type[StokerError], tuple[str, str, int, float]] = {
+    NoDeviceError: ("no device of this site can ever hold the model", "model_fits_nowhere", 503, 0.0),
+    # several devices have already tried to load the model
+    ContextError: ("the model could not be loaded", "model_unavailable", 503, 0.0),
+    CallTimeoutError: ("the request ran longer than its limit", "timeout", 504, 0.0),
+    CallDroppedError: ("the session has more requests than it can answer", "overloaded", 503, _BUSY_S),
+    CallCancelledError: ("the request was cancelled before it was answered", "cancelled", 503, _BUSY_S),
+    StreamDiffersError: (
+        "the request had to run again, and its new text differs from the text already sent", "stream_differs", 500, 0.0
+    ),
+    SerializationError: ("the answer could not be read", "result_unreadable", 500, 0.0),
+    SessionError: ("the session does not answer now", "session_unavailable", 503, _BUSY_S),
+}  # fmt: skip
+"""Message, code, status and seconds before a retry, by the kind of an error; the first kind that fits counts."""
 
 
-def refusal_of(error: BaseException) -> Refusal:
+def refusal_of(error: BaseException) -> ApiError:
     """Return the error for the client, without names of calls, hosts or folders."""
     match error:
-        case TryLater():
-            return Refusal(error.error, error.retry_after_s)
         case RequestRefused():
-            return Refusal(error.error)
-        case NoDeviceError():
-            return _refusal("no device of this site can ever hold the model", "model_fits_nowhere", 503)
-        case ContextError():  # several devices have already tried to load the model
-            return _refusal("the model could not be loaded", "model_unavailable", 503)
-        case CallTimeoutError():
-            return _refusal("the request ran longer than its limit", "timeout", 504)
+            return error.error
         case CallDroppedError() if retry_after_s := error.facts.get("retry_after_s"):
-            text = (
-                f"the model cannot answer in time: {error.facts['reason']}. Ask again in {show_seconds(retry_after_s)}"
-            )
-            refused = ApiError(text, type="overloaded", code=OBJECTIVE_UNREACHABLE, status=503)
-            return Refusal(refused, retry_after_s)
-        case CallDroppedError():
-            return _refusal("the session has more requests than it can answer", "overloaded", 503, _BUSY_S)
-        case CallCancelledError():
-            return _refusal("the request was cancelled before it was answered", "cancelled", 503, _BUSY_S)
-        case StreamDiffersError():
-            said = "the request had to run again, and its new text differs from the text already sent"
-            return _refusal(said, "stream_differs", 500)
-        case SerializationError():
-            return _refusal("the answer could not be read", "result_unreadable", 500)
-        case SessionError():
-            return _refusal("the session does not answer now", "session_unavailable", 503, _BUSY_S)
+            said = f"the model cannot answer in time: {error.facts['reason']}. Ask again in"
+            return ApiError(
+                f"{said} {show_seconds(retry_after_s)}", type="overloaded", code=OBJECTIVE_UNREACHABLE, status=503,
+                retry_after_s=retry_after_s,
+            )  # fmt: skip
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
             return _refusal(f"the gateway could not store this: {error.strerror}", "disk_full", 507, _BUSY_S)
-        case _:
-            return _refusal("the request failed", "call_failed", 500)
+    for kind, (message, code, status, retry_after_s) in _REFUSALS.items():
+        if isinstance(error, kind):
+            return _refusal(message, code, status, retry_after_s)
+    return _refusal("the request failed", "call_failed", 500)
 
 
-def _refusal(message: str, code: str, status: int, retry_after_s: float = 0.0) -> Refusal:
+def _refusal(message: str, code: str, status: int, retry_after_s: float = 0.0) -> ApiError:
     text = f"{message}; the gateway's log says why, by the request id of this answer"
-    return Refusal(ApiError(text, type="server_error", code=code, status=status), retry_after_s)
+    return ApiError(text, type="server_error", code=code, status=status, retry_after_s=retry_after_s)
 
 
 log = logging.getLogger("stoker.gateway")
-_OWN_FAULT = 500
 
 
 def log_failure(error: BaseException, request: Request) -> None:
-    """Log why a request failed, unless the answer states the whole cause. Unexpected errors get a traceback."""
-    if isinstance(error, RequestRefused) and not (isinstance(error, TryLater) and error.why):
+    """Log why a request failed, unless the answer states the whole cause."""
+    if isinstance(error, RequestRefused) and not error.why:
         return
-    why = error.why if isinstance(error, TryLater) else str(error) or type(error).__name__
-    foreseen = isinstance(error, StokerError | OSError | TryLater)
+    why = error.why if isinstance(error, RequestRefused) else str(error) or type(error).__name__
+    foreseen = isinstance(error, StokerError | OSError | RequestRefused)
     id = request.scope.get("state", {}).get("request_id", "")
-    status = refusal_of(error).error.status
+    status = refusal_of(error).status
     log.warning("%s %s: %d: %s", id, request.url.path, status, why, exc_info=None if foreseen else error)

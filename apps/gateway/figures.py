@@ -1,37 +1,24 @@
-"""The metrics of a gateway, for Prometheus, for the web page at `/`, and for `stoker status`."""
+"""The metrics of a gateway's requests for Prometheus, and the figures of its models."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
-import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
-import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import Metric
 
 from stoker.apps.common.openai_requests import Endpoint
 from stoker.apps.gateway.failures import OBJECTIVE_UNREACHABLE, refusal_of
+from stoker.apps.gateway.keys import HeldRequest
 from stoker.apps.gateway.objectives import Objectives
-from stoker.apps.gateway.served import ServedModel, ServedModels, SessionWatch, facts_of, median
-from stoker.apps.gateway.session_figures import session_figures
-from stoker.apps.gateway.session_metrics import SessionMetrics
+from stoker.apps.gateway.served import ServedModel, ServedModels, facts_of, median
+from stoker.apps.gateway.session_figures import SessionMetrics
 from stoker.apps.gateway.usage import UsageCount, UsageRecorder
 from stoker.apps.gateway.wire import ClientLeft
-from stoker.sessions import (
-    WRITTEN_EVERY_S,
-    GatewayNote,
-    ServedModelFigures,
-    Session,
-    Status,
-    WorkerFacts,
-    remove_gateway_note,
-    write_gateway_note,
-)
+from stoker.sessions import ServedModelFigures, Status
 
 _TTFT = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120)
 _TPOT = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
@@ -41,15 +28,15 @@ _NO_OBJECTIVES = Objectives()
 _REFUSED = ("rate_limit_error", "overloaded")
 """Error types of requests that exceed a limit or would be answered too late."""
 _CLIENT_CLOSED = "499"
-"""HTTP status that is counted for a request whose client has disconnected, as in nginx."""
+"""HTTP status of a request whose client has disconnected, as in nginx."""
 
 
 Sample = tuple[str, str, tuple[tuple[str, str], ...], float]
-"""One Prometheus sample: name of the metric family, name of the sample, labels, and value."""
+"""Metric family, name of the sample, labels, and value."""
 
 
 def summed(samples: Iterable[Sample]) -> list[Sample]:
-    """Add up samples of several processes. For creation times of counters, take the first time."""
+    """Add up samples of several processes. Counters were created at the first time."""
     sums: dict[tuple[str, str, tuple[tuple[str, str], ...]], float] = {}
     for family, name, labels, value in samples:
         key = (family, name, labels)
@@ -57,17 +44,8 @@ def summed(samples: Iterable[Sample]) -> list[Sample]:
     return [(*key, value) for key, value in sums.items()]
 
 
-class WorkerFigures(Protocol):
-    @property
-    def facts(self) -> WorkerFacts:
-        """The numbers of worker processes."""
-
-    async def collect(self) -> Sequence[Sample]:
-        """Set the meters of the models to the sums over all processes, and return the sums for Prometheus."""
-
-
 class _SummedRegistry:
-    """A Prometheus registry that adds the samples of other processes to its own samples."""
+    """Adds the samples of other processes to those of a registry."""
 
     def __init__(self, registry: CollectorRegistry, others: Sequence[Sample]) -> None:
         self._registry = registry
@@ -85,7 +63,7 @@ class _SummedRegistry:
 
 
 class GatewayMetrics:
-    """Metrics of requests for Prometheus. A metric that vLLM also has gets vLLM's name, with `stoker_` for `vllm:`."""
+    """Metrics of requests. A metric that vLLM also has gets vLLM's name, with `stoker_` for `vllm:`."""
 
     def __init__(self, usage: UsageRecorder | None = None) -> None:
         self._usage = usage or UsageRecorder()
@@ -116,29 +94,20 @@ class GatewayMetrics:
             "stoker_gateway_objectives", "Streams with an objective, by whether they met it", _MODEL, "objective", "met"
         )
         self.refused = counter("stoker_gateway_refused", "Requests refused because they would have been late", _MODEL)
-        self.hot = gauge("stoker_model_hot", "Libraries with the model loaded")
-        self.loading = gauge("stoker_model_loading", "Libraries that load the model")
-        self.asleep = gauge("stoker_model_asleep", "Libraries with the model asleep")
-        self.wake = gauge("stoker_model_wake_seconds", "Time of the model's last wake")
+        self.states = (
+            gauge("stoker_model_hot", "Libraries with the model loaded"),
+            gauge("stoker_model_loading", "Libraries that load the model"),
+            gauge("stoker_model_asleep", "Libraries with the model asleep"),
+            gauge("stoker_model_wake_seconds", "Time of the model's last wake"),
+        )
         self._session = SessionMetrics(registry)
-
-    def request(
-        self,
-        model: ServedModel,
-        endpoint: Endpoint,
-        *,
-        begun: float,
-        wanted: Objectives = _NO_OBJECTIVES,
-        key: str = "",
-    ) -> RequestFigures:
-        return RequestFigures(self, model, endpoint, begun=begun, wanted=wanted, key=key)
 
     def count_usage(
         self, model: ServedModel, *, key: str, error: BaseException | None, tokens: tuple[int, int] = (0, 0)
     ) -> None:
         count = UsageCount(1, *tokens)
         if isinstance(error, Exception) and not isinstance(error, ClientLeft):
-            is_refused = refusal_of(error).error.type in _REFUSED
+            is_refused = refusal_of(error).type in _REFUSED
             count.refused, count.failed = int(is_refused), int(not is_refused)
         self._usage.count(count, key=key, model=model.name)
 
@@ -146,8 +115,8 @@ class GatewayMetrics:
         self.errors.labels(str(status)).inc()
 
     def count_late_refusal(self, model: ServedModel, error: BaseException) -> bool:
-        """Count an error if it refuses a request that would be late. Return False for other errors."""
-        is_late = refusal_of(error).error.code == OBJECTIVE_UNREACHABLE
+        """Count an error if it refuses a late request, else return False."""
+        is_late = refusal_of(error).code == OBJECTIVE_UNREACHABLE
         if is_late:
             model.meter.refused += 1
             self.refused.labels(model.name).inc()
@@ -162,62 +131,75 @@ class GatewayMetrics:
         ]
 
     def text(self, models: ServedModels, status: Status | None, others: Sequence[Sample] = ()) -> bytes:
-        """Return the text that Prometheus reads. `others`: samples of other processes, which are added."""
+        """Return the text that Prometheus reads. `others`: samples of other processes."""
         for model in models.values():
             facts = facts_of(status, model)
             self.running.labels(model.name).set(model.meter.running)
-            self.hot.labels(model.name).set(facts.hot)
-            self.loading.labels(model.name).set(facts.loading)
-            self.asleep.labels(model.name).set(facts.asleep)
-            self.wake.labels(model.name).set(facts.wake_s)
+            for gauge, value in zip(self.states, (facts.hot, facts.loading, facts.asleep, facts.wake_s), strict=True):
+                gauge.labels(model.name).set(value)
         self._session.status, self._session.names = status, model_names_by_recipe(models)
         return bytes(generate_latest(_SummedRegistry(self._registry, others) if others else self._registry))
 
 
-class RequestFigures:
+_CANCEL_LIMIT_S = 1.0
+"""Seconds after a disconnect until a request's calls have ended, and it no longer counts for its key."""
+
+
+class RunningRequest:
+    """A running request: its metrics, and its count for the limits of its key (`held`)."""
+
     def __init__(
-        self, metrics: GatewayMetrics, model: ServedModel, endpoint: Endpoint, *, begun: float, wanted: Objectives,
-        key: str,
+        self, metrics: GatewayMetrics, model: ServedModel, endpoint: Endpoint, *, begun: float,
+        wanted: Objectives = _NO_OBJECTIVES, key: str = "",
     ) -> None:  # fmt: skip
-        """Begin to measure a request. `key`: name of the client's API key."""
+        self.model = model
+        self.held = HeldRequest()
         self._metrics = metrics
-        self._model = model
         self._endpoint = endpoint
         self._begun_at = begun
         self._wanted = wanted
         self._key = key
         self.tokens = (0, 0)
-        """Numbers of tokens read and written, for the usage of the key."""
+        """Tokens read and written, for the usage of the key."""
         self._first_at = self._last_at = 0.0
         self._pieces = 0
-        self._is_late = False
-        self._found_hot = False
+        self._is_late = self._found_hot = self._is_over = False
         self._before: int | None = None
-        """Number of streams that waited for a first token before this one; None if this request does not wait."""
+        """Streams that waited before this one; None if this request does not wait."""
         model.meter.begin()
         self._tokens = metrics.written.labels(model.name)
 
+    def count(self, read: int, written: int) -> None:
+        """Count the tokens of a whole answer."""
+        self.read(read)
+        if written:
+            self.written(written)
+        self.count_tokens(read, written)
+
+    def count_tokens(self, read: int, written: int) -> None:
+        self.held.tokens = read + written
+        self.tokens = read, written
+
     def begin_first_token_wait(self, *, is_hot: bool) -> None:
-        """Start the wait for the first token of a stream. `is_hot`: True if the model is loaded."""
         self._found_hot = is_hot
-        self._before = self._model.meter.first.begin()
+        self._before = self.model.meter.first.begin()
 
     def read(self, tokens: int) -> None:
-        self._metrics.read.labels(self._model.name).inc(tokens)
+        self._metrics.read.labels(self.model.name).inc(tokens)
 
     def begins(self) -> None:
-        self._metrics.queue.labels(self._model.name).observe(time.monotonic() - self._begun_at)
+        self._metrics.queue.labels(self.model.name).observe(time.monotonic() - self._begun_at)
 
     def finished(self, reasons: Iterable[str]) -> None:
         for reason in reasons:
-            self._metrics.finished.labels(self._model.name, reason).inc()
+            self._metrics.finished.labels(self.model.name, reason).inc()
 
     def written(self, tokens: int, *, streamed: bool = False) -> None:
         now = time.monotonic()
         if streamed:
             if not self._first_at:
                 self._first_at = now
-                self._metrics.ttft.labels(self._model.name).observe(now - self._begun_at)
+                self._metrics.ttft.labels(self.model.name).observe(now - self._begun_at)
                 self._end_first_token_wait(now - self._begun_at if self._found_hot else None)
             elif self._wanted.tpot_s:
                 due_s = self._wanted.due_s(self._pieces, ttft_s=self._first_at - self._begun_at)
@@ -225,71 +207,49 @@ class RequestFigures:
             self._last_at = now
             self._pieces += tokens
         self._tokens.inc(tokens)
-        self._model.meter.write(tokens, now)
+        self.model.meter.write(tokens, now)
 
     def end(self, error: BaseException | None) -> None:
-        metrics, name = self._metrics, self._model.name
+        if not self._is_over:
+            self.held.end()
+            self._count_end(error)
+
+    def leave(self, error: BaseException) -> None:
+        """End a request whose client has disconnected."""
+        if not self._is_over:
+            asyncio.get_running_loop().call_later(_CANCEL_LIMIT_S, self.held.end)
+            self._count_end(error)
+
+    def _count_end(self, error: BaseException | None) -> None:
+        self._is_over = True
+        metrics, name = self._metrics, self.model.name
         self._end_first_token_wait(None)
         ttft_s = self._first_at - self._begun_at if self._first_at else None
         tpot_s = (self._last_at - self._first_at) / (self._pieces - 1) if self._pieces > 1 else None
         failed = isinstance(error, Exception) and not isinstance(error, ClientLeft)
-        if error is not None and not failed:
-            status = _CLIENT_CLOSED
-        else:
-            status = str(refusal_of(error).error.status) if error is not None else "200"
+        status = "200" if error is None else str(refusal_of(error).status) if failed else _CLIENT_CLOSED
         metrics.requests.labels(name, self._endpoint.value, status).inc()
         if error is None:
             metrics.latency.labels(name).observe(time.monotonic() - self._begun_at)
         if tpot_s is not None:
             metrics.tpot.labels(name).observe(tpot_s)
-        is_late = error is not None and self._metrics.count_late_refusal(self._model, error)
+        is_late = error is not None and self._metrics.count_late_refusal(self.model, error)
         failed = failed and status.startswith("5") and not is_late
         late = self._is_late if tpot_s is not None else None
         met = self._wanted.met(ttft_s=ttft_s, late=late, failed=failed) if ttft_s is not None else {}
         for objective, is_met in met.items():
             metrics.objectives.labels(name, objective, "yes" if is_met else "no").inc()
-        self._model.meter.end(failed=failed, ttft_s=ttft_s, tpot_s=tpot_s, met=met.values())
-        metrics.count_usage(self._model, key=self._key, error=error, tokens=self.tokens)
+        self.model.meter.end(failed=failed, ttft_s=ttft_s, tpot_s=tpot_s, met=met.values())
+        metrics.count_usage(self.model, key=self._key, error=error, tokens=self.tokens)
 
     def _end_first_token_wait(self, ttft_s: float | None) -> None:
-        """End the wait for the first token. A second call has no effect."""
         if self._before is not None:
-            self._model.meter.first.end(self._before, ttft_s)
+            self.model.meter.first.end(self._before, ttft_s)
             self._before = None
 
 
-class GatewayFigures:
-    """The data of the web page. `is_open`: returns True if no key is required. Only then the page quotes errors."""
-
-    def __init__(
-        self, models: ServedModels, watch: SessionWatch, *, site: str, is_open: Callable[[], bool],
-        workers: WorkerFigures | None = None,
-    ) -> None:  # fmt: skip
-        self._models = models
-        self._watch = watch
-        self._site = site
-        self._is_open = is_open
-        self._workers = workers
-        self._begun_at = time.time()
-
-    async def now(self) -> dict[str, Any]:
-        status = await self._watch.now()
-        if self._workers is not None:
-            await self._workers.collect()
-        return {
-            "at": time.time(),
-            "since": self._begun_at,
-            "site": self._site,
-            "session": self._watch.session.id,
-            "trouble": self._watch.trouble,
-            "workers": msgspec.structs.asdict(self._workers.facts) if self._workers is not None else None,
-            "models": [_model(model, status) for model in self._models.values()],
-            **session_figures(status, names=model_names_by_recipe(self._models), with_texts=self._is_open()),
-        }
-
-
 def model_names_by_recipe(models: ServedModels) -> dict[str, str]:
-    """Return the names of models by the names of their recipes. Models with equal settings share a recipe."""
+    """Return the models' names by recipe. Models with equal settings share a recipe."""
     names: dict[str, list[str]] = {}
     for model in models.values():
         if model.recipe is not None:
@@ -297,84 +257,27 @@ def model_names_by_recipe(models: ServedModels) -> dict[str, str]:
     return {recipe: " and ".join(served) for recipe, served in names.items()}
 
 
-def _model(model: ServedModel, status: Status | None) -> dict[str, Any]:
+def model_figures(model: ServedModel, status: Status | None) -> dict[str, Any]:
+    """Return the figures of a model for the page."""
     facts, meter, settings = facts_of(status, model), model.meter, model.settings
+    facts_shown = ("hot", "loading", "asleep", "wake_s", "loading_s", "load_s", "queued")
     return {
-        "name": model.name,
-        "kind": settings.kind.value,
-        "state": "trouble" if model.trouble else facts.state,
-        "hot": facts.hot,
-        "loading": facts.loading,
-        "asleep": facts.asleep,
-        "wake_s": facts.wake_s,
-        "loading_s": facts.loading_s,
-        "load_s": facts.load_s,
-        "why": model.trouble or (facts.waits_for if not facts.hot else "") or (facts.failure if not facts.hot else ""),
-        "running": meter.running,
-        "queued": facts.queued,
-        "requests": meter.requests,
-        "failed": meter.failed,
-        "tokens_per_s": meter.rate(time.monotonic()),
-        "ttft_s": median(meter.ttft),
-        "tpot_s": median(meter.tpot),
-        "ttft_objective_s": model.objectives.ttft_s or None,
-        "tpot_objective_s": model.objectives.tpot_s or None,
-        "met": meter.met,
-        "refused": meter.refused,
-        "min": settings.min,
-        "max": settings.max,
+        "name": model.name, "kind": settings.kind.value, "state": "trouble" if model.trouble else facts.state,
+        **{name: getattr(facts, name) for name in facts_shown},
+        "why": model.trouble or ("" if facts.hot else facts.waits_for or facts.failure),
+        **{name: getattr(meter, name) for name in ("running", "requests", "failed", "met", "refused")},
+        "tokens_per_s": meter.rate(time.monotonic()), "ttft_s": median(meter.ttft), "tpot_s": median(meter.tpot),
+        "ttft_objective_s": model.objectives.ttft_s or None, "tpot_objective_s": model.objectives.tpot_s or None,
+        "min": settings.min, "max": settings.max,
         "keep_alive_s": None if settings.keep_alive is None else float(settings.keep_alive),
-    }
+    }  # fmt: skip
 
 
-log = logging.getLogger("stoker.gateway")
-
-
-class GatewayNotes:
-    """Writes a file about one gateway (a note), which `stoker status` reads. `name`: name of the file."""
-
-    def __init__(
-        self, session: Session, models: ServedModels, *, name: str, address: str, workers: WorkerFigures | None = None
-    ) -> None:
-        self._session, self._models, self._workers = session, models, workers
-        self._name, self._address = name, address
-
-    async def keep(self) -> None:
-        """Write the note repeatedly, and remove the note when cancelled. A full disk affects only the note."""
-        told = ""
-        try:
-            while True:
-                if self._workers is not None:
-                    await self._workers.collect()
-                try:
-                    await asyncio.to_thread(write_gateway_note, self._session.folder, self._name, self.now())
-                    told = ""
-                except OSError as error:
-                    why = error.strerror or str(error)  # the error's text contains a new file name each time
-                    if told != why:
-                        told = why
-                        log.warning("stoker status will not show these models: %s", error)
-                await asyncio.sleep(WRITTEN_EVERY_S)
-        finally:
-            remove_gateway_note(self._session.folder, self._name)
-
-    def now(self) -> GatewayNote:
-        models = tuple(map(_figures, self._models.values()))
-        workers = self._workers.facts if self._workers is not None else None
-        return GatewayNote(self._address, socket.gethostname(), os.getpid(), models, at=time.time(), workers=workers)
-
-
-def _figures(model: ServedModel) -> ServedModelFigures:
-    meter = model.meter
+def noted_figures(model: ServedModel) -> ServedModelFigures:
+    """Return the figures of a model for `stoker status`."""
+    meter, recipe = model.meter, model.recipe
     return ServedModelFigures(
-        name=model.name,
-        key=model.recipe.key if model.recipe is not None else "",
-        recipe=model.recipe.name if model.recipe is not None else "",
-        running=meter.running,
-        tokens_per_s=meter.rate(time.monotonic()),
-        ttft_s=median(meter.ttft),
-        ttft_objective_s=model.objectives.ttft_s or None,
-        met=meter.met,
-        trouble=model.trouble,
-        refused=meter.refused,
-    )
+        name=model.name, key=recipe.key if recipe is not None else "", recipe=recipe.name if recipe is not None else "",
+        running=meter.running, tokens_per_s=meter.rate(time.monotonic()), ttft_s=median(meter.ttft),
+        ttft_objective_s=model.objectives.ttft_s or None, met=meter.met, trouble=model.trouble, refused=meter.refused,
+    )  # fmt: skip

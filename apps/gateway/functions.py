@@ -1,7 +1,7 @@
 """The functions of the gateway that run on a pilot.
 
-A call answers one choice of a request, or embeds or scores all texts of the request. The call yields pieces of the
-answer, or an ApiError if the model refuses the request.
+A call answers one choice of a request, or embeds or scores all its texts. It yields pieces of the answer, or an
+ApiError if the model refuses the request.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from stoker.apps.common.openai_answers import (
     Choice,
     ScorePiece,
     TextPiece,
-    VectorPiece,
+    Vectors,
     build_prompts,
     complete,
     embed_texts,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from stoker.contexts import CausalLM, EncoderModel, RelayedTexts
 
 _PIECE_BYTES = 500_000
-"""Target size in bytes of one piece of an answer with vectors, below the limit of 1 MB per piece."""
+"""Target size of a piece with vectors. The limit is 1 MB."""
 
 
 @app(stream=True)
@@ -57,7 +57,7 @@ def write_pieces(model: CausalLM, request: ApiRequest) -> Iterator[TextPiece | R
 
 
 @app(stream=True)
-def embed(model: EncoderModel, request: ApiRequest) -> Iterator[VectorPiece | ApiError]:
+def embed(model: EncoderModel, request: ApiRequest) -> Iterator[Vectors | ApiError]:
     try:
         vectors, tokens = embed_texts(model, request)
     except ValueError as refused:
@@ -66,7 +66,7 @@ def embed(model: EncoderModel, request: ApiRequest) -> Iterator[VectorPiece | Ap
     width = vectors.shape[1]
     rows = max(1, _PIECE_BYTES // max(1, 4 * width))
     for start in range(0, len(vectors), rows):
-        yield VectorPiece(width, tokens, vectors[start : start + rows].astype("<f4", copy=False).tobytes())
+        yield Vectors(width, tokens, vectors[start : start + rows].astype("<f4", copy=False).tobytes())
 
 
 @app(stream=True)

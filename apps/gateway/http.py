@@ -1,14 +1,17 @@
-"""The HTTP routes of a gateway, and the check of API keys for these routes."""
+"""The HTTP routes of a gateway."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import gc
+import os
 import re
+import socket
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -21,28 +24,29 @@ from starlette.routing import Route
 
 from stoker.apps.common.openai_requests import Endpoint, RequestRefused
 from stoker.apps.gateway.answering import Answering
-from stoker.apps.gateway.batch_files import StoredFile, read_batch, read_upload
-from stoker.apps.gateway.batches import Batches, GatewayBatch
-from stoker.apps.gateway.failures import TryLater, log, log_failure, refusal_of
-from stoker.apps.gateway.figures import GatewayFigures, GatewayMetrics, GatewayNotes
-from stoker.apps.gateway.keys import Caller, Guard, KeyLimits
+from stoker.apps.gateway.batch_files import GatewayBatch, StoredFile, read_batch, read_upload
+from stoker.apps.gateway.batches import Batches
+from stoker.apps.gateway.failures import log, log_failure, refusal_of
+from stoker.apps.gateway.figures import GatewayMetrics, model_figures, model_names_by_recipe, noted_figures
+from stoker.apps.gateway.keys import Caller, Guard
 from stoker.apps.gateway.objectives import refuse_objectives
 from stoker.apps.gateway.page import PAGE_ROUTES, PageFigures
 from stoker.apps.gateway.responses import ADDRESS as RESPONSES
 from stoker.apps.gateway.scoring import RERANK, SCORE
 from stoker.apps.gateway.served import ServedModel, ServedModels, SessionWatch
+from stoker.apps.gateway.session_figures import session_figures
 from stoker.apps.gateway.tokenizing import DETOKENIZE, TOKENIZE, Tokenizing
-from stoker.apps.gateway.usage import UsageRecorder, read_query, usage_row_to_dict
+from stoker.apps.gateway.usage import UsageRecorder, read_query
 from stoker.apps.gateway.wire import (
     ClientLeft,
     CrossOrigin,
-    EventStream,
     JSONAnswer,
     RequestIds,
     error_answer,
     receive_body,
 )
 from stoker.apps.gateway.workers import GatewayWorkers
+from stoker.sessions import WRITTEN_EVERY_S, GatewayNote, Session, remove_gateway_note, write_gateway_note
 
 MOST_FILE_BYTES = 200_000_000
 _PAGE = 20
@@ -52,110 +56,92 @@ _NUMBER = re.compile(r"[0-9]{1,5}")
 
 Handler = Callable[[Request, Caller], Awaitable[Response]]
 Guarding = Callable[[Handler], Callable[[Request], Awaitable[Response]]]
-"""A function that wraps a handler, so that only clients known to the guard get answers."""
+"""A function that wraps a handler for known clients."""
 
 
-class BatchRoutes:
-    """Routes for files and batches. Each caller sees only the files and batches of its key."""
+def batch_routes(batches: Batches, guard: Guard, guarded: Guarding, *, most_bytes: int) -> list[Route]:
+    """Return the routes for files and batches. A caller sees only those of its key."""
+    files = batches.files
 
-    def __init__(self, batches: Batches, guard: Guard, *, most_bytes: int) -> None:
-        self._files = batches.files
-        self._batches = batches
-        self._guard = guard
-        self._most_bytes = most_bytes
+    def route(path: str, handler: Handler, method: str = "GET") -> Route:
+        return Route(path, guarded(handler), methods=[method])
 
-    def routes(self, guarded: Guarding) -> list[Route]:
-        return [
-            Route("/v1/files", guarded(self._upload), methods=["POST"]),
-            Route("/v1/files", guarded(self._list_files), methods=["GET"]),
-            Route("/v1/files/{id}", guarded(self._file), methods=["GET"]),
-            Route("/v1/files/{id}", guarded(self._remove), methods=["DELETE"]),
-            Route("/v1/files/{id}/content", guarded(self._content), methods=["GET"]),
-            Route("/v1/batches", guarded(self._begin), methods=["POST"]),
-            Route("/v1/batches", guarded(self._list_batches), methods=["GET"]),
-            Route("/v1/batches/{id}", guarded(self._batch), methods=["GET"]),
-            Route("/v1/batches/{id}/cancel", guarded(self._cancel), methods=["POST"]),
-        ]
+    def item(get: Callable[..., StoredFile | GatewayBatch]) -> Handler:
+        async def show(request: Request, caller: Caller) -> Response:
+            return JSONAnswer(get(request.path_params["id"], owner=caller.name).body)
 
-    async def _upload(self, request: Request, caller: Caller) -> Response:
+        return show
+
+    async def upload(request: Request, caller: Caller) -> Response:
         body = await receive_body(request, most=MOST_FILE_BYTES)
         kind = request.headers.get("content-type", "")
         name, purpose, data = await asyncio.to_thread(read_upload, kind, body)
-        made = await asyncio.to_thread(self._files.add, data, filename=name, purpose=purpose, owner=caller.name)
+        made = await asyncio.to_thread(files.add, data, filename=name, purpose=purpose, owner=caller.name)
         return JSONAnswer(made.body)
 
-    async def _list_files(self, request: Request, caller: Caller) -> Response:
+    async def list_files(request: Request, caller: Caller) -> Response:
         wanted = request.query_params.get("purpose", "")
-        found = [one for one in self._files.all(owner=caller.name) if wanted in ("", one.purpose)]
-        return JSONAnswer(_paginate_list(request, found))
+        return _list_page(request, [one for one in files.all(owner=caller.name) if wanted in ("", one.purpose)])
 
-    async def _file(self, request: Request, caller: Caller) -> Response:
-        return JSONAnswer(self._files.get(request.path_params["id"], owner=caller.name).body)
-
-    async def _remove(self, request: Request, caller: Caller) -> Response:
+    async def remove(request: Request, caller: Caller) -> Response:
         id = request.path_params["id"]
-        self._files.remove(id, owner=caller.name)
+        files.remove(id, owner=caller.name)
         return JSONAnswer({"id": id, "object": "file", "deleted": True})
 
-    async def _content(self, request: Request, caller: Caller) -> Response:
-        found = self._files.get(request.path_params["id"], owner=caller.name)
-        return FileResponse(self._files.data(found.id), media_type="application/octet-stream")
+    async def content(request: Request, caller: Caller) -> Response:
+        found = files.get(request.path_params["id"], owner=caller.name)
+        return FileResponse(files.data(found.id), media_type="application/octet-stream")
 
-    async def _begin(self, request: Request, caller: Caller) -> Response:
+    async def begin(request: Request, caller: Caller) -> Response:
         refuse_objectives(request.headers, what="a batch")
-        asked = read_batch(await receive_body(request, most=self._most_bytes))
-        self._guard.begin(caller, used=KeyLimits.rates).end()
-        return JSONAnswer((await self._batches.add(asked, owner=caller.name)).body)
+        batch = read_batch(await receive_body(request, most=most_bytes), owner=caller.name)
+        guard.begin(caller, used=lambda limits: msgspec.structs.replace(limits, concurrent=0)).end()
+        return JSONAnswer((await batches.add(batch)).body)
 
-    async def _list_batches(self, request: Request, caller: Caller) -> Response:
-        return JSONAnswer(_paginate_list(request, self._batches.all(owner=caller.name)))
+    async def list_batches(request: Request, caller: Caller) -> Response:
+        return _list_page(request, batches.all(owner=caller.name))
 
-    async def _batch(self, request: Request, caller: Caller) -> Response:
-        return JSONAnswer(self._batches.get(request.path_params["id"], owner=caller.name).body)
+    return [
+        route("/v1/files", upload, "POST"),
+        route("/v1/files", list_files),
+        route("/v1/files/{id}", item(files.get)),
+        route("/v1/files/{id}", remove, "DELETE"),
+        route("/v1/files/{id}/content", content),
+        route("/v1/batches", begin, "POST"),
+        route("/v1/batches", list_batches),
+        route("/v1/batches/{id}", item(batches.get)),
+        route("/v1/batches/{id}/cancel", item(batches.cancel), "POST"),
+    ]
 
-    async def _cancel(self, request: Request, caller: Caller) -> Response:
-        return JSONAnswer(self._batches.cancel(request.path_params["id"], owner=caller.name).body)
 
-
-def _paginate_list(request: Request, found: Sequence[StoredFile | GatewayBatch]) -> dict[str, Any]:
-    """Return a page of a list: `limit` entries after the entry `after`. Raises RequestRefused."""
+def _list_page(request: Request, found: Sequence[StoredFile | GatewayBatch]) -> Response:
+    """Answer with a page of a list: `limit` entries after the entry `after`. Raises RequestRefused."""
     limit, after = request.query_params.get("limit", str(_PAGE)), request.query_params.get("after", "")
     if not _NUMBER.fullmatch(limit) or not 1 <= int(limit) <= _MOST_PAGE:
         raise RequestRefused(f"limit must be a number from 1 to {_MOST_PAGE}", param="limit", code="invalid_value")
     ids = [one.id for one in found]
     start = ids.index(after) + 1 if after in ids else 0
     shown = found[start : start + int(limit)]
-    return {
-        "object": "list",
-        "data": [one.body for one in shown],
-        "first_id": shown[0].id if shown else None,
-        "last_id": shown[-1].id if shown else None,
-        "has_more": start + len(shown) < len(found),
-    }
+    return JSONAnswer(
+        {
+            "object": "list", "data": [one.body for one in shown], "first_id": shown[0].id if shown else None,
+            "last_id": shown[-1].id if shown else None, "has_more": start + len(shown) < len(found),
+        }
+    )  # fmt: skip
 
 
 _NOT_ALLOWED = 405
 _USAGE_RETRY_S = 5.0
 _TIDY_EVERY_S = 3600.0
-PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Gateway:
-    """The complete gateway.
-
-    Args:
-        most_bytes: maximum size of a body, except for files.
-        batches: None for a gateway without batches.
-        notes: writes the note for `stoker status`; None for no note.
-        usage: counts requests by key; None for no counts.
-        origins: sites whose pages may send requests with a key; empty: all sites.
-        workers: the processes that answer at the address; None if this process answers.
-    """
+    """A gateway. `keeps`: functions that run with it; `workers`: processes that answer instead of this one."""
 
     def __init__(
         self, models: ServedModels, watch: SessionWatch, guard: Guard, *, site: str, most_bytes: int,
-        batches: Batches | None = None, notes: GatewayNotes | None = None, origins: Sequence[str] = (),
-        usage: UsageRecorder | None = None, workers: GatewayWorkers | None = None,
+        batches: Batches | None = None, keeps: Sequence[Callable[[], Awaitable[None]]] = (),
+        origins: Sequence[str] = (), usage: UsageRecorder | None = None, workers: GatewayWorkers | None = None,
     ) -> None:  # fmt: skip
         self._models = models
         self._watch = watch
@@ -165,39 +151,43 @@ class Gateway:
         self._answering = Answering(models, watch, guard.hold, self._metrics, most_bytes=most_bytes)
         self._tokenizing = Tokenizing(models, most_bytes=most_bytes)
         self._batches = batches
-        self._notes = notes
+        self._keeps = keeps
         self._origins = origins
-        self._batch_routes = BatchRoutes(batches, guard, most_bytes=most_bytes) if batches is not None else None
         self._workers = workers
-        figures = GatewayFigures(models, watch, site=site, is_open=lambda: guard.is_open, workers=workers)
-        self._page = PageFigures(figures.now)
+        self._site = site
+        self._most_bytes = most_bytes
+        self._begun_at = time.time()
+        self._page = PageFigures(self._figures)
         self.when_over: Callable[[], None] = lambda: None
         """Function that is called when the session has ended."""
 
     def application(self) -> Starlette:
+        guarded = self._guarded
         routes = [
             *PAGE_ROUTES,
             Route("/health", self._health),
-            Route("/status", self._guarded(self._status)),
-            Route("/metrics", self._guarded(self._prometheus)),
-            Route("/v1/models", self._guarded(self._list_models)),
-            Route("/v1/usage", self._guarded(self._show_usage)),
-            Route("/v1/models/{name:path}", self._guarded(self._show_model)),
-            *(self._batch_routes.routes(self._guarded) if self._batch_routes is not None else ()),
-            *model_routes(self._answering, self._tokenizing, self._guarded),
+            Route("/status", guarded(self._page.answer)),
+            Route("/metrics", guarded(self._prometheus)),
+            Route("/v1/models", guarded(self._list_models)),
+            Route("/v1/usage", guarded(self._show_usage)),
+            Route("/v1/models/{name:path}", guarded(self._show_model)),
+            *model_routes(self._answering, self._tokenizing, guarded),
         ]
+        if self._batches is not None:
+            routes += batch_routes(self._batches, self._guard, guarded, most_bytes=self._most_bytes)
         return build_starlette_app(routes, self._guard, origins=self._origins, lifespan=self._lifespan)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         reduce_garbage_collection()
         self._usage.begin()
-        works = [self._watch.keep_warm(), self._stop_when_session_over(), self._tidy(), self._page.keep()]
-        if self._notes is not None:
-            works.append(self._notes.keep())
+        works = [
+            self._watch.keep_warm(), self._stop_when_session_over(), self._tidy(), self._page.keep(),
+            *(keep() for keep in self._keeps),
+        ]  # fmt: skip
         if self._workers is not None:
             works.append(self._workers.keep(app))
-        beside = [asyncio.create_task(work) for work in works]
+        beside = [asyncio.ensure_future(work) for work in works]
         if self._batches is not None:
             self._batches.resume()
         try:
@@ -235,15 +225,24 @@ class Gateway:
         body = {"status": "ok" if not trouble else "waits" if status else "no session", "why": why if trouble else None}
         return JSONAnswer({**body, "session": self._watch.session.id}, 503 if trouble else 200)
 
-    async def _status(self, request: Request, _caller: Caller) -> Response:
-        if "text/event-stream" in request.headers.get("accept", ""):
-            return EventStream(self._page.events())
-        return Response(await self._page.now(), media_type="application/json")
+    async def _figures(self) -> dict[str, Any]:
+        """Return the data of the page, which quotes errors only if no key is required."""
+        status = await self._watch.now()
+        workers, names = self._workers, model_names_by_recipe(self._models)
+        if workers is not None:
+            await workers.collect()
+        return {
+            "at": time.time(), "since": self._begun_at, "site": self._site, "session": self._watch.session.id,
+            "trouble": self._watch.trouble,
+            "workers": msgspec.structs.asdict(workers.facts) if workers is not None else None,
+            "models": [model_figures(model, status) for model in self._models.values()],
+            **session_figures(status, names=names, with_texts=self._guard.is_open),
+        }  # fmt: skip
 
     async def _prometheus(self, _request: Request, _caller: Caller) -> Response:
         status = await self._watch.now()
         samples = await self._workers.collect() if self._workers is not None else ()
-        return Response(self._metrics.text(self._models, status, samples), media_type=PROMETHEUS)
+        return prometheus_answer(self._metrics.text(self._models, status, samples))
 
     async def _list_models(self, _request: Request, _caller: Caller) -> Response:
         return JSONAnswer({"object": "list", "data": [_shown(model) for model in self._models.values()]})
@@ -261,41 +260,53 @@ class Gateway:
         try:
             rows = await asyncio.to_thread(self._usage.read, asked)
         except (OSError, sqlite3.Error) as error:
-            raise TryLater(
+            raise RequestRefused(
                 "the usage cannot be read now; the gateway's log says why", type="server_error",
                 code="usage_unavailable", status=503, retry_after_s=_USAGE_RETRY_S, why=str(error),
             ) from error  # fmt: skip
-        return JSONAnswer(
-            {"object": "list", "since": asked.since, "data": [usage_row_to_dict(row, asked.by) for row in rows]}
-        )
+        return JSONAnswer({"object": "list", "since": asked.since, "data": rows})
 
     async def _show_model(self, request: Request, _caller: Caller) -> Response:
         return JSONAnswer(_shown(self._models.named(request.path_params["name"])))
 
 
+async def keep_note(
+    session: Session, models: ServedModels, *, name: str, address: str, workers: GatewayWorkers | None = None
+) -> None:
+    """Keep the file `name` about a gateway, which `stoker status` reads, until this task is cancelled."""
+    told = ""
+    try:
+        while True:
+            if workers is not None:
+                await workers.collect()
+            figures, facts = tuple(map(noted_figures, models.values())), workers.facts if workers is not None else None
+            note = GatewayNote(address, socket.gethostname(), os.getpid(), figures, at=time.time(), workers=facts)
+            try:
+                await asyncio.to_thread(write_gateway_note, session.folder, name, note)
+                told = ""
+            except OSError as error:  # usually a full disk
+                why = error.strerror or str(error)  # the error's text contains a new file name each time
+                if told != why:
+                    told = why
+                    log.warning("stoker status will not show these models: %s", error)
+            await asyncio.sleep(WRITTEN_EVERY_S)
+    finally:
+        remove_gateway_note(session.folder, name)
+
+
 def model_routes(answering: Answering, tokenizing: Tokenizing, guarded: Guarding) -> list[Route]:
-    def answers(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(request: Request, caller: Caller) -> Response:
-            return await answering.answer(request, endpoint, caller)
-
-        return guarded(answer)
-
-    return [
-        Route(TOKENIZE, guarded(tokenizing.tokenize), methods=["POST"]),
-        Route(DETOKENIZE, guarded(tokenizing.detokenize), methods=["POST"]),
-        *(Route(path, guarded(answering.score), methods=["POST"]) for path in (SCORE, RERANK)),
-        Route(RESPONSES, guarded(answering.handle_responses_request), methods=["POST"]),
-        *(Route(endpoint.value, answers(endpoint), methods=["POST"]) for endpoint in Endpoint),
-    ]
+    handlers: dict[str, Handler] = {
+        TOKENIZE: tokenizing.tokenize, DETOKENIZE: tokenizing.detokenize, SCORE: answering.score,
+        RERANK: answering.score, RESPONSES: answering.handle_responses_request,
+        **{endpoint.value: partial(answering.answer, endpoint=endpoint) for endpoint in Endpoint},
+    }  # fmt: skip
+    return [Route(path, guarded(handler), methods=["POST"]) for path, handler in handlers.items()]
 
 
 def build_starlette_app(
     routes: Sequence[Route], guard: Guard, *, origins: Sequence[str], lifespan: Callable[..., Any]
 ) -> Starlette:
-    middleware = [
-        Middleware(RequestIds),
-        Middleware(CrossOrigin, is_open=lambda: guard.is_open, origins=origins),
-    ]
+    middleware = [Middleware(RequestIds), Middleware(CrossOrigin, is_open=lambda: guard.is_open, origins=origins)]
     return Starlette(routes=routes, exception_handlers=ERROR_HANDLERS, lifespan=lifespan, middleware=middleware)
 
 
@@ -312,10 +323,14 @@ def _shown(model: ServedModel) -> dict[str, Any]:
     return {**shown, "max_model_len": longest} if (longest := model.longest) else shown
 
 
+def prometheus_answer(text: bytes) -> Response:
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
 def guarded(
     handler: Handler, guard: Guard, *, failed: Callable[[int], None] = lambda _status: None
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Wrap a handler for known clients, and convert errors to responses. `failed`: receives the status of an error."""
+    """Wrap a handler for known clients, and convert its errors to responses. `failed` receives their status."""
 
     async def answer(request: Request) -> Response:
         try:
@@ -324,7 +339,7 @@ def guarded(
             return Response(status_code=499)
         except Exception as error:
             log_failure(error, request)
-            failed(refusal_of(error).error.status)
+            failed(refusal_of(error).status)
             return error_answer(error)
 
     return answer

@@ -1,7 +1,7 @@
 """API keys of clients and groups of keys: the key file, the client of a request, and limits.
 
 A key is 256 random bits, so its SHA-256 cannot be guessed. The key file has mode 0600 and is replaced atomically. A
-running gateway reads the file again after a change. All times are in seconds.
+running gateway reads it again after a change. All times are in seconds.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from urllib.parse import urlsplit
 import msgspec
 
 from stoker.apps.common.openai_requests import RequestRefused
-from stoker.apps.gateway.failures import TryLater
 from stoker.contexts import state_folder
 from stoker.errors import ConfigError
 
 WINDOW_S = 60.0
 _SOON_S = 1.0
-"""Seconds after which a client may retry, if another request of its key must end first."""
+"""Pause before a retry, if another request of the key must end first."""
 
 
 class KeyLimits(msgspec.Struct, frozen=True):
@@ -38,74 +37,49 @@ class KeyLimits(msgspec.Struct, frozen=True):
     tokens_per_minute: int = 0
     concurrent: int = 0
 
-    def whole(self) -> KeyLimits:
-        return self
-
-    def rates(self) -> KeyLimits:
-        return KeyLimits(self.requests_per_minute, self.tokens_per_minute)
-
     def limits_for_batches(self) -> KeyLimits:
-        """Limits for batches. A tenth of each limit above 1 (at least 1) is reserved for other requests."""
+        """Reserve a tenth of each limit above 1 (at least 1) for other requests."""
         return KeyLimits(*(most and max(1, most - max(1, most // 10)) for most in msgspec.structs.astuple(self)))
 
 
-LimitsUsed = Callable[[KeyLimits], KeyLimits]
-"""Function that selects limits: `KeyLimits.whole`, `KeyLimits.rates` or `KeyLimits.limits_for_batches`."""
-
-
-class LimitReached(msgspec.Struct, frozen=True):
-    message: str
-    code: str
-    retry_after_s: float
-
-
 class KeyUse(msgspec.Struct):
-    """The requests and tokens of a key or a group in the last minute."""
+    """The use of a key or a group in the last minute. `tokens`: end times of requests with tokens."""
 
     running: int = 0
     requests: deque[float] = msgspec.field(default_factory=deque)
     tokens: deque[tuple[float, int]] = msgspec.field(default_factory=deque)
-    """End times of requests, with the tokens of each request."""
-
-    def begin(self, limits: KeyLimits, *, now: float) -> LimitReached | None:
-        """Count a request if it may start. Otherwise return the exceeded limit."""
-        reached = self.reached(limits, now=now)
-        if reached is None:
-            self.start(now)
-        return reached
 
     def start(self, now: float) -> None:
-        self.resume()
-        self.requests.append(now)
-
-    def resume(self) -> None:
         self.running += 1
+        self.requests.append(now)
 
     def end(self, tokens: int, *, now: float) -> None:
         self.running -= 1
         if tokens:
             self.tokens.append((now, tokens))
 
-    def reached(self, limits: KeyLimits, *, now: float, who: str = "this key") -> LimitReached | None:
-        """Return the limit that another request would exceed. `who`: the owner of the limits."""
-        self.forget(now)
-        if limits.concurrent and self.running >= limits.concurrent:
-            message = f"{self.running} requests of {who} are running, and at most {limits.concurrent} may run at a time"
-            return LimitReached(message, "concurrent_requests", _SOON_S)
-        if limits.requests_per_minute and len(self.requests) >= limits.requests_per_minute:
-            wait_s = self.requests[-limits.requests_per_minute] + WINDOW_S - now
-            message = f"{who} may send {limits.requests_per_minute} requests a minute"
-            return LimitReached(message, "requests_per_minute", wait_s)
+    def reached(self, limits: KeyLimits, *, now: float, who: str = "this key") -> RequestRefused | None:
+        """Return the refusal (429) of another request, or None. `who`: the owner of the limits."""
         used = self.tokens_used(now)
-        if limits.tokens_per_minute and used >= limits.tokens_per_minute:
-            message = f"{who} may read and write {limits.tokens_per_minute:,} tokens a minute, and has used {used:,}"
-            return LimitReached(
-                message, "tokens_per_minute", self._seconds_until_room(limits.tokens_per_minute, used, now)
-            )
-        return None
+        while self.requests and self.requests[0] <= now - WINDOW_S:
+            self.requests.popleft()
+        requests, tokens = limits.requests_per_minute, limits.tokens_per_minute
+        if limits.concurrent and self.running >= limits.concurrent:
+            code, wait_s = "concurrent_requests", _SOON_S
+            message = f"{self.running} requests of {who} are running, and at most {limits.concurrent} may run at a time"
+        elif requests and len(self.requests) >= requests:
+            code, wait_s = "requests_per_minute", self.requests[-requests] + WINDOW_S - now
+            message = f"{who} may send {requests} requests a minute"
+        elif tokens and used >= tokens:
+            code, wait_s = "tokens_per_minute", self._seconds_until_room(tokens, used, now)
+            message = f"{who} may read and write {tokens:,} tokens a minute, and has used {used:,}"
+        else:
+            return None
+        return RequestRefused(message, type="rate_limit_error", code=code, status=429, retry_after_s=wait_s)
 
     def tokens_used(self, now: float) -> int:
-        self.forget(now)
+        while self.tokens and self.tokens[0][0] <= now - WINDOW_S:
+            self.tokens.popleft()
         return sum(tokens for _, tokens in self.tokens)
 
     def _seconds_until_room(self, most: int, used: int, now: float) -> float:
@@ -115,21 +89,13 @@ class KeyUse(msgspec.Struct):
                 return at + WINDOW_S - now
         return WINDOW_S
 
-    def forget(self, now: float) -> None:
-        while self.requests and self.requests[0] <= now - WINDOW_S:
-            self.requests.popleft()
-        while self.tokens and self.tokens[0][0] <= now - WINDOW_S:
-            self.tokens.popleft()
-
 
 _KEY_PREFIX = "sk-stoker-"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@-]{0,63}")
 
 
 class KeyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One key. `digest`: SHA-256 of the key; `created`: seconds since the epoch; `admin`: True if the key may read the
-    usage of all keys.
-    """
+    """A key. `digest`: its SHA-256; `created`: seconds since the epoch; `admin`: may read all usage."""
 
     name: str
     digest: str
@@ -139,24 +105,21 @@ class KeyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     admin: bool = False
 
 
-class GroupRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: str
-    limits: KeyLimits = KeyLimits()
+class KeysOnDisk(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """Keys and limits of groups, by name."""
 
-
-class _KeysOnDisk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    keys: tuple[KeyRecord, ...] = ()
-    groups: tuple[GroupRecord, ...] = ()
+    keys: dict[str, KeyRecord] = {}
+    groups: dict[str, KeyLimits] = {}
 
 
 class KeyFile:
-    """The key file at `path`. Without a file, no keys are needed. With an empty file, no key is valid."""
+    """The keys and groups on disk. Without a file, no keys are needed. With an empty file, no key is valid."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._stamp: tuple[int, int] | None = None
+        self._kept = KeysOnDisk()
         self._by_digest: dict[str, KeyRecord] = {}
-        self._groups: dict[str, GroupRecord] = {}
 
     @classmethod
     def usual(cls) -> KeyFile:
@@ -166,97 +129,83 @@ class KeyFile:
     def exists(self) -> bool:
         return self.path.exists()
 
-    def read(self) -> tuple[KeyRecord, ...]:
-        """Return the keys. Raises ConfigError for a damaged file, or a file that other users may read."""
-        return self._read().keys
+    def read(self) -> list[KeyRecord]:
+        """Return the keys. Raises ConfigError for a damaged file, or one that others may read."""
+        return list(self._read().keys.values())
 
-    def groups(self) -> tuple[GroupRecord, ...]:
-        """Return the groups. Raises the errors of `read`."""
+    def groups(self) -> dict[str, KeyLimits]:
         return self._read().groups
 
-    def _read(self) -> _KeysOnDisk:
+    def _read(self) -> KeysOnDisk:
         try:
             data, mode = self.path.read_bytes(), self.path.stat().st_mode
         except FileNotFoundError:
-            return _KeysOnDisk()
+            return KeysOnDisk()
         except OSError as error:
             raise ConfigError(f"{self.path}: cannot be read: {error}", file=str(self.path)) from None
         if mode & 0o077:
             raise ConfigError(f"{self.path}: other users may read it; chmod 600 {self.path}", file=str(self.path))
         try:
-            return msgspec.json.decode(data, type=_KeysOnDisk)
+            return msgspec.json.decode(data, type=KeysOnDisk)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{self.path}: is damaged: {error}", file=str(self.path)) from None
 
     def add(self, name: str, limits: KeyLimits, *, group: str = "", admin: bool = False) -> str:
-        """Create and return a key. Only the digest is stored. Raises ConfigError for a name in use and for an unknown
-        group.
-        """
+        """Create and return a key; only its digest is stored."""
         _check_name_syntax(name, what="a key")
         kept = self._read()
-        if any(each.name == name for each in kept.keys):
+        if name in kept.keys:
             raise ConfigError(f"there is a key {name} already; remove it first: stoker serve keys remove {name}")
         _check_group_exists(group, kept)
         key = _KEY_PREFIX + secrets.token_urlsafe(32)
-        made = KeyRecord(name, digest_of(key), int(time.time()), limits, group, admin)
-        self._write(msgspec.structs.replace(kept, keys=(*kept.keys, made)))
+        kept.keys[name] = KeyRecord(name, digest_of(key), int(time.time()), limits, group, admin)
+        self._write(kept)
         return key
 
-    def change(self, name: str, limits: KeyLimits, *, group: str = "", admin: bool = False) -> None:
-        """Replace the limits, the group and the rights of a key. Raises ConfigError for an unknown key or group."""
+    def change(self, name: str, limits: KeyLimits, *, group: str = "", admin: bool = False) -> KeyRecord:
         kept = self._read()
-        _check_key_exists(name, kept)
+        _check_is_known(name, kept.keys, "key")
         _check_group_exists(group, kept)
-        changed = (
-            msgspec.structs.replace(each, limits=limits, group=group, admin=admin) if each.name == name else each
-            for each in kept.keys
-        )  # fmt: skip
-        self._write(msgspec.structs.replace(kept, keys=tuple(changed)))
+        kept.keys[name] = msgspec.structs.replace(kept.keys[name], limits=limits, group=group, admin=admin)
+        self._write(kept)
+        return kept.keys[name]
 
     def remove(self, name: str) -> None:
         kept = self._read()
-        _check_key_exists(name, kept)
-        self._write(msgspec.structs.replace(kept, keys=tuple(each for each in kept.keys if each.name != name)))
+        _check_is_known(name, kept.keys, "key")
+        del kept.keys[name]
+        self._write(kept)
 
     def set_group(self, name: str, limits: KeyLimits) -> None:
         _check_name_syntax(name, what="a group")
         kept = self._read()
-        others = (each for each in kept.groups if each.name != name)
-        self._write(msgspec.structs.replace(kept, groups=(*others, GroupRecord(name, limits))))
+        kept.groups[name] = limits
+        self._write(kept)
 
     def remove_group(self, name: str) -> None:
-        """Remove a group. Raises ConfigError for an unknown group and for a group with keys."""
+        """Remove a group without keys."""
         kept = self._read()
-        if all(each.name != name for each in kept.groups):
-            known = ", ".join(each.name for each in kept.groups) or "none"
-            raise ConfigError(f"there is no group {name}; there are: {known}")
-        if members := [each.name for each in kept.keys if each.group == name]:
+        _check_is_known(name, kept.groups, "group")
+        if members := [each.name for each in kept.keys.values() if each.group == name]:
             raise ConfigError(f"the group {name} has keys: {', '.join(members)}; remove them first")
-        self._write(msgspec.structs.replace(kept, groups=tuple(each for each in kept.groups if each.name != name)))
+        del kept.groups[name]
+        self._write(kept)
 
     def find(self, key: str) -> KeyRecord | None:
-        """Return the record of a key, from the current file. Raises the errors of `read`."""
-        self._refresh_keys()
+        self.current()
         return self._by_digest.get(digest_of(key))
 
-    def named(self, name: str) -> KeyRecord | None:
-        self._refresh_keys()
-        return next((each for each in self._by_digest.values() if each.name == name), None)
-
-    def group(self, name: str) -> GroupRecord | None:
-        self._refresh_keys()
-        return self._groups.get(name)
-
-    def _refresh_keys(self) -> None:
+    def current(self) -> KeysOnDisk:
+        """Return the content of the file, which is read again only after a change."""
         stat = self.path.stat() if self.path.exists() else None
         stamp = (stat.st_mtime_ns, stat.st_ino) if stat else None
         if stamp != self._stamp:
-            kept = self._read()
-            self._by_digest = {each.digest: each for each in kept.keys}
-            self._groups = {each.name: each for each in kept.groups}
+            self._kept = self._read()
+            self._by_digest = {each.digest: each for each in self._kept.keys.values()}
             self._stamp = stamp
+        return self._kept
 
-    def _write(self, kept: _KeysOnDisk) -> None:
+    def _write(self, kept: KeysOnDisk) -> None:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file, draft = tempfile.mkstemp(dir=self.path.parent, prefix=".keys-")  # mode 0600
         try:
@@ -277,14 +226,13 @@ def _check_name_syntax(name: str, *, what: str) -> None:
         )
 
 
-def _check_key_exists(name: str, kept: _KeysOnDisk) -> None:
-    if all(each.name != name for each in kept.keys):
-        known = ", ".join(each.name for each in kept.keys) or "none"
-        raise ConfigError(f"there is no key {name}; there are: {known}")
+def _check_is_known(name: str, known: Mapping[str, object], what: str) -> None:
+    if name not in known:
+        raise ConfigError(f"there is no {what} {name}; there are: {', '.join(known) or 'none'}")
 
 
-def _check_group_exists(group: str, kept: _KeysOnDisk) -> None:
-    if group and all(each.name != group for each in kept.groups):
+def _check_group_exists(group: str, kept: KeysOnDisk) -> None:
+    if group and group not in kept.groups:
         raise ConfigError(f"there is no group {group}; make it first: stoker serve groups set {group}")
 
 
@@ -293,7 +241,7 @@ def digest_of(key: str) -> str:
 
 
 class Caller(msgspec.Struct):
-    """The client of a request: the name of its key (empty without keys), its limits and recent use, and its group."""
+    """The client of a request. `name`: its key, empty without keys; `who`: its name in messages."""
 
     name: str = ""
     limits: KeyLimits = KeyLimits()
@@ -310,22 +258,15 @@ class Caller(msgspec.Struct):
     def is_limited(self) -> bool:
         return self.limits != KeyLimits() or self.group is not None
 
-    def reached(self, used: LimitsUsed, *, now: float) -> LimitReached | None:
-        for each in self.owners:
-            if reached := each.use.reached(used(each.limits), now=now, who=each.who):
-                return reached
-        return None
-
 
 class HeldRequest:
-    """A running request of a key and of its group. `ends`: `KeyUse.end` methods, called once with the tokens."""
+    """A running request of a key and its group. `ends`: `KeyUse.end` methods, called once with the tokens."""
 
     def __init__(self, *ends: Callable[..., None]) -> None:
         self.tokens = 0
         self._ends = ends
 
     def end(self) -> None:
-        """Count the end of the request. A second call has no effect."""
         ends, self._ends = self._ends, ()
         for end in ends:
             end(self.tokens, now=time.monotonic())
@@ -343,7 +284,7 @@ class Guard:
         return not self._keys.exists
 
     def caller(self, headers: Mapping[str, str]) -> Caller:
-        """Return the client of a request. Raises RequestRefused (401; 403 for a web page of another site)."""
+        """Return the client of a request. Raises RequestRefused."""
         if self.is_open:
             _refuse_foreign_pages(headers.get("host", ""), headers.get("origin"))
             return Caller()
@@ -356,77 +297,59 @@ class Guard:
         return self._make_caller(record)
 
     def caller_by_key_name(self, name: str) -> Caller | None:
-        """Return the client with this key name; None if the key is missing or the file is unreadable."""
+        """Return None if the key is missing or the file is unreadable."""
         try:
-            record = self._keys.named(name)
+            record = self._keys.current().keys.get(name)
         except (OSError, ConfigError):
             return None
         return self._make_caller(record) if record is not None else None
 
-    def begin(self, caller: Caller, *, used: LimitsUsed = KeyLimits.whole) -> HeldRequest:
-        """Start a request. Raises TryLater (429) if a limit of the caller or of its group is reached."""
+    def begin(self, caller: Caller, *, used: Callable[[KeyLimits], KeyLimits] = lambda limits: limits) -> HeldRequest:
+        """Start a request. `used`: returns the part of limits that it may use. Raises RequestRefused (429)."""
         now = time.monotonic()
-        if reached := caller.reached(used, now=now):
-            raise TryLater(
-                reached.message, type="rate_limit_error", code=reached.code, status=429,
-                retry_after_s=reached.retry_after_s,
-            )  # fmt: skip
-        return self._started(caller, now)
+        for each in caller.owners:
+            if reached := each.use.reached(used(each.limits), now=now, who=each.who):
+                raise reached
+        for each in caller.owners:
+            each.use.start(now)
+        return HeldRequest(*(each.use.end for each in caller.owners))
 
     async def hold(self, caller: Caller) -> HeldRequest:
         return self.begin(caller)
 
     def begin_for_key_name(self, name: str) -> HeldRequest:
-        """Start a request of the key `name`. Raises the errors of `caller` and `begin`."""
         caller = self.caller_by_key_name(name)
         if caller is None:
             raise _refused("this key is not valid here")
         return self.begin(caller)
 
-    def begin_if_within_limits(self, caller: Caller, *, used: LimitsUsed) -> HeldRequest | None:
-        now = time.monotonic()
-        return None if caller.reached(used, now=now) else self._started(caller, now)
-
     def resume(self, caller: Caller) -> HeldRequest:
-        """Count a running request that an earlier gateway started."""
+        """Count a request that an earlier gateway started."""
         for each in caller.owners:
-            each.use.resume()
-        return HeldRequest(*(each.use.end for each in caller.owners))
-
-    def _started(self, caller: Caller, now: float) -> HeldRequest:
-        for each in caller.owners:
-            each.use.start(now)
+            each.use.running += 1
         return HeldRequest(*(each.use.end for each in caller.owners))
 
     def _make_caller(self, record: KeyRecord) -> Caller:
-        group = self._keys.group(record.group)
         shared = None
-        if group is not None:
-            use = self._uses.setdefault(f"group {group.name}", KeyUse())
-            shared = Caller(group.name, group.limits, use, f"the group {group.name}")
+        if (limits := self._keys.current().groups.get(record.group)) is not None:
+            use = self._uses.setdefault(f"group {record.group}", KeyUse())
+            shared = Caller(record.group, limits, use, f"the group {record.group}")
         use = self._uses.setdefault(record.digest, KeyUse())
         return Caller(record.name, record.limits, use, group=shared, admin=record.admin)
 
 
 def _refuse_foreign_pages(host: str, origin: str | None) -> None:
-    """Raise RequestRefused if a web page of another site sent the request.
-
-    Any web page in a browser on this machine can send requests (also with DNS rebinding).
-    """
+    """Refuse pages of other sites: any page in a browser on this machine can send requests (also by DNS rebinding)."""
     name = urlsplit(f"//{host}").hostname or ""
-    is_own = "." not in name or _is_ip_address(name) or name == socket.getfqdn()
+    try:
+        is_own = "." not in name or bool(ipaddress.ip_address(name))
+    except ValueError:
+        is_own = name == socket.getfqdn()
     if not is_own or (origin is not None and urlsplit(origin).netloc != host):
         raise RequestRefused(
             "a web page of another origin sent the request, and this gateway has no keys: stoker serve keys add NAME",
             type="authentication_error", code="foreign_page", status=403,
         )  # fmt: skip
-
-
-def _is_ip_address(name: str) -> bool:
-    try:
-        return bool(ipaddress.ip_address(name))
-    except ValueError:
-        return False
 
 
 def _refused(message: str) -> RequestRefused:

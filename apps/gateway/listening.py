@@ -1,4 +1,4 @@
-"""Listen at an address, and answer requests until the process is stopped."""
+"""Listen at an address, and serve requests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import socket
 import stat
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -20,17 +20,41 @@ from stoker.errors import ConfigError
 
 FIRST_PORT = 8000
 FIRST_PAGE_PORT = 8100
-"""First port of `stoker dashboard`, outside the ports that stopped gateways keep."""
+"""Outside the ports that stopped gateways keep."""
 _PORTS = 100
 _BACKLOG = 1024
+
+
+class ListeningAddress(NamedTuple):
+    socket: socket.socket
+    port: int
+    """0 for a Unix socket."""
+    address: str
+    """A URL, or the path of the Unix socket."""
+
+
+def open_listener(
+    host: str, port: int, uds: str, *, keys: KeyFile, scheme: str = "http", **choice: Any
+) -> ListeningAddress:
+    """Listen at an address. Raises ConfigError, also for an open address without keys. `choice`: see `listen`."""
+    keys.read()
+    if uds:
+        return ListeningAddress(listen_on_path(uds), 0, uds)
+    if not is_loopback(host) and not keys.exists:
+        raise ConfigError(
+            f"--host {host}: other machines could use your models, and there are no keys; make a key first:"
+            " stoker serve keys add NAME",
+            key="host",
+        )
+    listener = listen(host, port, **choice)
+    port = int(listener.getsockname()[1])
+    return ListeningAddress(listener, port, f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}")
 
 
 def listen(
     host: str, port: int, *, kept: int = 0, not_on: Collection[int] = (), first: int = FIRST_PORT
 ) -> socket.socket:
-    """Listen on TCP port `port`. If `port` is 0, listen on `kept`. If both are 0, listen on the first free port from
-    `first` that is not in `not_on`. Raises ConfigError.
-    """
+    """Listen on `port`, or `kept`, or the first free port from `first` that is not in `not_on`."""
     wanted = port or kept
     from_first = [each for each in range(first, first + _PORTS) if each not in not_on]
     for each in [wanted] if wanted else from_first:
@@ -51,7 +75,7 @@ def listen(
 
 
 def listen_on_path(path: str) -> socket.socket:
-    """Listen on a Unix socket that only its owner may use. Raises ConfigError."""
+    """Listen on a Unix socket that only its owner may use."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)
     try:
@@ -102,33 +126,23 @@ def _remove_dead_socket(path: str) -> None:
 
 
 GRACE_S = 5
-"""Seconds that open streams may continue when the gateway stops."""
+"""Seconds that streams may continue when the gateway stops."""
 _IDLE_S = 75
-"""Seconds that an idle connection stays open. Clients close idle connections earlier (HTTPX after 5 s, aiohttp after 15
-s). If both sides closed simultaneously, a request would be lost.
+"""Seconds that an idle connection stays open: longer than at clients (HTTPX 5 s, aiohttp 15 s), because a request is
+lost if both sides close.
 """
 
 
 class Served(Protocol):
-    """A web application that `run_server` serves. `when_over`: function that stops the server, set by the server."""
+    """A web application. `when_over`: stops the server, set by `run_server`."""
 
     when_over: Callable[[], None]
 
     def application(self) -> ASGIApp: ...
 
 
-def refuse_open_host_without_keys(host: str, *, uds: str, keys: KeyFile) -> None:
-    """Raise ConfigError if `host` is not a loopback address and no API keys exist."""
-    if not uds and not is_loopback(host) and not keys.exists:
-        raise ConfigError(
-            f"--host {host}: other machines could use your models, and there are no keys; make a key first:"
-            " stoker serve keys add NAME",
-            key="host",
-        )
-
-
 def run_server(served: Served, *listeners: socket.socket, **options: Any) -> None:
-    """Serve an application until Ctrl-C or a call of `when_over`. `options`: options of uvicorn's Config."""
+    """Serve until Ctrl-C or a call of `when_over`. `options`: of uvicorn's Config."""
     config = uvicorn.Config(
         served.application(), log_level="warning", access_log=False, lifespan="on", server_header=False,
         timeout_graceful_shutdown=GRACE_S, timeout_keep_alive=_IDLE_S, **options,

@@ -1,8 +1,7 @@
 """Latency objectives of requests, and the token counts that the session's policy needs.
 
-A policy that honours a time to first token, such as `slinfer`, admits requests itself. The tokenizer of the model
-counts the tokens of a prompt. The expected length of an answer is the mean length of the model's last answers, limited
-to the maximum length that the request sets (SLINFER §VII-A).
+A policy that honours a time to first token, such as `slinfer`, admits requests itself. The expected length of an answer
+is the mean of the model's last answers, at most the request's limit (SLINFER §VII-A).
 """
 
 from __future__ import annotations
@@ -25,34 +24,30 @@ from stoker.units import parse_seconds
 log = logging.getLogger("stoker.gateway")
 
 HEADERS = {"stoker-ttft": "ttft", "stoker-tpot": "tpot"}
-"""Request headers that state objectives, and the call option that each header sets."""
+"""Request headers, and the call option that each sets."""
 _COUNTED = 20_000
-"""Maximum number of characters of a prompt that are tokenized. The count of a longer prompt is extrapolated."""
+"""Maximum characters of a prompt that are tokenized. The count of a longer prompt is extrapolated."""
 _AT_ONCE = 2_000
-"""Maximum number of characters that are tokenized in the event loop's thread."""
+"""Maximum characters that are tokenized in the event loop's thread."""
 TOKEN_CHARACTERS = 4
-"""Assumed number of characters per token if the tokenizer cannot be read."""
+"""Assumed characters per token without a tokenizer."""
 _MESSAGE_TOKENS = 4
-"""Assumed number of tokens that a chat template adds per message."""
+"""Assumed tokens that a chat template adds per message."""
 _REMEMBERED = 256
 
 
 class Objectives(msgspec.Struct, frozen=True):
-    """Requested maximum seconds to the first token and per further token; 0 = no objective."""
+    """Maximum seconds to the first token and per further token; 0 = none."""
 
     ttft_s: float = 0.0
     tpot_s: float = 0.0
 
     def due_s(self, token: int, *, ttft_s: float) -> float:
-        """Return when a further token is due, in seconds after the request (SLINFER eq. 1). `token`: 1 is the second
-        token; `ttft_s`: measured time to first token, used if the request states no time to first token.
-        """
+        """Return when a token is due, in seconds after the request (SLINFER eq. 1). `token`: 1 is the second."""
         return (self.ttft_s or ttft_s) + token * self.tpot_s
 
     def met(self, *, ttft_s: float, late: bool | None, failed: bool) -> dict[str, bool]:
-        """Return whether a stream met each of its objectives, by option. `late`: True if a further token was late; None
-        after only one token.
-        """
+        """Say which objectives a stream met. `late`: a further token was late; None after only one token."""
         found: dict[str, bool] = {}
         if self.ttft_s:
             found["ttft"] = ttft_s <= self.ttft_s and not failed
@@ -62,17 +57,17 @@ class Objectives(msgspec.Struct, frozen=True):
 
 
 class RequestLengths:
-    """Token counts of one model's prompts and answers. `path`: the model's folder, file or hub name."""
+    """Token counts of a model's prompts and answers."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._count: Callable[[str], int] | None = token_counter(path)
-        """Function that counts the tokens of a text; None if the model's tokenizer cannot be read on this machine."""
+        """None if the model's tokenizer cannot be read here."""
         self._is_read = False
         self._answers: deque[int] = deque(maxlen=_REMEMBERED)
 
     async def features(self, request: ApiRequest) -> dict[str, int]:
-        """Return the `features` of the calls that answer a request, computed from the longest prompt."""
+        """Return the `features` of a request's calls, by its longest prompt."""
         text = "\n".join(request.inputs) if request.messages else max(request.texts, key=len, default="")
         tokens = await self._tokens(text) + _MESSAGE_TOKENS * len(request.messages)
         tokens = max([tokens, *map(len, request.ids)])
@@ -83,7 +78,7 @@ class RequestLengths:
         self._answers.append(tokens)
 
     def expected(self, most: int | None) -> int:
-        """Return the expected tokens of an answer with at most `most` tokens; 0 = unknown."""
+        """Return the expected tokens of an answer; 0 = unknown."""
         mean = round(sum(self._answers) / len(self._answers)) if self._answers else 0
         return min(mean or most or 0, most) if most else mean
 
@@ -98,9 +93,8 @@ class RequestLengths:
                 tokens = await asyncio.to_thread(self._counted, self._count, counted)
         except RecipeError as error:
             if self._count is not None:  # another request may have failed first
-                log.warning(
-                    "%s; the lengths of its prompts are estimated at %d characters per token", error, TOKEN_CHARACTERS
-                )
+                said = "%s; the lengths of its prompts are estimated at %d characters per token"
+                log.warning(said, error, TOKEN_CHARACTERS)
             self._count = None
             return len(text) // TOKEN_CHARACTERS
         self._is_read = True
@@ -113,7 +107,7 @@ class RequestLengths:
 
 
 def refuse_objectives(headers: Mapping[str, str], *, what: str) -> None:
-    """Raise RequestRefused if a request for bulk work has objectives. `what`: the kind of work."""
+    """Refuse objectives for bulk work. `what`: the kind of work."""
     for header in HEADERS:
         if header in headers:
             raise refused(header, f"is for requests that are answered at once; {what} has none", "unsupported_value")
@@ -122,13 +116,7 @@ def refuse_objectives(headers: Mapping[str, str], *, what: str) -> None:
 def read_objective_headers(
     headers: Mapping[str, str], *, honoured: frozenset[str], writes: bool = True
 ) -> dict[str, float]:
-    """Read the objectives in the headers of a request, in seconds by option. Raises RequestRefused.
-
-    Args:
-        headers: Header values by lower-case name.
-        honoured: Objectives that the session's policy supports.
-        writes: True if the model generates texts.
-    """
+    """Return objectives in seconds by option. `writes`: the model generates texts. Raises RequestRefused."""
     found: dict[str, float] = {}
     for header, option in HEADERS.items():
         value: Any = headers.get(header)

@@ -1,8 +1,4 @@
-"""The server-sent events of the web page at `/`, and the history of the last day in these events.
-
-The values are read at most once per second for all open pages. A page gets the next event after it has read the last
-event.
-"""
+"""The server-sent events of the web page at `/`, with the history of the last day."""
 
 from __future__ import annotations
 
@@ -18,24 +14,24 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
+from stoker.apps.gateway.keys import Caller
 from stoker.apps.gateway.session_figures import make_history_sample
+from stoker.apps.gateway.wire import EventStream
 
-PAGE = Path(__file__).parent / "data" / "page.html"
-GRAFANA = Path(__file__).parent / "data" / "grafana.json"
 Figures = dict[str, Any]
 _EVERY_S = 1.0
 _HISTORY_EVERY_S = 10.0
 _WORK_FRACTION = 1 / 60
-"""Maximum fraction of time in which the session's manager and this process work for pages."""
+"""Maximum fraction of time in which the manager and this process work for pages."""
 
 log = logging.getLogger("stoker.gateway")
 
 
 class FigureHistory:
-    """Means of values in equal time steps.
+    """Means of values in equal time steps of 1 s at first.
 
-    At first, a time step lasts 1 s. If there are more than `most` steps, the length of a step doubles, up to
-    `longest_s`. At that length, the oldest steps are dropped. The defaults keep 25 hours.
+    With more than `most` steps, their length doubles, up to `longest_s`; then the oldest go. The defaults keep 25
+    hours.
     """
 
     def __init__(self, *, most: int = 720, longest_s: int = 128) -> None:
@@ -43,27 +39,29 @@ class FigureHistory:
         self._longest_s = longest_s
         self._step_s = 1
         self._steps: dict[int, tuple[int, dict[str, float]]] = {}
-        """The number of samples and the sums of values in each time step, by the number of the step since 1970."""
+        """Number of samples and sums of values, by time step since 1970."""
 
     def add(self, now: float, values: Mapping[str, float]) -> None:
-        """Add a sample. `now`: seconds since 1970."""
         step = int(now // self._step_s)
         self._put(step, 1, values)
         while step - next(iter(self._steps)) >= self._most:
             if self._step_s < self._longest_s:
-                self._double_step()
+                self._step_s *= 2
                 step //= 2
+                steps, self._steps = self._steps, {}
+                for each, (count, sums) in steps.items():
+                    self._put(each // 2, count, sums)
             else:
                 del self._steps[next(iter(self._steps))]
 
     def shown(self) -> dict[str, Any]:
-        """Return the start of each step in seconds since 1970 (`at`), and the means of each value in these steps."""
+        """Return the start of each step in seconds since 1970 (`at`), and the means of values."""
         names = dict.fromkeys(name for _, sums in self._steps.values() for name in sums)
         return {
             "step_s": self._step_s,
             "at": [step * self._step_s for step in self._steps],
             "series": {
-                name: [_short(sums[name] / count) if name in sums else None for count, sums in self._steps.values()]
+                name: [round(sums[name] / count, 2) if name in sums else None for count, sums in self._steps.values()]
                 for name in names
             },
         }
@@ -74,31 +72,24 @@ class FigureHistory:
             sums[name] = sums.get(name, 0.0) + value
         self._steps[step] = before + count, sums
 
-    def _double_step(self) -> None:
-        self._step_s *= 2
-        steps, self._steps = self._steps, {}
-        for step, (count, sums) in steps.items():
-            self._put(step // 2, count, sums)
+
+def _file_route(path: str, name: str, media_type: str) -> Route:
+    file = Path(__file__).parent / "data" / name
+
+    async def answer(_request: Request) -> Response:
+        return FileResponse(file, media_type=media_type)
+
+    return Route(path, answer)
 
 
-async def _serve_grafana_dashboard(_request: Request) -> Response:
-    return FileResponse(GRAFANA, media_type="application/json")
-
-
-async def _show_page(_request: Request) -> Response:
-    return FileResponse(PAGE, media_type="text/html")
-
-
-PAGE_ROUTES = [Route("/", _show_page), Route("/grafana.json", _serve_grafana_dashboard)]
+PAGE_ROUTES = [
+    _file_route("/", "page.html", "text/html"), _file_route("/grafana.json", "grafana.json", "application/json")
+]  # fmt: skip
 """Routes of the page and of a dashboard for Grafana, which need no key."""
 
 
-def _short(value: float) -> float:
-    return round(value, 2) if value < 1e6 else float(round(value))
-
-
 class PageFigures:
-    """The data that all open pages show. `read`: function that returns the current data."""
+    """The data of all open pages. `read`: returns the current data."""
 
     def __init__(self, read: Callable[[], Awaitable[Figures]]) -> None:
         self._read = read
@@ -109,7 +100,7 @@ class PageFigures:
         self._read_at = float("-inf")
 
     async def now(self) -> bytes:
-        """Return the page's data as JSON, at most one second old, or older in a very large session."""
+        """Return the data as JSON, at most a second old, or older in a very large session."""
         async with self._reading:
             began = time.monotonic()
             if began - self._read_at >= self._every_s * 0.9:
@@ -123,7 +114,7 @@ class PageFigures:
         return self._last
 
     async def keep(self) -> None:
-        """Add values to the history until this task is cancelled, also while no page is open."""
+        """Add to the history until this task is cancelled, also while no page is open."""
         while True:
             try:
                 await self.now()
@@ -131,15 +122,19 @@ class PageFigures:
                 log.warning("the page's history could not be written", exc_info=True)
             await asyncio.sleep(_HISTORY_EVERY_S)
 
-    def _encode_history_json(self) -> bytes:
-        return msgspec.json.encode({name: history.shown() for name, history in self._history.items()})
+    async def answer(self, request: Request, _caller: Caller) -> Response:
+        """Answer `/status`, with events for a page."""
+        if "text/event-stream" in request.headers.get("accept", ""):
+            return EventStream(self.events())
+        return Response(await self.now(), media_type="application/json")
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield server-sent events: figures every second, and the event `history` first and every ten seconds."""
+        """Yield figures every second, and the history first and every ten seconds."""
         history_at = float("-inf")
         while True:
             yield b"data: " + await self.now() + b"\n\n"
             if time.monotonic() - history_at >= _HISTORY_EVERY_S:
                 history_at = time.monotonic()
-                yield b"event: history\ndata: " + self._encode_history_json() + b"\n\n"
+                shown = {name: history.shown() for name, history in self._history.items()}
+                yield b"event: history\ndata: " + msgspec.json.encode(shown) + b"\n\n"
             await asyncio.sleep(self._every_s)

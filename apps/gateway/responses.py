@@ -1,7 +1,7 @@
 """`/v1/responses` without stored state: converts requests to chat requests, and creates answers and events.
 
-A client sends the whole conversation as `input`. In `input`, function calls and their results are separate items. In a
-chat request, a call is part of the preceding assistant message.
+Calls and their results are separate items of `input`. In a chat request, a call is part of the preceding assistant
+message.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from stoker.apps.common.answer_parsing import AnswerDelta, CallPart
 from stoker.apps.common.openai_answers import AnswerPiece, Choice, TextBegun, TextEnded, TextPiece, TokenPiece
 from stoker.apps.common.openai_requests import ENGINE_FIELDS, IGNORED, Note
-from stoker.apps.common.refusals import RequestRefused, equals, refused, shown
+from stoker.apps.common.refusals import RequestRefused, equals, expect, refused, shown
+from stoker.apps.common.tool_calls import AnswerDelta, CallDelta
 
 Body = dict[str, Any]
 ADDRESS = "/v1/responses"
@@ -32,24 +32,20 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 _STATE = ("previous_response_id", "conversation", "prompt")
 _FIELDS = {"max_completion_tokens": "max_output_tokens", "messages": "input", "response_format": "text.format"}
-"""Request fields of `/v1/responses`, by the field names of chat requests."""
+"""Fields of `/v1/responses`, by the names in chat requests."""
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 
 
 def chat_request(body: Body, *, ignored: Note) -> tuple[Body, Body]:
-    """Convert a request to `/v1/responses` to a chat request. Return also the fields that the response repeats.
-
-    Raises RequestRefused. `ignored` is called with the name of each ignored field.
-    """
+    """Return a chat request, and the fields that the response repeats."""
     given = {name: value for name, value in body.items() if value is not None}
     chat: Body = {}
     for name, value in given.items():
         if name in _UNCHANGED or name in _RENAMED:
             chat[_RENAMED.get(name, name)] = value
         elif name in _STATE:
-            raise refused(
-                name, "is not supported: the gateway stores no responses; send the whole input", "unsupported"
-            )
+            what = "is not supported: the gateway stores no responses; send the whole input"
+            raise refused(name, what, "unsupported")
         elif name in _IGNORED:
             ignored(name)
         elif name not in _OWN and not any(equals(value, neutral) for neutral in _NEUTRAL.get(name, ())):
@@ -57,42 +53,39 @@ def chat_request(body: Body, *, ignored: Note) -> tuple[Body, Body]:
             what = f"is {shown(value)}, which is not supported" if known else f"is not a known field of {ADDRESS}"
             raise refused(name, what, "unsupported_value" if known else "unknown_parameter")
     if "tools" in given:
-        chat["tools"] = [_convert_tool_for_chat(tool) for tool in _list(given["tools"], "tools")]
+        chat["tools"] = [_convert_tool_for_chat(tool) for tool in expect(given["tools"], list, "tools")]
     choice = given.get("tool_choice", "auto")
     if isinstance(choice, dict) and choice.get("type") == "function":
         choice = {"type": "function", "function": {"name": choice.get("name")}}
     chat["tool_choice"] = choice
     format = _read_text_format(given.get("text", {}))
     if format["type"] != "text":
-        chat["response_format"] = _convert_format_for_chat(format)
+        chat["response_format"] = _nested("json_schema", format) if format["type"] == "json_schema" else format
     system = [{"role": "system", "content": given["instructions"]}] if given.get("instructions") else []
     chat["messages"] = [*system, *_messages(given.get("input"))]
     return chat, _repeated_request_fields(given, format)
 
 
 def translate_chat_error(error: RequestRefused) -> RequestRefused:
-    """Return an error of a chat request with the field names of `/v1/responses`."""
+    """Name the fields of `/v1/responses` in an error."""
     param = error.error.param or ""
     for name, own in _FIELDS.items():
         if param.split("[")[0].split(".")[0] == name:
             there = own + param.removeprefix(name)
             message = there + error.error.message.removeprefix(param)
-            replaced = RequestRefused(message)
-            replaced.error = msgspec.structs.replace(error.error, param=there, message=message)
-            return replaced
+            return RequestRefused(message, param=there, code=error.error.code)
     return error
-
-
-def _list(value: Any, where: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise refused(where, f"must be a list, and is {shown(value)}", "invalid_type")
-    return value
 
 
 def _convert_tool_for_chat(tool: Any) -> Any:
     if not isinstance(tool, dict) or tool.get("type") != "function":
         return tool
-    return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
+    return _nested("function", tool)
+
+
+def _nested(kind: str, fields: Body) -> Body:
+    """Return `{"type": kind, kind: fields}`, as chat requests write tools and formats."""
+    return {"type": kind, kind: {name: value for name, value in fields.items() if name != "type"}}
 
 
 def _read_text_format(text: Any) -> Body:
@@ -102,22 +95,14 @@ def _read_text_format(text: Any) -> Body:
     return format
 
 
-def _convert_format_for_chat(format: Body) -> Body:
-    if format["type"] != "json_schema":
-        return format
-    return {"type": "json_schema", "json_schema": {name: value for name, value in format.items() if name != "type"}}
-
-
 def _messages(given: Any) -> list[Body]:
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     messages: list[Body] = []
     reasoning = ""
-    for number, item in enumerate(_list(given, "input")):
+    for number, item in enumerate(expect(given, list, "input")):
         where = f"input[{number}]"
-        if not isinstance(item, dict):
-            raise refused(where, f"must be an object, and is {shown(item)}", "invalid_type")
-        match item.get("type", "message"):
+        match expect(item, dict, where).get("type", "message"):
             case "message":
                 messages.append({"role": item.get("role"), "content": _content(item.get("content"), where)})
             case "function_call":
@@ -140,7 +125,7 @@ def _messages(given: Any) -> list[Body]:
 
 
 def _content(content: Any, where: str) -> Any:
-    """Return the content of a message in the form of a chat request, which validates other values."""
+    """Return content as in a chat request."""
     if not isinstance(content, list):
         return content
     parts = []
@@ -181,7 +166,7 @@ def response_body(choice: Choice, repeated: Body, *, name: str, model: str, crea
     delta = AnswerDelta(
         choice.reasoning,
         choice.text,
-        tuple(CallPart(place, call.id, call.name, call.arguments) for place, call in enumerate(choice.calls)),
+        tuple(CallDelta(place, call.name, call.arguments, call.id) for place, call in enumerate(choice.calls)),
     )
     begun, ended = TextBegun(choice.prompt_tokens), TextEnded(choice.finish_reason, choice.completion_tokens)
     events.events(0, [begun, AnswerPiece(delta, choice.completion_tokens), ended])
@@ -189,7 +174,7 @@ def response_body(choice: Choice, repeated: Body, *, name: str, model: str, crea
 
 
 class ResponseEvents:
-    """The events of one streamed response, and the response itself. Implements `AnswerEvents`."""
+    """The events of a streamed response, and the response itself, with the interface of `Chunks`."""
 
     def __init__(self, repeated: Body, *, name: str, model: str, created: int) -> None:
         self._name = name
@@ -201,13 +186,7 @@ class ResponseEvents:
         self._finish = ""
         self._number = 0
         self._is_open = False
-        """True if the last output item is not complete yet."""
         self.read, self.written = 0, 0
-        self.is_whole = False
-
-    @property
-    def tokens(self) -> int:
-        return self.read + self.written
 
     @property
     def reasons(self) -> list[str]:
@@ -217,7 +196,6 @@ class ResponseEvents:
         return b"".join(event for piece in pieces for event in self._encode_piece_events(piece))
 
     def end(self) -> bytes:
-        self.is_whole = True
         kind = "response.incomplete" if self._finish == "length" else "response.completed"
         return self._event(kind, response=self.response())
 
@@ -229,7 +207,7 @@ class ResponseEvents:
             usage = {
                 "input_tokens": self.read, "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
                 "output_tokens": self.written, "output_tokens_details": {"reasoning_tokens": 0},
-                "total_tokens": self.tokens,
+                "total_tokens": self.read + self.written,
             }  # fmt: skip
         return {
             **self._head, "status": status, "incomplete_details": incomplete, "output": self._items, "usage": usage,
@@ -273,7 +251,7 @@ class ResponseEvents:
         self._items[-1]["content"][0]["text"] += text
         yield self._event("response.reasoning_text.delta", **self._place(), content_index=0, delta=text)
 
-    def _function_call_events(self, call: CallPart) -> Iterator[bytes]:
+    def _function_call_events(self, call: CallDelta) -> Iterator[bytes]:
         if call.id:
             yield from self._close()
             yield from self._open("function_call", call_id=call.id, name=call.name, arguments="")
@@ -282,7 +260,7 @@ class ResponseEvents:
             yield self._event("response.function_call_arguments.delta", **self._place(), delta=call.arguments)
 
     def _open(self, kind: str, *, part: Body | None = None, **fields: Any) -> Iterator[bytes]:
-        """Begin an output item of this kind, unless the last item is still open and of the same kind."""
+        """Begin an output item, unless one of the same kind is open."""
         if self._is_open and self._items[-1]["type"] == kind:
             return
         yield from self._close()

@@ -1,7 +1,7 @@
-"""Run one gateway. When the gateway ends, the session keeps its models loaded.
+"""Run one gateway. When it ends, the session keeps its models loaded.
 
-Each pair of a site file and a models file has a folder in the user's state folder. The folder contains the gateway's
-port and session, and a lock against a second gateway.
+Each pair of a site file and a models file has a folder with the gateway's port and session, and a lock against a second
+gateway.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import os
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -21,27 +21,19 @@ import stoker
 from stoker.apps.common.calls import session_line
 from stoker.apps.common.command_line import count
 from stoker.apps.common.models_file import ModelSettings, read_models
+from stoker.apps.common.openai_requests import RequestRefused
 from stoker.apps.gateway.batch_files import FileStore
 from stoker.apps.gateway.batches import Batches
-from stoker.apps.gateway.failures import TryLater
-from stoker.apps.gateway.figures import GatewayNotes
-from stoker.apps.gateway.http import Gateway
+from stoker.apps.gateway.http import Gateway, keep_note
 from stoker.apps.gateway.keys import Guard, KeyFile
-from stoker.apps.gateway.listening import (
-    is_loopback,
-    listen,
-    listen_on_path,
-    refuse_open_host_without_keys,
-    run_server,
-    ssh_tunnel_command,
-)
-from stoker.apps.gateway.options import GatewayOptions
+from stoker.apps.gateway.listening import ListeningAddress, is_loopback, open_listener, run_server, ssh_tunnel_command
 from stoker.apps.gateway.served import ServedModels, SessionWatch
 from stoker.apps.gateway.usage import UsageFile, UsageRecorder
 from stoker.apps.gateway.workers import GatewayWorkers, WorkerTask
 from stoker.console import Screen, note
 from stoker.contexts import state_folder
 from stoker.errors import ConfigError, SessionError
+from stoker.run_folder import write_whole
 from stoker.sessions import Session, honoured_by, joined_session, kept_session, policy_of
 
 
@@ -52,7 +44,7 @@ class GatewayState(msgspec.Struct, frozen=True):
 
 
 class GatewayPlace:
-    """The folder of the gateway for a site file and a models file. `site`: empty for this machine."""
+    """The folder of a gateway. `site`: empty for this machine."""
 
     def __init__(self, site: str, models: Path) -> None:
         named = "\n".join([str(Path(site).resolve()) if site else "", str(models.resolve())])
@@ -62,12 +54,10 @@ class GatewayPlace:
         self._lock: int | None = None
 
     def take(self) -> GatewayState:
-        """Lock the folder and return the state of the last gateway. Raises SessionError if the folder is locked."""
+        """Lock the folder and return the last state. Raises SessionError if it is locked."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = os.open(self.folder / "gateway.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        state = GatewayState()
-        with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
-            state = msgspec.json.decode(self._file.read_bytes(), type=GatewayState)
+        state = _read_state(self._file)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -78,65 +68,77 @@ class GatewayPlace:
         return state
 
     def ports_of_others(self) -> frozenset[int]:
-        ports = set()
-        for file in self.folder.parent.glob("*/gateway.json"):
-            if file != self._file:
-                with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
-                    ports.add(msgspec.json.decode(file.read_bytes(), type=GatewayState).port)
-        return frozenset(ports)
+        others = (file for file in self.folder.parent.glob("*/gateway.json") if file != self._file)
+        return frozenset(_read_state(file).port for file in others)
 
     def keep(self, state: GatewayState) -> None:
-        draft = self.folder / f".gateway-{os.getpid()}.json"
-        draft.write_bytes(msgspec.json.encode(state))
-        draft.replace(self._file)
+        write_whole(self.folder, msgspec.json.encode(state), name=self._file.name)
 
 
-def serve(options: GatewayOptions, *, screen: Screen) -> int:
-    settings = read_models(options.models)
-    keys = KeyFile.usual()
-    keys.read()
-    refuse_open_host_without_keys(options.host, uds=options.uds, keys=keys)
-    _check_tls(options)
-    place = GatewayPlace(options.site, options.models)
-    state = place.take()
-    if options.uds:
-        listener, port = listen_on_path(options.uds), 0
-    else:
-        listener = listen(options.host, options.port, kept=state.port, not_on=place.ports_of_others())
-        port = int(listener.getsockname()[1])
-    with listener:
-        session, how = _session(options, before=state.session)
+def _read_state(file: Path) -> GatewayState:
+    with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return msgspec.json.decode(file.read_bytes(), type=GatewayState)
+    return GatewayState()
+
+
+def serve(
+    file: Path, *, site: str, host: str, port: int, uds: str, tls_cert: str, tls_key: str, session: str,
+    origins: tuple[str, ...], most_bytes: int, number: int, as_json: bool,
+) -> int:  # fmt: skip
+    """Serve the models of `file`. An empty text or a port of 0 selects the default; `number`: of workers."""
+    screen, settings, keys = Screen(json_only=as_json), read_models(file), KeyFile.usual()
+    _check_tls(tls_cert, tls_key)
+    place = GatewayPlace(site, file)
+    state, scheme = place.take(), "https" if tls_cert else "http"
+    others = place.ports_of_others()
+    listener = open_listener(host, port, uds, keys=keys, scheme=scheme, kept=state.port, not_on=others)
+    with listener.socket:
+        session, how = _session(site, session, before=state.session)
         with stoker.load(session=session) as loaded:
-            place.keep(GatewayState(port=port or state.port, session=loaded.id, pid=os.getpid()))
-            _refuse_unsupported_settings(options.models, settings, loaded)
+            place.keep(GatewayState(port=listener.port or state.port, session=loaded.id, pid=os.getpid()))
+            _refuse_unsupported_settings(file, settings, loaded)
             models = ServedModels(settings, honoured=honoured_by(loaded) or frozenset())
             screen.line(session_line(loaded))
             screen.line(f"  {how}")
-            for line in (*_unusable_model_warnings(models), *_address_lines(options, keys, port=port, models=models)):
+            for model in models.values():
+                try:
+                    model.prepare()
+                except RequestRefused as error:
+                    screen.line(f"  warning: the model {model.name} cannot be used: {error.why}; the others are served")
+            for line in _address_lines(listener, scheme, keys, models):
                 screen.line(line)
-            if options.as_json:
-                screen.json(_gateway_address_fields(options, port=port, session=loaded.id, models=models))
+            if as_json:
+                url = None if uds else listener.address
+                screen.json(
+                    {
+                        "base_url": url and f"{url}/v1", "page": url and f"{url}/", "socket": uds or None,
+                        "session": loaded.id, "pid": os.getpid(), "models": list(models),
+                    }
+                )  # fmt: skip
             guard, usage = Guard(keys), UsageRecorder(UsageFile.usual())
             workers = None
-            if options.workers > 1:
-                task = _task(options, settings, session=loaded.id, listener=listener.fileno())
-                workers = GatewayWorkers(task, number=options.workers, models=models, guard=guard)
-            notes = GatewayNotes(
-                loaded, models, name=place.folder.name, address=_address(options, port), workers=workers
+            if number > 1:
+                task = WorkerTask(
+                    parent=os.getpid(), listener=listener.socket.fileno(), session=loaded.id, settings=settings,
+                    most_bytes=most_bytes, origins=origins,
+                    tls=(tls_cert, tls_key) if tls_cert else None,
+                )  # fmt: skip
+                workers = GatewayWorkers(task, number=number, models=models, guard=guard)
+            keeping = partial(
+                keep_note, loaded, models, name=place.folder.name, address=listener.address, workers=workers
             )  # fmt: skip
             gateway = Gateway(
                 models, SessionWatch(loaded, models), guard, site=loaded.executor.site.name,
-                most_bytes=options.most_bytes,
+                most_bytes=most_bytes,
                 batches=Batches(
-                    place.folder / "batches", FileStore(place.folder / "files"), models=options.models.resolve(),
+                    place.folder / "batches", FileStore(place.folder / "files"), models=file.resolve(),
                     session=loaded.id, guard=guard, usage=usage, names=tuple(models),
                 ),
-                notes=notes, origins=options.origins, usage=usage, workers=workers,
+                keeps=[keeping], origins=origins, usage=usage, workers=workers,
             )  # fmt: skip
             if workers is None:
-                run_server(
-                    gateway, listener, ssl_certfile=options.tls_cert or None, ssl_keyfile=options.tls_key or None
-                )  # fmt: skip
+                tls = {"ssl_certfile": tls_cert or None, "ssl_keyfile": tls_key or None}
+                run_server(gateway, listener.socket, **tls)
             else:
                 run_server(gateway)
             if loaded.over is not None:
@@ -147,102 +149,52 @@ def serve(options: GatewayOptions, *, screen: Screen) -> int:
     return 0
 
 
-def _session(options: GatewayOptions, *, before: str) -> tuple[str, str]:
-    named = options.session or ("" if options.site else joined_session())
+def _session(site: str, named: str, *, before: str) -> tuple[str, str]:
+    named = named or ("" if site else joined_session())
     if named:
         return named, f"joined session {named}"
-    kept = kept_session(options.site or None, before=before, waiting=note)
+    kept = kept_session(site or None, before=before, waiting=note)
     if kept.started:
-        return (
-            kept.session,
-            f"started session {kept.session}, which keeps running when the gateway exits (stoker down ends it)",
-        )
-    return kept.session, f"joined session {kept.session}, which was already running for this site"
+        how = f"started session {kept.session}, which keeps running when the gateway exits (stoker down ends it)"
+    else:
+        how = f"joined session {kept.session}, which was already running for this site"
+    return kept.session, how
 
 
 def _refuse_unsupported_settings(file: Path, settings: Mapping[str, ModelSettings], session: Session) -> None:
     honoured = honoured_by(session)
     for name, each in settings.items():
-        asked = {
-            "min": ("min_libraries", each.min > 0),
-            "max": ("max_libraries", each.max is not None),
-            "keep_alive": ("keep_alive", each.keep_alive is not None),
-        }
-        for setting, (wish, is_set) in asked.items():
-            if is_set and honoured is not None and wish not in honoured:
+        wishes = {"min": each.min or None, "max": each.max, "keep_alive": each.keep_alive}
+        for setting, wish in {"min": "min_libraries", "max": "max_libraries", "keep_alive": "keep_alive"}.items():
+            if wishes[setting] is not None and honoured is not None and wish not in honoured:
                 raise ConfigError(
                     f"{file}: [models.{name}] {setting}: the policy {policy_of(session)} of session {session.id} does"
                     " not honour it; leave it out, or name another policy ([policy] name in the site file)."
                     f" The session keeps running: stoker down {session.id} ends it",
-                    file=str(file),
-                    key=setting,
-                )
+                    file=str(file), key=setting,
+                )  # fmt: skip
 
 
-def _task(
-    options: GatewayOptions, settings: Mapping[str, ModelSettings], *, session: str, listener: int
-) -> WorkerTask:  # fmt: skip
-    return WorkerTask(
-        parent=os.getpid(), listener=listener, session=session, settings=settings, most_bytes=options.most_bytes,
-        origins=options.origins, tls=(options.tls_cert, options.tls_key) if options.tls_cert else None,
-    )  # fmt: skip
-
-
-def _check_tls(options: GatewayOptions) -> None:
-    if bool(options.tls_cert) != bool(options.tls_key):
+def _check_tls(tls_cert: str, tls_key: str) -> None:
+    if bool(tls_cert) != bool(tls_key):
         raise ConfigError("--tls-cert and --tls-key need each other; give both", key="tls_cert")
-    if options.tls_cert:
+    if tls_cert:
         try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(options.tls_cert, options.tls_key)
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls_cert, tls_key)
         except (OSError, ssl.SSLError) as error:
-            raise ConfigError(f"--tls-cert {options.tls_cert}: cannot be used: {error}", key="tls_cert") from None
+            raise ConfigError(f"--tls-cert {tls_cert}: cannot be used: {error}", key="tls_cert") from None
 
 
-def _unusable_model_warnings(models: ServedModels) -> Iterator[str]:
-    for model in models.values():
-        try:
-            model.prepare()
-        except TryLater as error:
-            yield f"  warning: the model {model.name} cannot be used: {error.why}; the others are served"
-
-
-def _address_lines(options: GatewayOptions, keys: KeyFile, *, port: int, models: ServedModels) -> Iterator[str]:
-    address = _address(options, port)
+def _address_lines(listener: ListeningAddress, scheme: str, keys: KeyFile, models: ServedModels) -> Iterator[str]:
+    address = listener.address
     yield f"  {count(len(models), 'model')}: {', '.join(models)}"
-    if options.uds:
-        asked = f"{_scheme(options)}://stoker/v1/models"
-        yield f"  {address} (a Unix socket, yours alone): curl --unix-socket {address} {asked}"
-    else:
+    if listener.port:
         yield f"  {address}/v1     a page: {address}/"
-        if is_loopback(options.host):
-            yield f"  from your laptop: {ssh_tunnel_command(port)}"
+        if is_loopback(str(listener.socket.getsockname()[0])):
+            yield f"  from your laptop: {ssh_tunnel_command(listener.port)}"
+    else:
+        yield f"  {address} (a Unix socket, yours alone): curl --unix-socket {address} {scheme}://stoker/v1/models"
     if keys.exists:
         yield f"  {count(len(keys.read()), 'key')} accepted ({keys.path})"
-    elif not options.uds:
+    elif listener.port:
         yield "  no keys: everybody on this machine may send requests; stoker serve keys add NAME creates a key"
-
-
-def _gateway_address_fields(
-    options: GatewayOptions, *, port: int, session: str, models: ServedModels
-) -> dict[str, Any]:
-    """Return the gateway's address as JSON. `base_url`: the URL for OpenAI's clients; None for a Unix socket."""
-    address = _address(options, port)
-    return {
-        "base_url": None if options.uds else f"{address}/v1",
-        "page": None if options.uds else f"{address}/",
-        "socket": options.uds or None,
-        "session": session,
-        "pid": os.getpid(),
-        "models": list(models),
-    }
-
-
-def _address(options: GatewayOptions, port: int) -> str:
-    if options.uds:
-        return options.uds
-    host = f"[{options.host}]" if ":" in options.host else options.host
-    return f"{_scheme(options)}://{host}:{port}"
-
-
-def _scheme(options: GatewayOptions) -> str:
-    return "https" if options.tls_cert else "http"

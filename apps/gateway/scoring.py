@@ -1,8 +1,4 @@
-"""`/v1/score` and `/v1/rerank` in vLLM's format: scores for pairs of texts, or for a query and documents.
-
-A cross-encoder (a classifier with one label) computes the score. For other encoders, the score is the cosine of the
-embeddings.
-"""
+"""`/v1/score` and `/v1/rerank` in vLLM's format."""
 
 from __future__ import annotations
 
@@ -12,15 +8,8 @@ from typing import Any
 
 import msgspec
 
-from stoker.apps.common.openai_requests import (
-    IGNORED,
-    ApiRequest,
-    Endpoint,
-    Note,
-    parse_json_object,
-    parse_request_body,
-)
-from stoker.apps.common.refusals import refused, shown
+from stoker.apps.common.openai_requests import IGNORED, ApiRequest, Endpoint, Note, parse_json_object, read_model
+from stoker.apps.common.refusals import expect, expect_texts, expect_whole, refused, required
 
 SCORE, RERANK = "/v1/score", "/v1/rerank"
 _FIELDS = {
@@ -31,7 +20,7 @@ _MOST_TEXTS = 2048
 
 
 class Scoring(msgspec.Struct, frozen=True):
-    """Options of a request for scores. `most`: maximum number of documents, 0 = all; `shows`: True to return texts."""
+    """Options of a request. `most`: maximum number of documents, 0 = all; `shows`: return texts."""
 
     address: str
     most: int = 0
@@ -54,7 +43,7 @@ class Scoring(msgspec.Struct, frozen=True):
 def read_scoring(
     data: bytes, address: str, *, name: str, ignored: Note = lambda _field: None
 ) -> tuple[ApiRequest, Scoring]:
-    """Parse the body of a request. Raises RequestRefused. `ignored`: called with the name of each ignored field."""
+    """Parse the body of a request. Raises RequestRefused."""
     body = {field: value for field, value in parse_json_object(data).items() if value is not None}
     for field in body.keys() - _FIELDS[address]:
         if field not in IGNORED:
@@ -62,50 +51,17 @@ def read_scoring(
             raise refused(field, what, "unknown_parameter")
         ignored(field)
     if address == SCORE:
-        left, right = _texts(body, "text_1"), _texts(body, "text_2")
+        left = expect_texts(required(body, "text_1"), "text_1", most=_MOST_TEXTS)
+        right, scoring = expect_texts(required(body, "text_2"), "text_2", most=_MOST_TEXTS), Scoring(address)
         if len(left) not in (1, len(right)):
             what = f"has {len(left)} texts, and text_2 {len(right)}; give one, or as many as text_2 has"
             raise refused("text_1", what, "invalid_value")
-        scoring = Scoring(address)
     else:
-        left, right = _texts(body, "query", most=1), _texts(body, "documents")
-        scoring = Scoring(address, most=_most(body), shows=_read_return_documents(body))
-    asked = {"model": body.get("model"), "input": [*left, *right]}
-    request = parse_request_body(
-        asked, endpoint=Endpoint.EMBEDDINGS, custom_id=name, line=0, most_texts=2 * _MOST_TEXTS
-    )
+        left = expect_texts(expect(required(body, "query"), str, "query"), "query")
+        right = expect_texts(required(body, "documents"), "documents", most=_MOST_TEXTS)
+        most = expect_whole(body.get("top_n", 0), "top_n", least=0, most=1 << 31)
+        scoring = Scoring(address, most, expect(body.get("return_documents", True), bool, "return_documents"))
     first = [0] * len(right) if len(left) == 1 else range(len(left))
     pairs = tuple(zip(first, range(len(left), len(left) + len(right)), strict=True))
-    return msgspec.structs.replace(request, pairs=pairs), scoring
-
-
-def _texts(body: dict[str, Any], field: str, *, most: int = _MOST_TEXTS) -> list[str]:
-    if field not in body:
-        raise refused(field, "is missing", "missing_required_parameter")
-    value = body[field]
-    texts = [value] if isinstance(value, str) else value
-    if most == 1 and not isinstance(value, str):
-        raise refused(field, f"must be a text, and is {shown(value)}", "invalid_type")
-    if not isinstance(texts, list) or not texts:
-        raise refused(field, f"must be a text or a list of texts, and is {shown(value)}", "invalid_type")
-    if len(texts) > most:
-        raise refused(field, f"has {len(texts):,} texts; at most {most:,} are allowed in a request", "invalid_value")
-    for number, text in enumerate(texts):
-        if not isinstance(text, str) or not text:
-            where = field if texts is not value else f"{field}[{number}]"
-            raise refused(where, f"must be a text that is not empty, and is {shown(text)}", "invalid_type")
-    return texts
-
-
-def _most(body: dict[str, Any]) -> int:
-    value = body.get("top_n", 0)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise refused("top_n", f"must be a whole number, 0 (all) or more, and is {shown(value)}", "invalid_value")
-    return value
-
-
-def _read_return_documents(body: dict[str, Any]) -> bool:
-    value = body.get("return_documents", True)
-    if not isinstance(value, bool):
-        raise refused("return_documents", f"must be true or false, and is {shown(value)}", "invalid_type")
-    return value
+    texts, model = (*left, *right), read_model(body)
+    return ApiRequest(name, 0, Endpoint.EMBEDDINGS, model, texts=texts, pairs=pairs), scoring

@@ -5,13 +5,13 @@ If a model's folder is unreadable, only requests for this model fail. The next r
 The gateway forecasts the time to first token before it admits a request. For a model that is not loaded, the forecast
 uses the time of earlier loads. For a loaded model, the larger of two forecasts is used:
 
-- The session's forecast: waiting calls leave the queue as fast as running calls end, so a new call waits `queued *
-  run_s / running`.
-- The gateway's forecast: each recent stream is a pair of the number of streams that waited before the stream, and its
-  time to first token. A line through these pairs (least squares) predicts the time for the current number of streams.
+- The session's: waiting calls leave the queue as fast as running calls end, so a new call waits `queued * run_s /
+  running`.
+- The gateway's: for each recent stream, the number of streams that waited before it, and its time to first token. A
+  line through these pairs (least squares) predicts the time for the current number of streams.
 
-Both forecasts tend to accept requests. The line is extrapolated to at most twice the longest queue seen. The length of
-the prompt has no influence.
+Both tend to accept requests: the line is extrapolated to at most twice the longest queue seen, and the length of the
+prompt has no influence.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
 
 from stoker.apps.common.models_file import ModelKind, ModelSettings, recipe_of
 from stoker.apps.common.openai_requests import ApiRequest, Endpoint, RequestRefused
-from stoker.apps.gateway.failures import TryLater
 from stoker.apps.gateway.functions import embed, score, write, write_pieces
 from stoker.apps.gateway.objectives import Objectives, RequestLengths
 from stoker.contexts import Recipe, longest_input
@@ -39,13 +39,12 @@ from stoker.units import show_seconds
 _MOST_SAMPLES = 64
 _LEAST_SAMPLES = 8
 UNKNOWN_LOAD_S = 10.0
-"""Assumed load time in seconds of a model that has never been loaded."""
+"""Assumed load time of a model that has never been loaded."""
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
-    """The state of a model in the session at one moment. `load_s`: seconds of the last load; `loading_s`: seconds since
-    the current load began; `run_s`: mean seconds of a call; `wake_s`: seconds of the last wake; `asleep`: number of
-    sleeping libraries.
+    """The state of a model. `load_s`, `wake_s`: seconds of the last; `loading_s`: since a load began; `run_s`: of a
+    call.
     """
 
     hot: int = 0
@@ -73,49 +72,44 @@ class ModelFacts(msgspec.Struct, frozen=True):
 
 
 class FirstTokens(msgspec.Struct):
-    """Number of a model's streams that wait for their first token (`waiting`), and wait times of recent streams."""
+    """The streams that wait for their first token, and times of recent streams."""
 
     waiting: int = 0
     _seen: deque[tuple[int, float]] = msgspec.field(default_factory=lambda: deque(maxlen=_MOST_SAMPLES))
-    """Per stream: the number of waiting streams at its arrival, and its time to first token."""
+    """Per stream: the streams waiting at its arrival, and its time to first token."""
 
     def begin(self) -> int:
-        """Count a new stream. Return the number of streams that waited before the new stream."""
+        """Count a new stream. Return the number of streams that waited before it."""
         self.waiting += 1
         return self.waiting - 1
 
     def end(self, before: int, ttft_s: float | None) -> None:
-        """End the wait of a stream. `ttft_s`: None without a token, or if forecasts must not use the time."""
+        """End the wait of a stream. `ttft_s`: None if forecasts must not use the time."""
         self.waiting -= 1
         if ttft_s is not None:
             self._seen.append((before, ttft_s))
 
     def expected_s(self, waiting: int) -> float:
-        """Return the expected time to first token after `waiting` other streams; 0 with too few measurements."""
+        """Return the expected time to first token after `waiting` other streams; 0 if unknown."""
         if len(self._seen) < _LEAST_SAMPLES:
             return 0.0
         count = len(self._seen)
         mean_x, mean_y = sum(x for x, _ in self._seen) / count, sum(y for _, y in self._seen) / count
         spread = sum((x - mean_x) ** 2 for x, _ in self._seen)
         rise = sum((x - mean_x) * (y - mean_y) for x, y in self._seen) / spread if spread else 0.0
-        rise = max(0.0, rise)
         most = 2 * max(x for x, _ in self._seen) + 1
-        return max(0.0, mean_y + rise * (min(waiting, most) - mean_x))
+        return max(0.0, mean_y + max(0.0, rise) * (min(waiting, most) - mean_x))
 
 
 class FirstTokenForecast(msgspec.Struct, frozen=True):
-    """The expected time to first token of a new request, the reason, and the time without other requests."""
+    """The expected time to first token of a request, the reason, and the time without other requests."""
 
     first_token_s: float
     because: str
     alone_s: float
 
     def later_s(self, objective_s: float) -> float:
-        """Return the seconds after which a request would meet the objective.
-
-        Return 0 if a request would meet the objective now. Also return 0 if a request would miss the objective even
-        without other requests, because a refusal would not help.
-        """
+        """Return the seconds until a request would meet the objective; 0 if other requests are not the cause."""
         return 0.0 if self.alone_s > objective_s else max(0.0, self.first_token_s - objective_s)
 
 
@@ -137,7 +131,7 @@ _RECENT = 500
 
 
 class ModelMeter(msgspec.Struct):
-    """Statistics of one model. `ttft`, `tpot`: seconds of recent requests; `refused`: number refused as too late."""
+    """Statistics of a model. `ttft`, `tpot`: seconds of recent requests; `refused`: number refused as too late."""
 
     running: int = 0
     requests: int = 0
@@ -162,7 +156,7 @@ class ModelMeter(msgspec.Struct):
     def end(
         self, *, failed: bool, ttft_s: float | None = None, tpot_s: float | None = None, met: Collection[bool] = ()
     ) -> None:
-        """Count the end of a request. `met`: one value per objective of the request, True if it was met."""
+        """Count the end of a request. `met`: True for each objective that was met."""
         self.running -= 1
         self.failed += failed
         if ttft_s is not None:
@@ -178,26 +172,25 @@ class ModelMeter(msgspec.Struct):
 
     @property
     def met(self) -> float | None:
-        """Share of recent streams that met all their objectives; None without recent streams."""
+        """Share of recent streams that met all their objectives."""
         return sum(self._met) / len(self._met) if self._met else None
 
     def counts(self) -> dict[str, Any]:
-        """Return the statistics as numbers and lists, without the field `first`."""
+        """Return all statistics but `first`."""
         found = {name: getattr(self, name) for name in self.__struct_fields__ if name != "first"}
         return {name: value if isinstance(value, int) else list(value) for name, value in found.items()}
 
     def sum_worker_counts(self, parts: Sequence[Mapping[str, Any]]) -> None:
-        """Set the statistics to the sums of the `counts` of other processes. Each process contributes the same maximum
-        number of recent values.
-        """
+        """Set the statistics to the sums of the `counts` of other processes."""
         for name, own in self.counts().items():
             if isinstance(own, int):
                 setattr(self, name, sum(part[name] for part in parts))
             else:
-                most = _RECENT // len(parts) if parts and name != "_written" else None
-                recent = [each for part in parts for each in part[name][-(most or 0) :]]
-                getattr(self, name).clear()
-                getattr(self, name).extend(sorted(recent) if name == "_written" else recent)
+                most = 0 if name == "_written" else _RECENT // max(1, len(parts))
+                recent = [each for part in parts for each in part[name][-most:]]
+                own_values = getattr(self, name)
+                own_values.clear()
+                own_values.extend(sorted(recent) if name == "_written" else recent)
 
     def _forget(self, now: float) -> None:
         while self._written and self._written[0][0] <= now - _RATE_S:
@@ -209,7 +202,7 @@ def median(values: deque[float]) -> float | None:
 
 
 class ServedModel:
-    """One served model. `honoured`: objectives that the session's policy supports."""
+    """One model. `honoured`: objectives that the session's policy supports."""
 
     def __init__(self, name: str, settings: ModelSettings, *, honoured: frozenset[str] = frozenset()) -> None:
         self.name = name
@@ -219,22 +212,21 @@ class ServedModel:
         self.objectives = Objectives(float(settings.ttft or 0), float(settings.tpot or 0))
         self.lengths = RequestLengths(settings.path)
         self.is_admitted_by_policy = settings.kind is ModelKind.CHAT and "ttft_s" in honoured
-        """True if the policy decides whether a request would be in time; False if the gateway decides."""
+        """True if the policy, not the gateway, decides whether a request would be in time."""
         self.recipe: Recipe | None = None
         self.trouble = ""
-        """Why the model has no recipe; empty if the model has a recipe."""
-        self._longest: int | None = None
+        """Why the model has no recipe; empty if it has one."""
         self._apps: dict[str, StokerApp] = {}
 
     def prepare(self) -> None:
-        """Read the model's folder once. Raises TryLater if the model is unusable."""
+        """Read the model's folder once. Raises RequestRefused if the model is unusable."""
         if self.recipe is not None:
             return
         try:
             self.recipe = recipe_of(self.settings)
         except StokerError as error:
             self.trouble = str(error).partition("\n")[0]
-            raise TryLater(
+            raise RequestRefused(
                 f"the model {self.name} cannot be used here; the gateway's log says why",
                 type="server_error", code="model_unavailable", status=503, why=self.trouble,
             ) from error  # fmt: skip
@@ -250,20 +242,14 @@ class ServedModel:
                 options |= {"ttft": wanted.ttft_s or None, "tpot": wanted.tpot_s or None}
             self._apps = {"whole": write.with_options(**options), "pieces": write_pieces.with_options(**options)}
 
-    @property
+    @cached_property
     def longest(self) -> int:
         """The context length of the model in tokens; 0 if unknown."""
-        if self._longest is None:
-            models = longest_input(self.settings.path, writes=self.settings.kind is ModelKind.CHAT)
-            self._longest = self.settings.max_model_len or models
-        return self._longest
+        writes = self.settings.kind is ModelKind.CHAT
+        return self.settings.max_model_len or longest_input(self.settings.path, writes=writes)
 
     async def app(self, request: ApiRequest, objectives: Mapping[str, float], *, in_pieces: bool = False) -> StokerApp:
-        """Return the decorated function that answers a request, with the features that the session's policy needs.
-
-        `objectives`: seconds by option, which override the model's objectives. Raises TryLater if the model is
-        unusable.
-        """
+        """`objectives`: seconds by option, which override the model's. Raises RequestRefused for an unusable model."""
         self.prepare()
         found = self._apps["pieces" if in_pieces else "scores" if request.pairs else "whole"]
         if not self.is_admitted_by_policy:
@@ -277,25 +263,21 @@ class ServedModels(dict[str, ServedModel]):
         self.honoured = honoured
 
     def named(self, name: str) -> ServedModel:
-        """Return the model with this name. Raises RequestRefused (404)."""
+        """Raises RequestRefused (404)."""
         if name not in self:
-            known = ", ".join(self)
-            raise RequestRefused(
-                f"the model {name!r:.200} does not exist; there are {known}", param="model", code="model_not_found",
-                status=404,
-            )  # fmt: skip
+            said = f"the model {name!r:.200} does not exist; there are {', '.join(self)}"
+            raise RequestRefused(said, param="model", code="model_not_found", status=404)
         return self[name]
 
     def asked(self, name: str, endpoint: Endpoint) -> ServedModel:
-        """Return the model of a request. Raises RequestRefused if the model does not answer at this endpoint."""
+        """Return the model of a request, or refuse a model of another endpoint."""
         model = self.named(name)
         embeds = model.settings.kind is ModelKind.EMBEDDING
         if embeds != (endpoint is Endpoint.EMBEDDINGS):
             where = Endpoint.EMBEDDINGS.value if embeds else f"{Endpoint.CHAT.value} or {Endpoint.COMPLETIONS.value}"
             kind = "makes embeddings" if embeds else "writes texts"
-            raise RequestRefused(
-                f"the model {name} {kind}; send the request to {where}", param="model", code="model_mismatch"
-            )
+            said = f"the model {name} {kind}; send the request to {where}"
+            raise RequestRefused(said, param="model", code="model_mismatch")
         return model
 
 
@@ -313,19 +295,17 @@ class SessionWatch:
         self.session = session
         self.models = models
         self.status: Status | None = None
-        """The last status of the session; None before the first status, and while the manager does not answer."""
+        """The last status; None before the first, and while the manager does not answer."""
         self.trouble = ""
         self._asked_at = float("-inf")
         self._status_lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._warmed: set[str] = set()
-        self._failures: dict[str, str] = {}
-        """Errors of the last loads, by model name."""
-        self._failed_loads: dict[str, int] = {}
-        """Number of consecutive failed loads, by model name."""
+        self._failures: dict[str, list[str]] = {}
+        """The errors of consecutive failed loads, by model name."""
 
     async def now(self, *, within_s: float = _FRESH_S) -> Status | None:
-        """Return the status of the session, at most `within_s` seconds old."""
+        """Return the status, at most `within_s` seconds old."""
         async with self._status_lock:
             if time.monotonic() - self._asked_at > within_s:
                 try:
@@ -349,14 +329,25 @@ class SessionWatch:
 
     @property
     def journal_trouble(self) -> str:
-        """Why the session's journal could not be written at the last status; empty without an error."""
         return journal_trouble(self.status) if self.status is not None else ""
 
     def last(self, model: ServedModel) -> ModelFacts:
         return facts_of(self.status, model)
 
+    async def waits_for(self, model: ServedModel) -> str:
+        """Say why a stream has not started, without names of hosts, jobs or folders."""
+        facts = await self.facts(model)
+        if self.journal_trouble:
+            return "the session's journal cannot be written now"
+        if facts.loading:
+            about = f" of about {show_seconds(facts.load_s)}" if facts.load_s else ""
+            return f"loading {model.name}: {show_seconds(facts.loading_s)}{about}"
+        if not facts.hot:
+            return f"loading {model.name}"
+        return f"{model.name}: {facts.queued} requests wait, {facts.running} run"
+
     def wake(self, model: ServedModel, *, count: int = 1) -> None:
-        """Load a model unless the model is loading. Raises TryLater if the model is unusable."""
+        """Load a model, unless it is loading. Raises RequestRefused if it is unusable."""
         model.prepare()
         if model.name not in self._warmed:
             self._warmed.add(model.name)
@@ -371,16 +362,13 @@ class SessionWatch:
             for model in self.models.values():
                 facts = await self.facts(model)
                 if facts.hot:
-                    self._failed_loads.pop(model.name, None)
+                    self._failures.pop(model.name, None)
                 least = 0 if model.settings.base else model.settings.min  # an adapter shares the libraries of its base
-                if facts.hot + facts.loading < least and self._can_warm_model(model):
+                tries = len(self._failures.get(model.name, ()))
+                if facts.hot + facts.loading < least and tries < _WARM_TRIES:
                     with contextlib.suppress(Exception):  # the error is logged, and the load is retried
                         self.wake(model, count=model.settings.min)
             await asyncio.sleep(_WARM_EVERY_S)
-
-    def _can_warm_model(self, model: ServedModel) -> bool:
-        """Return False after repeated failed loads of the model. After that, only a request loads the model."""
-        return self._failed_loads.get(model.name, 0) < _WARM_TRIES
 
     def _keep_task(self, task: asyncio.Task[Any]) -> None:
         """Keep a reference to a task, which might otherwise be garbage-collected."""
@@ -393,14 +381,12 @@ class SessionWatch:
             # A policy that admits requests loads one library on request, and the remaining libraries of `min` itself.
             await asyncio.wrap_future(self.session.warm(model.recipe, 1 if model.is_admitted_by_policy else count))
             self._failures.pop(model.name, None)
-            self._failed_loads.pop(model.name, None)
         except Exception as error:
-            failed = self._failed_loads[model.name] = self._failed_loads.get(model.name, 0) + 1
-            said = str(error).partition("\n")[0]
-            if self._failures.get(model.name) != said:  # log repeated failures once
-                self._failures[model.name] = said
-                log.warning("%s could not be loaded: %s", model.name, said)
-            if failed == _WARM_TRIES:
+            failures = self._failures.setdefault(model.name, [])
+            failures.append(str(error).partition("\n")[0])
+            if failures[-1] not in failures[-2:-1]:  # log repeated failures once
+                log.warning("%s could not be loaded: %s", model.name, failures[-1])
+            if len(failures) == _WARM_TRIES:
                 log.warning("%s is not loaded again until a request asks for it", model.name)
             await asyncio.sleep(_WARM_EVERY_S)
         finally:
@@ -415,15 +401,7 @@ def facts_of(status: Status | None, model: ServedModel) -> ModelFacts:
         return ModelFacts()
     loading = [each.loading_s for each in status.libraries if each.state == "loading" and each.recipe == context.name]
     return ModelFacts(
-        hot=context.hot,
-        loading=context.loading,
-        asleep=context.asleep,
-        wake_s=context.wake_s,
-        queued=context.queued,
-        running=context.running,
-        load_s=context.load_s,
-        run_s=context.run_s,
-        loading_s=max(loading, default=0.0),
-        waits_for=context.waits_for,
-        failure=context.last_failure,
-    )
+        hot=context.hot, loading=context.loading, asleep=context.asleep, wake_s=context.wake_s, queued=context.queued,
+        running=context.running, load_s=context.load_s, run_s=context.run_s, loading_s=max(loading, default=0.0),
+        waits_for=context.waits_for, failure=context.last_failure,
+    )  # fmt: skip

@@ -1,10 +1,18 @@
-"""The data of a session for the page, in short lists: calls, maps, contexts, failures, slow calls, pilots."""
+"""The data of a session, in short lists for the page and as metrics for Prometheus.
+
+Metrics have vLLM's names where vLLM has them: `vllm:num_requests_running` becomes `stoker_num_requests_running`, with
+the label `model_name`.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+from msgspec.structs import asdict
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from stoker.sessions import ContextStatus, Status
 
@@ -17,16 +25,11 @@ _NO_NAMES: Mapping[str, str] = {}
 def session_figures(
     status: Status | None, *, names: Mapping[str, str] = _NO_NAMES, with_texts: bool = True
 ) -> dict[str, Any]:
-    """Return the part of the page's figures that describes the session.
-
-    Args:
-        status: None while the manager does not answer.
-        names: Display names of some contexts, by recipe name.
-        with_texts: False to omit error messages, which may quote inputs.
-    """
+    """Return the page's figures of a session. `with_texts`: False to omit error messages, which may quote inputs."""
     if status is None:
         return {"calls": {}, **{part: [] for part in _LISTS}, "more_pilots": 0, "kinds": {}}
-    served, names = names, {each.name: names.get(each.name, _short_name(each)) for each in status.contexts}
+    short = {each.name: each.name if each.arguments else each.title for each in status.contexts}
+    served, names = names, {**short, **names}
     busiest = sorted(status.contexts, key=lambda each: -(each.running + each.queued))[:_MOST_ROWS]
     keys = {each.key for each in busiest}
     contexts = [each for each in status.contexts if each.key in keys]  # in a stable order
@@ -40,7 +43,7 @@ def session_figures(
         "maps": [_named(each, names) for each in status.maps[:_MOST_ROWS]],
         "contexts": [_context(each, served) for each in contexts],
         "failures": [
-            {**_fields(each), "message": each.message if with_texts else ""} for each in status.failure_groups
+            {**asdict(each), "message": each.message if with_texts else ""} for each in status.failure_groups
         ],
         "longest": [
             {"call": each.call, "function": each.function, "context": names.get(each.context, each.context),
@@ -54,7 +57,7 @@ def session_figures(
             for job in status.jobs
             if job.phase != "running"
         ][:_MOST_ROWS],
-        "notices": [_fields(each) for each in status.notices[-_MOST_NOTICES:]],
+        "notices": [asdict(each) for each in status.notices[-_MOST_NOTICES:]],
         "faults": [{"where": where, "text": text} for where, text in status.trouble.items()][:_MOST_NOTICES],
     }  # fmt: skip
 
@@ -63,7 +66,7 @@ _LISTS = ("maps", "contexts", "failures", "longest", "slowest", "pilots", "waiti
 
 
 def make_history_sample(figures: Mapping[str, Any]) -> dict[str, float]:
-    """Return the values to add to the page's history, or an empty dictionary while the manager does not answer."""
+    """Return the values of the page's history; empty while the manager does not answer."""
     calls = figures["calls"]
     if not calls:
         return {}
@@ -75,18 +78,10 @@ def make_history_sample(figures: Mapping[str, Any]) -> dict[str, float]:
     }  # fmt: skip
 
 
-def _fields(struct: Any) -> dict[str, Any]:
-    return {name: getattr(struct, name) for name in struct.__struct_fields__}
-
-
 def _named(struct: Any, names: Mapping[str, str]) -> dict[str, Any]:
-    fields = _fields(struct)
+    fields = asdict(struct)
     fields["context"] = names.get(struct.context, struct.context)
     return fields
-
-
-def _short_name(context: ContextStatus) -> str:
-    return context.name if context.arguments or context.title == context.name else context.title
 
 
 def _context(context: ContextStatus, names: Mapping[str, str]) -> dict[str, Any]:
@@ -134,3 +129,140 @@ def _pilots(status: Status, names: Mapping[str, str]) -> dict[str, Any]:
             for pilot in first
         ],
     }  # fmt: skip
+
+
+# ---- Prometheus
+
+_MOST_MODELS = 200
+
+
+class SessionMetrics:
+    """Prometheus metrics. `status`: None while the manager does not answer; `names`: names of contexts."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.status: Status | None = None
+        self.names: Mapping[str, str] = _NO_NAMES
+        registry.register(self)
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily("stoker_session_up", "1 if the session's manager answers", self.status is not None)
+        if self.status is not None:
+            yield from _session(self.status)
+            yield from _context_metrics(self.status, self.names)
+            yield from _engines(self.status, self.names)
+            yield from _map_metrics(self.status)
+            yield from _pilot_metrics(self.status)
+
+
+def _family(
+    name: str, help: str, labels: list[str], rows: Iterable[tuple[Sequence[str], float]], *, counts: bool = False
+) -> Metric:
+    """Return a gauge or a counter, with a value for each row of label values."""
+    family = (CounterMetricFamily if counts else GaugeMetricFamily)(name, help, labels=labels)
+    for values, number in rows:
+        family.add_metric(values, number)
+    return family
+
+
+def _session(status: Status) -> Iterator[Metric]:
+    ended = (("done", status.done), ("failed", status.failed), ("cancelled", status.cancelled))
+    rows: Iterable[tuple[Sequence[str], float]] = (([reason], count) for reason, count in ended)
+    yield _family("stoker_calls", "Ended calls, by result", ["finished_reason"], rows, counts=True)
+    yield GaugeMetricFamily("stoker_calls_running", "Calls that run, or wait at a library", status.running)
+    yield GaugeMetricFamily("stoker_calls_waiting", "Calls in queues", status.queued)
+    yield GaugeMetricFamily("stoker_calls_per_second", "Calls that ended in the last 30 s, per second", status.rate)
+    yield GaugeMetricFamily("stoker_left_seconds", "Expected seconds until open calls end; 0: unknown", status.left_s)
+    yield GaugeMetricFamily("stoker_uptime_seconds", "Seconds since the session began", status.uptime_s)
+    yield CounterMetricFamily("stoker_lost_pilots", "Pilots that were lost", status.lost_pilots)
+    yield CounterMetricFamily("stoker_rerun_calls", "Calls that ran again after a loss", status.rerun_calls)
+    rows = (([group.function, group.error, group.place], group.count) for group in status.failure_groups)
+    labels = ["function", "error", "place"]
+    yield _family("stoker_failures", "Failed calls of the largest groups", labels, rows, counts=True)
+
+
+_CONTEXT_METRICS = (
+    ("stoker_num_requests_running", "Calls that run, or wait at a library", "running", False),
+    ("stoker_num_requests_waiting", "Calls in the model's queue", "queued", False),
+    ("stoker_loads", "Loads of the model", "loads", True),
+    ("stoker_load_seconds", "Device time of loads", "load_total_s", True),
+    ("stoker_served_calls", "Calls that the model's libraries completed", "served", True),
+    ("stoker_run_seconds", "Device time of calls", "run_total_s", True),
+)
+"""Metrics of a context: name, help, field of its status, and True for a counter."""
+
+
+def _context_metrics(status: Status, names: Mapping[str, str]) -> Iterator[Metric]:
+    label = ["model_name"]
+    contexts = [(names.get(each.name, each.name), each) for each in status.contexts[:_MOST_MODELS]]
+    for metric, help, field, counts in _CONTEXT_METRICS:
+        rows = (([name], getattr(context, field)) for name, context in contexts)
+        yield _family(metric, help, label, rows, counts=counts)
+    states = ("hot", "loading", "asleep")
+    rows = (([name, state], getattr(context, state)) for name, context in contexts for state in states)
+    yield _family("stoker_libraries", "Libraries of the model", [*label, "state"], rows)
+    rows = (([name, case], count) for name, context in contexts for case, count in context.refused_offers.items())
+    yield _family("stoker_refused_offers", "Offers that pilots refused", [*label, "case"], rows, counts=True)
+
+
+def _engines(status: Status, names: Mapping[str, str]) -> Iterator[Metric]:
+    """Yield metrics of each model, summed over its engines. The cache usage is a maximum."""
+    label = ["model_name"]
+    read, written, preempted, reused = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
+    used: dict[str, float] = {}
+    for library in status.libraries:
+        load, name = library.batch, names.get(library.recipe, library.recipe)
+        if load is not None:
+            read[name] += load.prompt_tokens
+            written[name] += load.new_tokens
+            preempted[name] += load.evictions
+            reused[name] += load.reused_tokens
+            if load.cache_tokens:
+                used[name] = max(used.get(name, 0.0), min(1.0, load.peak_tokens / load.cache_tokens))
+    for metric, help, counts in (
+        ("stoker_engine_prompt_tokens", "Tokens that present libraries have read", read),
+        ("stoker_engine_generation_tokens", "Tokens that present libraries have written", written),
+        ("stoker_prefix_cache_queries", "Tokens of prompts, read or taken from kept prefixes", read + reused),
+        ("stoker_prefix_cache_hits", "Tokens of prompts that were taken from kept prefixes", reused),
+        ("stoker_num_preemptions", "Requests that engines of present libraries have evicted", preempted),
+    ):
+        yield _family(metric, help, label, (([name], count) for name, count in counts.items()), counts=True)
+    help = "Cache that requests will use at their expected lengths; 1 = all"
+    yield _family("stoker_kv_cache_usage_perc", help, label, (([name], part) for name, part in used.items()))
+
+
+def _map_metrics(status: Status) -> Iterator[Metric]:
+    label = ["function", "model_name", "client"]
+    totals, done = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
+    for each in status.maps[:_MOST_MODELS]:
+        labels = (each.function, each.context, str(each.client))
+        totals[labels] += max(0, each.total)
+        done[labels] += each.done
+    yield _family("stoker_map_items", "Items of open maps, if known", label, totals.items())
+    yield _family("stoker_map_items_done", "Items of open maps with a result", label, done.items())
+
+
+def _pilot_metrics(status: Status) -> Iterator[Metric]:
+    def counted(name: str, help: str, label: str, counts: Mapping[str, float]) -> Metric:
+        return _family(name, help, [label], (([each], count) for each, count in counts.items()))
+
+    yield counted("stoker_pilots", "Pilots, by state", "state", Counter(pilot.state for pilot in status.pilots))
+    counts, sizes, reserved = Counter[str](), Counter[str](), Counter[str]()
+    for pilot in status.pilots:
+        for device in pilot.devices:
+            counts[device.kind] += 1
+            sizes[device.kind] += device.memory_bytes
+            reserved[device.kind] += device.promised_bytes
+    yield counted("stoker_devices", "Devices of connected pilots", "kind", counts)
+    yield counted("stoker_device_memory_bytes", "Device memory", "kind", sizes)
+    yield counted("stoker_device_memory_promised_bytes", "Memory reserved for libraries", "kind", reserved)
+    phases = Counter(str(job.phase) for job in status.jobs)
+    yield counted("stoker_blocks", "Blocks that have not ended", "phase", phases)
+    memory, device_memory = (
+        sum(getattr(each, field) for each in status.libraries) for field in ("memory_bytes", "device_bytes")
+    )
+    yield GaugeMetricFamily("stoker_library_memory_bytes", "Measured memory of libraries", memory)
+    help = "Measured device memory of libraries"
+    yield GaugeMetricFamily("stoker_library_device_memory_bytes", help, device_memory)

@@ -1,62 +1,55 @@
-"""Run the calls of one request, merge the pieces of their results, and create the events of a streamed answer."""
+"""Run the calls of a request, merge the pieces of their results, and create the events of a streamed answer."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 import stoker
 from stoker.apps.common.openai_answers import (
     AnswerPiece,
-    EchoPiece,
+    Likelihoods,
     TextBegun,
     TextEnded,
     TextPiece,
     TokenPiece,
+    chat_logprobs,
+    completion_logprobs,
     delta_body,
     token_usage,
 )
-from stoker.apps.common.openai_logprobs import Likelihoods, chat_logprobs, completion_logprobs
 from stoker.apps.common.openai_requests import ApiError, ApiRequest, Endpoint, RequestRefused
 from stoker.apps.gateway.failures import refusal_of
-from stoker.apps.gateway.figures import RequestFigures
-from stoker.apps.gateway.keys import HeldRequest
+from stoker.apps.gateway.figures import RunningRequest
+from stoker.apps.gateway.responses import ResponseEvents
+from stoker.apps.gateway.served import SessionWatch
 from stoker.apps.gateway.wire import ClientLeft
 from stoker.errors import StreamDiffersError
 from stoker.sessions import StokerApp
 
 _WAITING = 4
-"""Maximum number of groups of pieces that wait for a slow client. At this number, the calls wait too."""
+"""Maximum number of groups of pieces that wait for a slow client. Then the calls wait too."""
 Piece = Any
 """A result of a function in `functions.py`, other than ApiError."""
 
 
-class ModelRefused(RequestRefused):
-    def __init__(self, error: ApiError) -> None:
-        super().__init__(error.message)
-        self.error = error
-
-
 async def stream_call_pieces(app: StokerApp, request: ApiRequest) -> AsyncGenerator[list[Piece], None]:
-    """Yield the pieces of one call, grouped by arrival. Raises ModelRefused, and errors of the call."""
+    """Yield the pieces of one call, grouped by arrival. Raises RequestRefused and errors of the call."""
     with stoker.stream(app, request) as stream:
         async for piece in stream:
             if isinstance(piece, ApiError):
-                raise ModelRefused(piece)
+                raise RequestRefused(**msgspec.structs.asdict(piece))
             yield [piece, *stream.take_arrived()]
 
 
 async def stream_merged_call_pieces(
     app: StokerApp, requests: Sequence[ApiRequest]
 ) -> AsyncGenerator[tuple[int, list[Piece]], None]:
-    """Yield the pieces of one call per request as they arrive, with the index of the request.
-
-    Raises the errors of `stream_call_pieces`. The first error ends all calls.
-    """
+    """Yield the pieces of one call per request, with the request's index. An error ends all calls."""
     if len(requests) == 1:
         async with aclosing(stream_call_pieces(app, requests[0])) as pieces:
             async for some in pieces:
@@ -92,10 +85,7 @@ async def stream_merged_call_pieces(
 
 
 async def collect_pieces_with_retry(app: StokerApp, requests: Sequence[ApiRequest]) -> list[list[Piece]]:
-    """Return all pieces of each call, in the order of the requests. Raises the errors of `stream_merged_call_pieces`.
-
-    If a call runs again with other pieces, all calls run once more, because the client has received no piece.
-    """
+    """Return all pieces of each call. If a call runs again with other pieces, all calls run once more."""
     try:
         return await _collect_pieces(app, requests)
     except StreamDiffersError:
@@ -116,37 +106,14 @@ _MARK = b"\x00"
 _encode = msgspec.json.encode
 
 
-class AnswerEvents(Protocol):
-    """The events of one streamed answer, in the format of its endpoint. `read`, `written`: token counts so far."""
-
-    read: int
-    written: int
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens so far."""
-
-    @property
-    def reasons(self) -> Sequence[str]:
-        """Finish reasons of the choices that have ended."""
-
-    def events(self, index: int, pieces: Sequence[TextPiece], /) -> bytes:
-        """Return the events for new pieces of a choice."""
-
-    def end(self) -> bytes:
-        """Return the last events."""
-
-
 class Chunks:
-    """The chunks of one streamed answer. `tokens`: number of tokens that all choices have read and written."""
+    """The chunks of a streamed answer. `read`, `written`: tokens so far; `reasons`: why choices ended."""
 
     def __init__(
         self, *, endpoint: Endpoint, name: str, model: str, created: int, per_prompt: int, usage: bool,
         continuous: bool = False,
     ) -> None:  # fmt: skip
-        """`per_prompt`: number of choices per prompt; `usage`: True if the last chunk states the token counts;
-        `continuous`: True if each chunk states the token counts.
-        """
+        """`per_prompt`: choices per prompt; `usage`: the last chunk has token counts; `continuous`: each chunk has."""
         is_chat = endpoint is Endpoint.CHAT
         self._is_chat = is_chat
         self._head = {
@@ -161,16 +128,11 @@ class Chunks:
         self._continuous = continuous
         self._offsets: dict[int, int] = {}
         self._plain: dict[int, tuple[bytes, bytes]] = {}
-        """The bytes before and after the text in an event that contains only text, by the index of the choice."""
+        """The bytes around the text in an event with text alone, by choice."""
         self.read, self.written = 0, 0
-        self.is_whole = False
         self._completed = 0
-        """Number of generated tokens of the choices that have ended."""
+        """Number of generated tokens of the ended choices."""
         self.reasons: list[str] = []
-
-    @property
-    def tokens(self) -> int:
-        return self.read + self.written
 
     def events(self, index: int, pieces: Sequence[TextPiece]) -> bytes:
         return b"".join([self._encode_piece_chunk(index, piece) for piece in pieces])
@@ -183,11 +145,10 @@ class Chunks:
                     return self._choice(index, text=piece)
                 head, tail = self._plain.get(index) or self._plain_event_head_and_tail(index)
                 return head + _encode(piece) + tail
-            case EchoPiece():
-                self._offsets[index] = -piece.unshown
-                return self._choice(index, text=piece.text, likelihoods=piece.logprobs)
             case TokenPiece():
-                self.written += 1
+                self.written += piece.tokens
+                if piece.unshown:
+                    self._offsets[index] = -piece.unshown
                 return self._choice(index, text=piece.text, likelihoods=piece.logprobs)
             case AnswerPiece():
                 self.written += piece.tokens
@@ -203,16 +164,13 @@ class Chunks:
 
     def end(self) -> bytes:
         self.written = self._completed
-        self.is_whole = True
         if not self._usage:
             return DONE
         last: dict[str, Any] = {**self._head, "choices": [], "usage": token_usage(self.read, self.written)}
         return _event(last) + DONE
 
     def _plain_event_head_and_tail(self, index: int) -> tuple[bytes, bytes]:
-        """Return the bytes before and after the text in an event that contains only text. These bytes are encoded once,
-        because such events differ only in the text.
-        """
+        """Encode the bytes around the text in an event with text alone once."""
         head, tail = self._choice(index, text=msgspec.Raw(_MARK)).split(_MARK)
         self._plain[index] = head, tail
         return head, tail
@@ -239,12 +197,8 @@ class Chunks:
         return _event(chunk)
 
 
-def error_event(error: ApiError) -> bytes:
-    return _event(error.body)
-
-
 def comment(text: str) -> bytes:
-    """Return a comment event, which clients ignore and which keeps connections open."""
+    """Clients ignore a comment, which keeps connections open."""
     return f": {text}\n\n".encode()
 
 
@@ -255,76 +209,31 @@ def _event(value: Any) -> bytes:
 _HEADERS_S = 1.0
 _HOT_HEADERS_S = 10.0
 """Seconds after which a stream without a piece starts with comments (`_HOT_HEADERS_S`: for a loaded model). An earlier
-error is still answered with an HTTP error status, so that clients retry.
+error gets an HTTP error status, so that clients retry.
 """
 _COMMENT_S = 2.0
-_CANCEL_LIMIT_S = 1.0
-"""Seconds after a disconnect until a request no longer counts for its key. By then, its calls have ended."""
-
-
-class RunningRequest:
-    """A request that is running: the metrics of the request, and the count for the limits of its key."""
-
-    def __init__(self, figures: RequestFigures, held: HeldRequest) -> None:
-        self.figures = figures
-        self._held = held
-        self._over = False
-
-    def count(self, read: int, written: int) -> None:
-        """Count the tokens that were read, and the written tokens that are not counted yet."""
-        self.figures.read(read)
-        if written:
-            self.figures.written(written)
-        self.count_tokens(read, written)
-
-    def count_tokens(self, read: int, written: int) -> None:
-        self._held.tokens = read + written
-        self.figures.tokens = read, written
-
-    def end(self, error: BaseException | None) -> None:
-        if not self._over:
-            self._over = True
-            self._held.end()
-            self.figures.end(error)
-
-    def leave(self, error: BaseException) -> None:
-        if not self._over:
-            self._over = True
-            asyncio.get_running_loop().call_later(_CANCEL_LIMIT_S, self._held.end)
-            self.figures.end(error)
 
 
 class StreamedAnswer:
-    """The events of one streamed answer.
-
-    `pieces`: pairs of a choice's index and its new pieces; `waits_for`: returns why no piece has arrived; `is_hot`:
-    returns True if the model is loaded; `failed`: receives the error that ends the stream.
-    """
+    """A streamed answer. `failed`: receives the error that ends it."""
 
     def __init__(
-        self,
-        pieces: AsyncGenerator[tuple[int, list[Any]], None],
-        chunks: AnswerEvents,
-        running: RunningRequest,
-        *,
-        waits_for: Callable[[], Awaitable[str]],
-        is_hot: Callable[[], Awaitable[bool]],
-        failed: Callable[[BaseException], None],
-    ) -> None:
+        self, pieces: AsyncGenerator[tuple[int, list[Piece]], None], chunks: Chunks | ResponseEvents,
+        running: RunningRequest, watch: SessionWatch, *, failed: Callable[[BaseException], None],
+    ) -> None:  # fmt: skip
         self._pieces = pieces
         self._chunks = chunks
         self._running = running
-        self._waits_for = waits_for
-        self._is_hot = is_hot
+        self._watch = watch
         self._failed = failed
         self._first: asyncio.Future[tuple[int, list[Any]]] = asyncio.ensure_future(anext(pieces))
         self._failure: BaseException | None = None
         self._is_whole = False
 
     async def begin(self) -> None:
-        """Wait up to 10 s for the first piece. Raises errors of calls that fail meanwhile."""
+        """Wait up to 10 s for the first piece. Raises errors of calls."""
         await asyncio.wait({self._first}, timeout=_HEADERS_S)
-        if not self._first.done() and await self._is_hot():
+        if not self._first.done() and (await self._watch.facts(self._running.model)).hot:
             await asyncio.wait({self._first}, timeout=_HOT_HEADERS_S - _HEADERS_S)
         if self._first.done():
             self._first.result()
@@ -333,15 +242,15 @@ class StreamedAnswer:
         """Yield comments until the first piece, then chunks, then the last events."""
         try:
             while not self._first.done():
-                yield comment(await self._waits_for())
+                yield comment(await self._watch.waits_for(self._running.model))
                 await asyncio.wait({self._first}, timeout=_COMMENT_S)
             found: tuple[int, list[Any]] | None = self._first.result()
-            self._running.figures.begins()
+            self._running.begins()
             while found is not None:
                 before = self._chunks.written
                 events = self._chunks.events(*found)
                 if tokens := self._chunks.written - before:
-                    self._running.figures.written(tokens, streamed=True)
+                    self._running.written(tokens, streamed=True)
                 yield events
                 found = await anext(self._pieces, None)
             self._is_whole = True
@@ -349,20 +258,23 @@ class StreamedAnswer:
         except Exception as error:
             self._failure = error
             self._failed(error)
-            yield error_event(refusal_of(error).error)
+            yield _event(refusal_of(error).body)
         except BaseException as error:
             self._failure = error
             raise
 
     async def close(self) -> None:
-        """Count the request and end its calls, after the response or when the client has disconnected."""
-        self._running.figures.read(self._chunks.read)
-        self._running.count_tokens(self._chunks.read, self._chunks.written)
-        self._running.figures.finished(self._chunks.reasons)
+        """Count the request and end its calls, after the response or a disconnect."""
+        running, chunks = self._running, self._chunks
+        running.read(chunks.read)
+        running.count_tokens(chunks.read, chunks.written)
+        running.finished(chunks.reasons)
+        if self._is_whole:
+            running.model.lengths.record(chunks.written // max(1, len(chunks.reasons)))
         if self._is_whole or isinstance(self._failure, Exception):
-            self._running.end(self._failure)
+            running.end(self._failure)
         else:
-            self._running.leave(self._failure or ClientLeft())
+            running.leave(self._failure or ClientLeft())
         await self.leave()
 
     async def leave(self) -> None:

@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize` in vLLM's format, with the model's `tokenizer.json`. The model need not be loaded."""
+"""`/tokenize` and `/detokenize` in vLLM's format, with the model's `tokenizer.json`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from stoker.apps.common.openai_requests import parse_json_object
-from stoker.apps.common.refusals import RequestRefused, refused, shown
+from stoker.apps.common.refusals import RequestRefused, expect, refused, required, shown
 from stoker.apps.gateway.failures import log
 from stoker.apps.gateway.keys import Caller
 from stoker.apps.gateway.served import ServedModel, ServedModels
@@ -18,9 +18,10 @@ from stoker.contexts import token_counter
 from stoker.errors import RecipeError
 
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
-_TOKENIZE_FIELDS: dict[str, type] = {"model": str, "prompt": str, "add_special_tokens": bool, "return_token_strs": bool}
-_DETOKENIZE_FIELDS: dict[str, type] = {"model": str, "tokens": list}
-_KINDS = {str: "a text", bool: "true or false", list: "a list of token ids"}
+_FIELDS: dict[str, dict[str, type]] = {
+    TOKENIZE: {"model": str, "prompt": str, "add_special_tokens": bool, "return_token_strs": bool},
+    DETOKENIZE: {"model": str, "tokens": list},
+}
 _MOST_ID = 1 << 31
 
 
@@ -31,7 +32,7 @@ class Tokenizing:
         self._counters = {name: token_counter(model.settings.path) for name, model in models.items()}
 
     async def tokenize(self, request: Request, _caller: Caller) -> Response:
-        body = _read(await receive_body(request, most=self._most_bytes), _TOKENIZE_FIELDS, needs="prompt")
+        body = _read(await receive_body(request, most=self._most_bytes), TOKENIZE, needs="prompt")
         model = self._models.named(body["model"])
         ids, names = await self._run(model, "encode", body["prompt"], special=body.get("add_special_tokens", True))
         return JSONAnswer(
@@ -42,7 +43,7 @@ class Tokenizing:
         )  # fmt: skip
 
     async def detokenize(self, request: Request, _caller: Caller) -> Response:
-        body = _read(await receive_body(request, most=self._most_bytes), _DETOKENIZE_FIELDS, needs="tokens")
+        body = _read(await receive_body(request, most=self._most_bytes), DETOKENIZE, needs="tokens")
         for number, id in enumerate(body["tokens"]):
             if isinstance(id, bool) or not isinstance(id, int) or not 0 <= id < _MOST_ID:
                 raise refused(f"tokens[{number}]", f"must be a token id, and is {shown(id)}", "invalid_type")
@@ -63,15 +64,14 @@ class Tokenizing:
             ) from None  # fmt: skip
 
 
-def _read(data: bytes, fields: dict[str, type], *, needs: str) -> dict[str, Any]:
+def _read(data: bytes, address: str, *, needs: str) -> dict[str, Any]:
+    fields = _FIELDS[address]
     body = {name: value for name, value in parse_json_object(data).items() if value is not None}
     for name, value in body.items():
         if name not in fields:
             what = f"is not a known field here; there are {', '.join(fields)}"
             raise refused(name, what, "unknown_parameter")
-        if not isinstance(value, fields[name]):
-            raise refused(name, f"must be {_KINDS[fields[name]]}, and is {shown(value)}", "invalid_type")
+        expect(value, fields[name], name)
     for name in ("model", needs):
-        if name not in body:
-            raise refused(name, "is missing", "missing_required_parameter")
+        required(body, name)
     return body

@@ -1,9 +1,7 @@
 """Count requests and tokens per key, model and day, in an SQLite file that all gateways of a user share.
 
-Every second, a thread adds the counts in memory to the file, so a killed gateway loses about one second of counts.
-
-A gateway reads the totals of a batch from the answers of the batch. The file contains the totals that have been counted
-so far, and the gateway adds the difference.
+A thread writes the counts every second, so a killed gateway loses about one second of them. For a batch, the file
+contains its totals so far, and a gateway adds the difference.
 """
 
 from __future__ import annotations
@@ -15,12 +13,14 @@ import re
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from stoker.apps.common.batch_state import OK, read_json_lines
 from stoker.apps.common.openai_requests import RequestRefused
 from stoker.contexts import may_be_shared, state_folder
 
@@ -36,12 +36,10 @@ _EVERY_S = 1.0
 _LOCKED_S = 2.0
 """Seconds to wait for the lock of another process."""
 _LOG_INTERVAL_S = 60.0
-_MOST_ROWS = 10_000
-_OTHERS = "(others)"
 
 
 class UsageCount(msgspec.Struct):
-    """Requests and tokens. `refused`: requests over a limit or too late; `failed`: requests with another error."""
+    """Requests and tokens. `refused`: over a limit or too late; `failed`: with another error."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -50,32 +48,21 @@ class UsageCount(msgspec.Struct):
     failed: int = 0
 
     def add(self, other: UsageCount) -> None:
-        for name in _COUNTS:
+        for name in COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
-_COUNTS = UsageCount.__struct_fields__
+COUNTS = UsageCount.__struct_fields__
 Place = tuple[str, str, str]
 """The day, key and model of a count."""
-
-
-class UsageRow(UsageCount):
-    """A row of a usage report. A column that the report does not have is an empty string."""
-
-    key: str = ""
-    model: str = ""
-    day: str = ""
-
-
-class BatchUsage(msgspec.Struct, frozen=True):
-    """The totals of a batch so far, by model."""
-
-    key: str
-    models: dict[str, UsageCount]
+UsageRow = dict[str, Any]
+"""A row of a report: its columns, and the counts."""
+BatchTotals = tuple[str, dict[str, UsageCount]]
+"""The key of a batch, and its totals so far by model."""
 
 
 class UsageQuery(msgspec.Struct, frozen=True):
-    """A query for a usage report. `since`: the first day; `by`: the columns; an empty `key` or `model` selects all."""
+    """A query. `since`: the first day; `by`: the columns; an empty `key` or `model` selects all."""
 
     since: str
     key: str = ""
@@ -84,15 +71,14 @@ class UsageQuery(msgspec.Struct, frozen=True):
 
 
 def read_query(given: Mapping[str, str]) -> UsageQuery:
-    """Return the query in the parameters of a request. Raises RequestRefused."""
+    """Return the query of a request. Raises RequestRefused."""
     for name in given:
         if name not in ("key", "model", "since", "by"):
             raise RequestRefused(f"{name:.80} is not a filter of usage", param=name[:80], code="unknown_parameter")
     by = tuple(dict.fromkeys(given.get("by", ",".join(DEFAULT_BY)).split(",")))
     if unknown := set(by) - set(COLUMNS):
-        raise RequestRefused(
-            f"by is {min(unknown)!r:.80}; there are {', '.join(COLUMNS)}", param="by", code="invalid_value"
-        )
+        said = f"by is {min(unknown)!r:.80}; there are {', '.join(COLUMNS)}"
+        raise RequestRefused(said, param="by", code="invalid_value")
     try:
         since = first_day(given.get("since", DEFAULT_SINCE))
     except ValueError as error:
@@ -100,12 +86,8 @@ def read_query(given: Mapping[str, str]) -> UsageQuery:
     return UsageQuery(since, given.get("key", ""), given.get("model", ""), by)
 
 
-def usage_row_to_dict(row: UsageRow, by: Sequence[str]) -> dict[str, str | int]:
-    return {name: getattr(row, name) for name in (*by, *_COUNTS)}
-
-
 def first_day(text: str) -> str:
-    """Return the first day of `7d` (today and the six days before) or of a date. Raises ValueError."""
+    """Return the first day of `7d` (today and six days before) or of a date. Raises ValueError."""
     today = datetime.date.today()
     if found := re.fullmatch(r"([1-9][0-9]{0,3})d", text):
         return (today - datetime.timedelta(days=int(found[1]) - 1)).isoformat()
@@ -119,26 +101,25 @@ def today() -> str:
     return time.strftime("%Y-%m-%d")
 
 
-_NUMBERS = ", ".join(f"{name} INTEGER NOT NULL" for name in _COUNTS)
-_NAMES = ", ".join(_COUNTS)
+_NUMBERS = ", ".join(f"{name} INTEGER NOT NULL" for name in COUNTS)
+_NAMES = ", ".join(COUNTS)
 _TABLES = (
     f"CREATE TABLE IF NOT EXISTS usage (day TEXT, key TEXT, model TEXT, {_NUMBERS}, PRIMARY KEY (day, key, model))"
     " WITHOUT ROWID",
     f"CREATE TABLE IF NOT EXISTS batches (batch TEXT, model TEXT, day TEXT, {_NUMBERS}, PRIMARY KEY (batch, model))"
     " WITHOUT ROWID",
 )
-_PLACEHOLDERS = ", ".join("?" for _ in _COUNTS)
+_PLACEHOLDERS = ", ".join("?" for _ in COUNTS)
 _ADD_USAGE = (
     f"INSERT INTO usage (day, key, model, {_NAMES}) VALUES (?, ?, ?, {_PLACEHOLDERS})"
-    " ON CONFLICT (day, key, model) DO UPDATE SET "
-    + ", ".join(f"{name} = {name} + excluded.{name}" for name in _COUNTS)
+    " ON CONFLICT (day, key, model) DO UPDATE SET " + ", ".join(f"{name} = {name} + excluded.{name}" for name in COUNTS)
 )
 _COUNTED = f"SELECT {_NAMES} FROM batches WHERE batch = ? AND model = ?"
 _REPLACE_BATCH = f"INSERT OR REPLACE INTO batches (batch, model, day, {_NAMES}) VALUES (?, ?, ?, {_PLACEHOLDERS})"
 
 
 class UsageFile:
-    """The SQLite file at `path` with the counts. The methods raise OSError and sqlite3.Error."""
+    """The counts on disk. The methods raise OSError and sqlite3.Error."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -147,20 +128,20 @@ class UsageFile:
     def usual(cls) -> UsageFile:
         return cls(state_folder() / "serve" / "usage.sqlite")
 
-    def add(self, counts: Mapping[Place, UsageCount], batches: Mapping[str, BatchUsage] | None = None) -> None:
-        """Add counts, and the part of the batches' totals that is not counted yet, in one transaction."""
+    def add(self, counts: Mapping[Place, UsageCount], batches: Mapping[str, BatchTotals] | None = None) -> None:
+        """Add counts, and the new part of the batches' totals, in one transaction."""
         with self._changed() as database:
             for place, count in counts.items():
                 database.execute(_ADD_USAGE, (*place, *msgspec.structs.astuple(count)))
-            for id, batch in (batches or {}).items():
-                for model, total in batch.models.items():
-                    _add_batch(database, id, model, total, key=batch.key)
+            for id, (key, models) in (batches or {}).items():
+                for model, total in models.items():
+                    _add_batch(database, id, model, total, key=key)
 
     def read(self, query: UsageQuery) -> list[UsageRow]:
         if not self.path.exists() or not self.path.stat().st_size:
             return []
         columns = ", ".join(query.by)
-        sums = ", ".join(f"SUM({name})" for name in _COUNTS)
+        sums = ", ".join(f"SUM({name})" for name in COUNTS)
         asked = (
             f"SELECT {columns}, {sums} FROM usage WHERE day >= ? AND ? IN ('', key) AND ? IN ('', model)"
             f" GROUP BY {columns} ORDER BY {columns}"
@@ -168,7 +149,7 @@ class UsageFile:
         address = f"{self.path.absolute().as_uri()}?mode=ro"
         with closing(sqlite3.connect(address, uri=True, timeout=_LOCKED_S)) as database:
             found = database.execute(asked, (query.since, query.key, query.model)).fetchall()
-        return [UsageRow(**dict(zip((*query.by, *_COUNTS), row, strict=True))) for row in found]
+        return [dict(zip((*query.by, *COUNTS), row, strict=True)) for row in found]
 
     @contextmanager
     def _changed(self) -> Iterator[sqlite3.Connection]:
@@ -198,12 +179,12 @@ def _add_batch(database: sqlite3.Connection, id: str, model: str, total: UsageCo
 
 
 class UsageRecorder:
-    """Keeps the counts of one gateway until a thread has written them. Without a file, no requests are counted."""
+    """Keeps the counts of a gateway until a thread has written them. Without a file, nothing is counted."""
 
     def __init__(self, file: UsageFile | None = None) -> None:
         self._file = file
         self._counts: dict[Place, UsageCount] = {}
-        self._batches: dict[str, BatchUsage] = {}
+        self._batches: dict[str, BatchTotals] = {}
         self._changing = threading.Lock()
         self._writing = threading.Lock()
         self._ended = threading.Event()
@@ -227,10 +208,10 @@ class UsageRecorder:
     def set_batch(self, id: str, models: Mapping[str, UsageCount], *, key: str) -> None:
         if self._file is not None and models:
             with self._changing:
-                self._batches[id] = BatchUsage(key or NOBODY, dict(models))
+                self._batches[id] = key or NOBODY, dict(models)
 
     def read(self, query: UsageQuery) -> list[UsageRow]:
-        """Write the counts to the file, and return the rows of a usage report. Raises OSError and sqlite3.Error."""
+        """Write the counts, and return the rows of a report. Raises OSError and sqlite3.Error."""
         self.flush()
         return self._file.read(query) if self._file is not None else []
 
@@ -250,19 +231,12 @@ class UsageRecorder:
                     for place, count in counts.items():
                         self._add(place, count)
                     self._batches = {**batches, **self._batches}
-                self._log_error(error)
+                if time.monotonic() >= self._logged_at + _LOG_INTERVAL_S:
+                    self._logged_at, path = time.monotonic(), self._file.path
+                    log.warning("%s: usage cannot be written: %s; it is kept in memory and written later", path, error)
 
     def _add(self, place: Place, count: UsageCount) -> None:
-        if place not in self._counts and len(self._counts) >= _MOST_ROWS:
-            place = (place[0], _OTHERS, _OTHERS)
         self._counts.setdefault(place, UsageCount()).add(count)
-
-    def _log_error(self, error: Exception) -> None:
-        now = time.monotonic()
-        if now >= self._logged_at + _LOG_INTERVAL_S:
-            self._logged_at = now
-            path = self._file.path if self._file is not None else ""
-            log.warning("%s: usage cannot be written: %s; it is kept in memory and written later", path, error)
 
     def _run(self) -> None:
         while not self._ended.wait(_EVERY_S):
@@ -273,8 +247,90 @@ class UsageRecorder:
             log.warning("the usage of %d requests is lost: it could not be written", lost)
 
 
-def sum_usage_rows(rows: Sequence[UsageRow]) -> UsageCount:
-    total = UsageCount()
-    for row in rows:
-        total.add(row)
-    return total
+# ---- batches
+
+_MOST_BYTES = 8_000_000
+
+
+class _Tokens(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _Body(msgspec.Struct):
+    model: str = ""
+    usage: _Tokens | None = None
+
+
+class _Response(msgspec.Struct):
+    status_code: int
+    body: _Body
+
+
+class _Line(msgspec.Struct):
+    """A line of an output file, or of a log, which contains the output line in its field `line`."""
+
+    custom_id: str | None = None
+    response: _Response | None = None
+    line: _Line | None = None
+
+
+class _BatchRequest(msgspec.Struct):
+    body: dict[str, Any]
+    custom_id: str | None = None
+
+
+class BatchReader:
+    """Counts a batch. `requests`: the input file; `log`: its answers so far; `models`: the models to count."""
+
+    def __init__(self, requests: Path, log: Path, *, models: Collection[str]) -> None:
+        self.totals: dict[str, UsageCount] = {}
+        self._requests = requests
+        self._log = log
+        self._models = models
+        self._at = 0
+        self._requested_models: dict[str, str] | None = None
+
+    def read_log(self) -> bool:
+        """Add new lines of the log. Return True if more may follow immediately."""
+        lines = []
+        with suppress(FileNotFoundError), self._log.open("rb") as log:
+            log.seek(self._at)
+            read = 0
+            for line in log:
+                if not line.endswith(b"\n"):
+                    break
+                lines.append(line)
+                read += len(line)
+                if read >= _MOST_BYTES:
+                    break
+            self._at += read
+        for line in lines:
+            with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                found = msgspec.json.decode(line, type=_Line)
+                self._add(found.line or found)
+        return bool(lines)
+
+    def read_files(self, *files: Path) -> None:
+        """Count these output files instead of the log."""
+        self.totals = {}
+        for file in files:
+            for line in read_json_lines(file, _Line):
+                self._add(line)
+
+    def _add(self, line: _Line) -> None:
+        if (response := line.response) is None:
+            return
+        body, failed = response.body, response.status_code != OK
+        model = self._asked_model(line.custom_id or "") if failed else body.model
+        if model in self._models:
+            tokens = body.usage or _Tokens()
+            count = UsageCount(1, tokens.prompt_tokens, tokens.completion_tokens, failed=failed)
+            self.totals.setdefault(model, UsageCount()).add(count)
+
+    def _asked_model(self, custom_id: str) -> str:
+        """Return the model from the input file, because an error does not name it."""
+        if self._requested_models is None:
+            requests = read_json_lines(self._requests, _BatchRequest)
+            self._requested_models = {each.custom_id or "": str(each.body.get("model", "")) for each in requests}
+        return self._requested_models.get(custom_id, "")

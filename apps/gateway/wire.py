@@ -1,4 +1,4 @@
-"""HTTP functions for all routes: request bodies of limited size, errors in OpenAI's format, server-sent events."""
+"""HTTP functions for all routes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import msgspec
 from starlette.datastructures import MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stoker.apps.common.openai_requests import RequestRefused
@@ -23,12 +23,7 @@ from stoker.apps.gateway.failures import refusal_of
 
 T = TypeVar("T")
 _LARGEST_BODY_FACTOR = 16
-"""A body that is too large is read up to this multiple of the limit, because clients read
-an answer only after they have sent the body.
-"""
-
-
-_SERVER_ERROR = 500
+"""A body that is too large is read up to this multiple of the limit, because clients read an answer only afterwards."""
 _REQUEST_ID = "x-request-id"
 
 
@@ -52,25 +47,19 @@ class RequestIds:
 
 
 class CrossOrigin:
-    """Supports pages of other sites (CORS) if the gateway requires keys. Without keys, the guard refuses these pages.
-
-    `origins`: the allowed sites; empty: all, because a page needs a key anyway.
-    """
+    """Pages of other `origins` (empty: all) may send requests if keys are required; see `Guard` otherwise."""
 
     def __init__(self, app: ASGIApp, *, is_open: Callable[[], bool], origins: Sequence[str]) -> None:
         self._app = app
         self._is_open = is_open
         self._cors = CORSMiddleware(
             app, allow_origins=list(origins) or ["*"], allow_methods=["GET", "POST", "DELETE"], allow_headers=["*"],
-            expose_headers=[_REQUEST_ID, "retry-after"], max_age=_PREFLIGHT_S,
+            expose_headers=[_REQUEST_ID, "retry-after"], max_age=600,
         )  # fmt: skip
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app = self._app if self._is_open() else self._cors
         await app(scope, receive, send)
-
-
-_PREFLIGHT_S = 600
 
 
 class ClientLeft(Exception): ...
@@ -83,44 +72,35 @@ class JSONAnswer(Response):  # type: ignore[misc]  # starlette has no types here
         return msgspec.json.encode(content)
 
 
-class JSONParts(Response):  # type: ignore[misc]
-    """A JSON body that is encoded in parts during sending, to limit memory. Only a single part has a content length."""
+def json_parts(parts: Iterator[bytes]) -> Response:
+    """Answer with JSON that is encoded in parts during sending, to limit memory."""
+    first, second = next(parts), next(parts, None)
+    if second is None:
+        return Response(first, media_type="application/json")
 
-    media_type = "application/json"
-
-    def __init__(self, parts: Iterator[bytes]) -> None:
-        first, second = next(parts), next(parts, None)
-        self._parts = itertools.chain([first], [second] if second is not None else [], parts)
-        super().__init__()
-        if second is None:
-            self.headers["content-length"] = str(len(first))
-        else:
-            del self.headers["content-length"]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        del scope, receive
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        for part in self._parts:
-            await send({"type": "http.response.body", "body": part, "more_body": True})
+    async def send() -> AsyncGenerator[bytes, None]:
+        for part in itertools.chain([first, second], parts):
+            yield part
             await asyncio.sleep(0)  # let other requests run, even if the send does not wait
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    return StreamingResponse(send(), media_type="application/json")
 
 
 def error_answer(error: BaseException) -> Response:
-    """Return a response with an error in OpenAI's format, and with headers that control retries."""
+    """Return an error in OpenAI's format, with headers that control retries."""
     refusal = refusal_of(error)
     headers = {}
     if refusal.retry_after_s:
         headers["Retry-After"] = str(max(1, math.ceil(refusal.retry_after_s)))
-    elif refusal.error.status >= _SERVER_ERROR:
+    elif refusal.status >= 500:
         headers["x-should-retry"] = "false"
-    if refusal.error.status == 401:
+    if refusal.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return JSONAnswer(refusal.error.body, refusal.error.status, headers)
+    return JSONAnswer(refusal.body, refusal.status, headers)
 
 
 async def receive_body(request: Request, *, most: int) -> bytes:
-    """Return the body of a request. Raises RequestRefused (413) above `most` bytes, and ClientLeft on a disconnect."""
+    """Return the body of a request. Raises RequestRefused (413), and ClientLeft on a disconnect."""
     parts: list[bytes] = []
     size = 0
     while True:
@@ -141,7 +121,7 @@ async def receive_body(request: Request, *, most: int) -> bytes:
 
 
 async def result_unless_disconnected(request: Request, work: Awaitable[T]) -> T:
-    """Return the result of `work`. If the client disconnects first, cancel `work` and raise ClientLeft."""
+    """Return the result of `work`. On a disconnect, cancel it and raise ClientLeft."""
     working = asyncio.ensure_future(work)
     gone = asyncio.create_task(_wait_for_disconnect(request.receive))
     try:
@@ -155,24 +135,23 @@ async def result_unless_disconnected(request: Request, work: Awaitable[T]) -> T:
 
 
 _SILENT_S = 15.0
-"""Seconds without an event after which a comment is sent, because proxies close silent connections after a minute."""
+"""Seconds of silence before a comment, because proxies close silent connections after a minute."""
 
 
 _FEW_STREAMS = 8
 _APART_S = 0.015
-"""Seconds between two writes to a stream while more than `_FEW_STREAMS` streams are open. A write costs a third of the
-gateway's time for a token.
+"""Seconds between two writes to a stream while many are open. A write costs a third of the gateway's time for a token.
 """
 
 
 class EventStream(Response):  # type: ignore[misc]
-    """Server-sent events, with comments during silence. `at_end`: called at the end, or when the client disconnects.
-    While many streams are open, events closer than `_APART_S` seconds are sent together, unless `at_once` is true.
+    """Server-sent events, with comments during silence. `at_end`: called at the end, or on a disconnect.
+
+    With many open streams, close events are sent together, unless `at_once` is true.
     """
 
     media_type = "text/event-stream"
     open_streams = 0
-    """Number of streams in this process that send events."""
 
     def __init__(
         self, events: AsyncGenerator[bytes, None], *, at_end: Callable[[], Awaitable[None]] | None = None,
@@ -184,7 +163,7 @@ class EventStream(Response):  # type: ignore[misc]
         self._at_end = at_end
         self._is_open = False
         self._was_silent = False
-        """True if no event was sent since the last check in `_send_keepalive_comments`."""
+        """True if no event was sent since the last check."""
         del self.headers["content-length"]
         self.headers["cache-control"] = "no-cache"
         self.headers["x-accel-buffering"] = "no"
@@ -244,7 +223,7 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 
 
 async def _end(task: asyncio.Future[Any]) -> None:
-    """Cancel a task and wait for its end. Errors of the task are ignored."""
+    """Cancel a task and wait for its end."""
     task.cancel()
     with suppress(BaseException):
         await task

@@ -1,6 +1,6 @@
 """A worker of a gateway: answers requests for models, and forwards other requests to the gateway process.
 
-`workers` starts this process with the gateway's listening socket, and with a socket for calls as standard input.
+It gets the listening socket, and a socket for calls as standard input.
 """
 
 from __future__ import annotations
@@ -20,25 +20,19 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import stoker
+from stoker.apps.common.openai_requests import RequestRefused
 from stoker.apps.gateway.answering import Answering
-from stoker.apps.gateway.failures import TryLater
 from stoker.apps.gateway.figures import GatewayMetrics
 from stoker.apps.gateway.http import build_starlette_app, guarded, model_routes, reduce_garbage_collection
 from stoker.apps.gateway.keys import Caller, Guard, HeldRequest, KeyFile
 from stoker.apps.gateway.listening import run_server
-from stoker.apps.gateway.peers import GatewayPeer
 from stoker.apps.gateway.served import ServedModels, SessionWatch
 from stoker.apps.gateway.tokenizing import Tokenizing
 from stoker.apps.gateway.usage import UsageFile, UsageRecorder
-from stoker.apps.gateway.workers import WorkerReport, WorkerTask
+from stoker.apps.gateway.workers import GatewayPeer, WorkerReport, WorkerTask
 from stoker.sessions import Session, honoured_by
 
 _PR_SET_PDEATHSIG = 1
-_FORWARDED_FIELDS = (
-    "type", "http_version", "method", "scheme", "path", "raw_path", "root_path", "query_string", "headers", "client",
-    "server",
-)  # fmt: skip
-"""Fields of a request's ASGI scope that a worker forwards to the gateway process."""
 
 
 class GatewayWorker:
@@ -89,7 +83,7 @@ class GatewayWorker:
         self.when_over()
 
     async def _hold(self, caller: Caller) -> HeldRequest:
-        """Start a request of a key. Raises TryLater if a limit is reached."""
+        """Start a request of a key. Raises RequestRefused."""
         if not caller.name:
             return HeldRequest()
         number = next(self._numbers)
@@ -97,8 +91,7 @@ class GatewayWorker:
         try:
             refused = await self._peer.call("hold", number, caller.name)
             if refused is not None:
-                error = {name: value for name, value in refused["error"].items() if name != "param"}
-                raise TryLater(**error, retry_after_s=refused["retry_after_s"])
+                raise RequestRefused(**refused)
         except BaseException:
             held.end()
             raise
@@ -108,7 +101,7 @@ class GatewayWorker:
         number = next(self._numbers)
         self._forwarded[number] = receive, send
         try:
-            await self._peer.call("forward", number, {name: scope[name] for name in _FORWARDED_FIELDS if name in scope})
+            await self._peer.call("forward", number, {**scope, "state": {}})
         finally:
             del self._forwarded[number]
 

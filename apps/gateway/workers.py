@@ -1,22 +1,23 @@
 """The worker processes of a gateway (`stoker serve --workers N`), as seen by the gateway process.
 
-The workers inherit the gateway's listening socket, so a waiting connection is not lost when one worker ends. A worker
-answers requests for models over its own connection to the session. The worker forwards all other requests to the
-gateway process over a socket pair (`peers`), and needs the gateway's permission to start a request of a key. The
-gateway process alone therefore enforces limits, runs batches, and collects all figures.
+Workers inherit the listening socket, so a waiting connection survives the end of a worker. A worker answers requests
+for models over its own connection to the session. For other requests, and for permission to start a request of a key,
+it calls the gateway process, which alone enforces limits, runs batches, and collects figures.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import pickle
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -26,11 +27,10 @@ from starlette.types import ASGIApp
 
 from stoker.apps.common.models_file import ModelSettings
 from stoker.apps.common.openai_requests import RequestRefused
-from stoker.apps.gateway.failures import Refusal, refusal_of
+from stoker.apps.gateway.failures import refusal_of
 from stoker.apps.gateway.figures import Sample, summed
 from stoker.apps.gateway.keys import Guard, HeldRequest
 from stoker.apps.gateway.listening import GRACE_S
-from stoker.apps.gateway.peers import GatewayPeer
 from stoker.apps.gateway.served import ServedModels
 from stoker.sessions import WorkerFacts
 
@@ -38,9 +38,106 @@ log = logging.getLogger("stoker.gateway")
 
 _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _STABLE_S = 60.0
-"""Seconds that a worker must run before its next restart uses the shortest pause again."""
+"""Seconds of running after which the next restart is quick again."""
 _REPORT_S = 1.0
 _KILLED_AFTER_S = GRACE_S + 5.0
+
+
+# ---- calls in both directions over one socket, in frames of a length and a MessagePack list
+
+_LENGTH = struct.Struct(">I")
+_CALL, _NOTE, _CANCEL, _RESULT, _ERROR = range(5)
+_ENDED = "the other process has ended"
+
+
+class PeerLostError(ConnectionError):
+    """The other process has ended, or a call failed there."""
+
+
+class GatewayPeer:
+    """One end of the socket. `do`: executes a call of the other process, by name and arguments."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        do: Callable[[str, list[Any]], Awaitable[Any]],
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._do = do
+        self._numbers = itertools.count()
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._work: dict[int, asyncio.Task[None]] = {}
+        """Running calls of the other process, by number."""
+        self._is_over = False
+
+    async def call(self, name: str, *given: Any) -> Any:
+        """Return the result of a call in the other process. A cancellation cancels it there. Raises PeerLostError."""
+        if self._is_over:
+            raise PeerLostError(_ENDED)
+        number = next(self._numbers)
+        waiting = self._waiting[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._write(_CALL, number, name, given)
+            await self._writer.drain()
+            return await waiting
+        except asyncio.CancelledError:
+            self._write(_CANCEL, number)
+            raise
+        finally:
+            del self._waiting[number]
+
+    def note(self, name: str, *given: Any) -> None:
+        """Send a call without waiting for a result."""
+        self._write(_NOTE, next(self._numbers), name, given)
+
+    async def run(self) -> None:
+        """Execute calls and receive results until the other process ends."""
+        try:
+            while True:
+                [length] = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
+                kind, number, *rest = msgspec.msgpack.decode(await self._reader.readexactly(length))
+                self._take(kind, number, rest)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self._is_over = True
+            for task in self._work.values():
+                task.cancel()
+            for waiting in self._waiting.values():
+                if not waiting.done():
+                    waiting.set_exception(PeerLostError(_ENDED))
+            self._writer.close()
+
+    def _take(self, kind: int, number: int, rest: list[Any]) -> None:
+        if kind in (_CALL, _NOTE):
+            task = self._work[number] = asyncio.create_task(self._answer(number, *rest, has_result=kind == _CALL))
+            task.add_done_callback(lambda _task: self._work.pop(number, None))
+        elif kind == _CANCEL:
+            if number in self._work:
+                self._work[number].cancel()
+        elif (waiting := self._waiting.get(number)) is not None and not waiting.done():
+            if kind == _RESULT:
+                waiting.set_result(rest[0])
+            else:
+                waiting.set_exception(PeerLostError(rest[0]))
+
+    async def _answer(self, number: int, name: str, given: list[Any], *, has_result: bool) -> None:
+        try:
+            kind, result = _RESULT, await self._do(name, given)
+        except Exception as error:
+            log.warning("a call between the gateway's processes failed", exc_info=True)
+            kind, result = _ERROR, str(error)
+        if has_result:
+            self._write(kind, number, result)
+
+    def _write(self, *frame: Any) -> None:
+        data = msgspec.msgpack.encode(frame)
+        self._writer.write(_LENGTH.pack(len(data)) + data)
+
+
+# ---- workers
 
 
 class WorkerTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,18 +149,17 @@ class WorkerTask(msgspec.Struct, frozen=True, kw_only=True):
     most_bytes: int
     origins: tuple[str, ...]
     tls: tuple[str, str] | None
-    """Paths of the TLS certificate and of its private key."""
 
 
 class WorkerReport(msgspec.Struct, frozen=True):
-    """The statistics of a worker: the counts of each model (`meters`), and samples for Prometheus."""
+    """The statistics of a worker: counts by model (`meters`), and samples for Prometheus."""
 
     meters: dict[str, dict[str, Any]] = {}
     samples: tuple[Sample, ...] = ()
 
 
 class _Worker:
-    """A running worker. `held`: the running requests of keys, by the worker's request numbers."""
+    """A running worker. `held`: running requests of keys, by the worker's numbers."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -74,7 +170,7 @@ class _Worker:
 
 
 class GatewayWorkers:
-    """The workers. A worker that ends is restarted. `models`: models whose meters get the sums over all workers."""
+    """Restarts workers that end. `models`: models whose meters get the sums over all workers."""
 
     def __init__(self, task: WorkerTask, *, number: int, models: ServedModels, guard: Guard) -> None:
         self._task = task
@@ -83,7 +179,6 @@ class GatewayWorkers:
         self._guard = guard
         self._workers: list[_Worker] = []
         self._ended = WorkerReport()
-        """The summed statistics of all workers that have ended."""
         self._restarts = 0
         self._stops = False
 
@@ -92,11 +187,10 @@ class GatewayWorkers:
         return WorkerFacts(self._number, sum(each.is_ready for each in self._workers), self._restarts)
 
     async def keep(self, app: ASGIApp) -> None:
-        """Keep the workers running until this task is cancelled. `app`: answers requests that are not for models."""
+        """Keep the workers running until this task is cancelled. `app`: answers forwarded requests."""
         await asyncio.gather(*(self._keep_worker_running(app) for _ in range(self._number)))
 
     async def stop(self) -> None:
-        """Stop the workers. Kill workers that do not end in time."""
         self._stops = True
         ending = [asyncio.create_task(each.process.wait()) for each in self._workers]
         for number, wait_s in ((signal.SIGINT, _KILLED_AFTER_S), (signal.SIGKILL, None)):
@@ -136,7 +230,7 @@ class GatewayWorkers:
             self._restarts += 1
 
     async def _run_one(self, app: ASGIApp) -> int:
-        """Start a worker and serve its calls until the worker ends. Return its exit status."""
+        """Run a worker, and return its exit status."""
         here, there = socket.socketpair()
         try:
             with there:
@@ -181,26 +275,20 @@ class GatewayWorkers:
     async def _do(self, worker: _Worker, app: ASGIApp, name: str, given: list[Any]) -> Any:
         match name:
             case "hold":
-                return self._hold(worker, *given)
+                number, key = given
+                try:
+                    worker.held[number] = self._guard.begin_for_key_name(key)
+                except RequestRefused as error:
+                    return refusal_of(error)
             case "release":
-                return self._end_held_request(worker, *given)
+                if (held := worker.held.pop(given[0], None)) is not None:
+                    held.tokens = given[1]
+                    held.end()
             case "forward":
                 return await self._forward(worker, app, *given)
             case "ready":
                 worker.is_ready = True
 
-    def _hold(self, worker: _Worker, number: int, key: str) -> Refusal | None:
-        try:
-            worker.held[number] = self._guard.begin_for_key_name(key)
-        except RequestRefused as error:
-            return refusal_of(error)
-        return None
-
-    def _end_held_request(self, worker: _Worker, number: int, tokens: int) -> None:
-        if (held := worker.held.pop(number, None)) is not None:
-            held.tokens = tokens
-            held.end()
-
     async def _forward(self, worker: _Worker, app: ASGIApp, number: int, scope: dict[str, Any]) -> None:
-        """Answer a request that a worker has received. Each message waits until the worker has forwarded it."""
+        """Answer a forwarded request. Each message waits until the worker has passed it on."""
         await app(scope, partial(worker.peer.call, "receive", number), partial(worker.peer.call, "send", number))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
-from stoker.apps.common.command_line import WIDE, add_run_options, drop_unset_options, refuse_options_with_resume
+from stoker.apps.common.command_line import WIDE, RunChoice, add_run_options
 from stoker.apps.inference_sweep import APP
 from stoker.apps.inference_sweep.plan import SweepOptions
-from stoker.console import Screen, WholeNumber
+from stoker.console import WholeNumber
 
 _DEFAULT = SweepOptions()
 
@@ -29,9 +28,7 @@ _DEFAULT = SweepOptions()
 )
 @add_run_options(prefix="sweep", formats=["parquet", "jsonl"])
 @click.pass_context
-def command(
-    context: click.Context, /, *, out: Path | None, resume: Path | None, fresh: bool, json_: bool, **others: Any
-) -> None:
+def command(context: click.Context, /, *, choice: RunChoice, **given: Any) -> None:
     """Models x prompts x generation parameters over a data file.
 
     Models that fit a device together stay hot on it side by side. A run with the same options resumes a stopped sweep.
@@ -41,6 +38,4 @@ def command(
     """
     from stoker.apps.inference_sweep.run import run  # imported here, because importing Parsl would slow down --help
 
-    refuse_options_with_resume(resume, out=out, fresh=fresh)
-    given = drop_unset_options(others)
-    context.exit(run(given, resume=resume, out=out, fresh=fresh, screen=Screen(json_only=json_), json=json_))
+    context.exit(run(given, choice))

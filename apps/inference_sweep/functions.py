@@ -16,17 +16,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stoker import app
+from stoker.apps.common.calls import each_or_error
 
 if TYPE_CHECKING:
     from stoker.contexts import CausalLM
 
 
 class Request(msgspec.Struct, frozen=True):
-    """The input of one call: prompt texts with the same generation parameters.
-
-    `tensor_batch`: maximum number of texts that the engine generates in one batch, 0 = the engine decides; `seeds`: one
-    seed per text, so that the result of a row does not depend on the other rows of its call.
-    """
+    """Prompts with a seed each, so that a result does not depend on other rows. `tensor_batch`: 0 = the engine's."""
 
     number: int
     texts: tuple[str, ...]
@@ -38,10 +35,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class WrittenTexts(msgspec.Struct, frozen=True):
-    """The result of a call: a text per prompt, the start of the call (seconds since the epoch), and the duration.
-
-    `errors`: one text per prompt that says why the model refuses the prompt, or is empty for a generated text.
-    """
+    """Per prompt, a text, or an error if the model refuses it. `started_at`: seconds since the epoch."""
 
     number: int
     texts: list[str]
@@ -53,42 +47,20 @@ class WrittenTexts(msgspec.Struct, frozen=True):
 
 @app
 def generate(model: CausalLM, request: Request) -> WrittenTexts:
-    """Generate texts. The returned time includes only inference. If the model refuses a prompt, the other prompts still
-    get texts.
-    """
+    """Generate texts; other prompts still get texts if the model refuses a prompt. The time includes only inference."""
     started_at, begun = time.time(), time.perf_counter()
-    texts: list[str] = []
-    errors: list[str] = []
-    try:
-        texts = _write(model, request, request.texts, seeds=request.seeds)
-        errors = [""] * len(texts)
-    except ValueError:
-        # The model refuses the whole call because of one prompt. Run each prompt alone to find the bad prompt.
-        for text, seed in zip(request.texts, request.seeds, strict=True):
-            written, error = _generate_alone(model, request, text, seed=seed)
-            texts.append(written)
-            errors.append(error)
-    infer_s = time.perf_counter() - begun
-    worker = f"{socket.gethostname()}:{os.getpid()}"
+
+    def write(prompts: Sequence[tuple[str, int]]) -> list[str]:
+        texts, seeds = zip(*prompts, strict=True)
+        return model.generate(
+            [model.chat(text) for text in texts] if request.chat else list(texts),
+            max_new_tokens=request.max_new_tokens, batch_size=request.tensor_batch, temperature=request.temperature,
+            seed=seeds,
+        )  # fmt: skip
+
+    texts, errors = each_or_error(write, list(zip(request.texts, request.seeds, strict=True)))
     return WrittenTexts(
-        number=request.number, texts=texts, started_at=started_at, infer_s=infer_s, worker=worker, errors=errors
-    )
-
-
-def _generate_alone(model: CausalLM, request: Request, text: str, *, seed: int) -> tuple[str, str]:
-    """Return the generated text and the model's error. One of the two is empty."""
-    try:
-        return _write(model, request, (text,), seeds=(seed,))[0], ""
-    except ValueError as error:
-        reason = str(error) or type(error).__name__
-        return "", reason.replace("prompt 0 ", "the prompt ", 1)
-
-
-def _write(model: CausalLM, request: Request, texts: Sequence[str], *, seeds: Sequence[int]) -> list[str]:
-    return model.generate(
-        [model.chat(text) for text in texts] if request.chat else list(texts),
-        max_new_tokens=request.max_new_tokens,
-        batch_size=request.tensor_batch,
-        temperature=request.temperature,
-        seed=seeds,
-    )
+        number=request.number, texts=[text or "" for text in texts], started_at=started_at,
+        infer_s=time.perf_counter() - begun, worker=f"{socket.gethostname()}:{os.getpid()}",
+        errors=[error.replace("prompt 0 ", "the prompt ", 1) for error in errors],
+    )  # fmt: skip

@@ -27,28 +27,22 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from stoker.apps.common.data_rows import DataRows, check_rows, is_empty, read_toml
-from stoker.errors import ConfigError
-from stoker.toml_files import refuse_unknown
+from stoker.apps.common.data_rows import DataRows, Text, check_rows, is_empty, read_toml, refuse_duplicates
 
 EXAMPLE = Path(__file__).parent / "data" / "sweep.toml"
-PARAMETERS: dict[str, tuple[type, float, Any]] = {"max_new_tokens": (int, 1, 32), "temperature": (float, 0.0, 0.0)}
-"""The generation parameters of a sweep, by name: type, minimum, and default value."""
 _MOST = 1 << 40
-"""Maximum value of a parameter. No model generates more tokens, and calculations do not overflow."""
+"""Maximum value of a parameter, so that calculations do not overflow."""
 _LEAST_ABOVE_0 = 1e-6
 """Minimum temperature above 0. A division by a smaller temperature overflows a float."""
 _PLACES = re.compile(r"\{([^{}]+)\}")
 
 
 class SweepOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of one sweep. An empty string selects the default. `limit`: number of rows to use (0: all rows);
-    `tensor_batch`: maximum number of rows of a call that are generated in one batch (0: the engine decides).
-    """
+    """The options of a sweep. An empty string selects the default. `limit`: 0 for all rows."""
 
     sweep: str = ""
     data: str = ""
@@ -59,21 +53,21 @@ class SweepOptions(msgspec.Struct, frozen=True, kw_only=True):
     site: str = ""
 
 
-class SweepModel(msgspec.Struct, frozen=True):
+class SweepModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One model of the sweep. `engine`, `devices`: as in `stoker.causal_lm`."""
 
-    name: str
+    name: Text
     path: str = ""
-    dtype: str = "auto"
-    engine: str = "auto"
-    devices: int = 1
+    dtype: Text = "auto"
+    engine: Text = "auto"
+    devices: Annotated[int, msgspec.Meta(ge=1)] = 1
 
 
-class Template(msgspec.Struct, frozen=True):
-    """One prompt of the sweep: a text with columns in braces. `chat`: True for a message in the model's chat format."""
+class Template(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A prompt with columns in braces. `chat`: a message in the model's chat format."""
 
-    name: str
-    text: str
+    name: Text
+    text: Text
     chat: bool = False
 
     @property
@@ -81,16 +75,42 @@ class Template(msgspec.Struct, frozen=True):
         return tuple(dict.fromkeys(_PLACES.findall(self.text)))
 
     def fill(self, fields: Mapping[str, Any]) -> str:
-        """Return the text for one row. An empty cell becomes an empty text; braces in a value are kept."""
+        """An empty cell becomes an empty text; braces in a value are kept."""
         return _PLACES.sub(lambda place: "" if is_empty(value := fields[place[1]]) else str(value), self.text)
 
 
-class Sweep(msgspec.Struct, frozen=True):
-    file: str
-    models: tuple[SweepModel, ...]
-    prompts: tuple[Template, ...]
-    parameters: tuple[dict[str, Any], ...]
-    rows: DataRows
+_Tokens = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
+_Temperature = Annotated[float, msgspec.Meta(ge=0, le=_MOST)]
+
+
+class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The generation parameters of a sweep. A sweep runs every combination of the values."""
+
+    max_new_tokens: tuple[_Tokens, ...] | _Tokens = 32
+    temperature: tuple[_Temperature, ...] | _Temperature = 0.0
+
+    def __post_init__(self) -> None:
+        for name, values in zip(PARAMETERS, self.axes, strict=True):
+            if not values or len(set(values)) < len(values):
+                raise ValueError(f"{name} has {'the same value twice' if values else 'no value'}")
+        if any(0 < value < _LEAST_ABOVE_0 for value in self.axes[1]):
+            raise ValueError(f"temperature must be 0, or {_LEAST_ABOVE_0:g} or more")
+
+    @property
+    def axes(self) -> list[tuple[float, ...]]:
+        given = (self.max_new_tokens, self.temperature)
+        return [values if isinstance(values, tuple) else (values,) for values in given]
+
+
+PARAMETERS = Parameters.__struct_fields__
+
+
+class _SweepFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    data: Text
+    models: Annotated[list[SweepModel], msgspec.Meta(min_length=1)]
+    prompts: Annotated[list[Template], msgspec.Meta(min_length=1)]
+    id: str = ""
+    parameters: Parameters = Parameters()
 
 
 class Combination(msgspec.Struct, frozen=True):
@@ -110,106 +130,30 @@ class Combination(msgspec.Struct, frozen=True):
         return hashlib.sha256(msgspec.json.encode(what)).hexdigest()[:12]
 
 
-def combinations(sweep: Sweep) -> list[Combination]:
-    return [
-        Combination(model=model, prompt=prompt, parameters=parameters)
-        for model, prompt, parameters in itertools.product(sweep.models, sweep.prompts, sweep.parameters)
-    ]
+class Sweep(msgspec.Struct, frozen=True):
+    models: list[SweepModel]
+    prompts: list[Template]
+    combinations: list[Combination]
+    rows: DataRows
 
 
 def read_sweep(path: Path, *, data: Path | None = None, limit: int = 0) -> Sweep:
-    """Read a sweep file, with the rows of `data` if given, and only the first `limit` rows (0: all). Raises
-    ConfigError.
-    """
-    whole = read_toml(path, keys=["data", "id", "models", "prompts", "parameters"])
-    models = [
-        SweepModel(**{**table, "path": _model_path(table.get("path", ""), folder=path.parent)})
-        for table in _tables(whole, "models", SweepModel, file=path)
-    ]
-    prompts = [Template(**table) for table in _tables(whole, "prompts", Template, file=path)]
-    _refuse_duplicates({model.name: (_real_path(model.path), model.dtype) for model in models}, "models", file=path)
-    _refuse_duplicates({prompt.name: (prompt.text, prompt.chat) for prompt in prompts}, "prompts", file=path)
-    parameters = _grid(whole.get("parameters", {}), file=path)
-    source = data or path.parent / _text(whole, "data", file=path, where="top", empty=False)
-    column = _text(whole, "id", file=path, where="top", empty=True)
-    wanted = {f"the prompt {prompt.name}": prompt.columns for prompt in prompts}
-    rows = check_rows(source, column=column, wanted=wanted, limit=limit, empty_means="the prompt has no text there")
-    return Sweep(file=str(path), models=tuple(models), prompts=tuple(prompts), parameters=tuple(parameters), rows=rows)
+    """Read a sweep file, with the rows of `data` if given, and only the first `limit` rows (0: all)."""
+    found = read_toml(path, _SweepFile)
+    models = [_placed(model, folder=path.parent) for model in found.models]
+    refuse_duplicates("models", [(one.name, (os.path.realpath(one.path), one.dtype)) for one in models], file=path)
+    refuse_duplicates("prompts", [(one.name, (one.text, one.chat)) for one in found.prompts], file=path)
+    rows = check_rows(
+        data or path.parent / found.data, column=found.id, limit=limit, empty_means="the prompt has no text there",
+        wanted={f"the prompt {prompt.name}": prompt.columns for prompt in found.prompts},
+    )  # fmt: skip
+    grid = [dict(zip(PARAMETERS, values, strict=True)) for values in itertools.product(*found.parameters.axes)]
+    combined = [Combination(*each) for each in itertools.product(models, found.prompts, grid)]
+    return Sweep(models, found.prompts, combined, rows)
 
 
-def _tables(whole: Mapping[str, Any], name: str, kind: type[msgspec.Struct], *, file: Path) -> list[dict[str, Any]]:
-    tables = whole.get(name, [])
-    if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
-        raise ConfigError(f"{file}: {name} is missing; write at least one [[{name}]]", file=str(file), key=name)
-    required = {field.name for field in msgspec.structs.fields(kind) if field.required}
-    seen = set()
-    for number, table in enumerate(tables, start=1):
-        where = f"{name} {number}"
-        refuse_unknown(table, kind.__struct_fields__, file=file, where=where)
-        for field in kind.__struct_fields__:
-            if field == "chat":
-                if not isinstance(table.get("chat", False), bool):
-                    raise ConfigError(f"{file}: {where}: chat must be true or false", file=str(file), key="chat")
-            elif field == "devices":
-                if type(found := table.get(field, 1)) is not int or found < 1:
-                    wrong = f"devices = {found!r}: write a whole number, 1 or more"
-                    raise ConfigError(f"{file}: {where}: {wrong}", file=str(file), key=field)
-            elif field in required or field in table:
-                _text(table, field, file=file, where=where, empty=field not in required)
-        if table["name"] in seen:
-            raise ConfigError(f"{file}: {where}: {table['name']} is used twice", file=str(file), key="name")
-        seen.add(table["name"])
-    return tables
-
-
-def _refuse_duplicates(asked: Mapping[str, object], table: str, *, file: Path) -> None:
-    """Raise ConfigError if two entries differ only in their names, because every call would run twice."""
-    first: dict[object, str] = {}
-    for number, (name, what) in enumerate(asked.items(), start=1):
-        if what in first:
-            raise ConfigError(
-                f"{file}: {table} {number}: {name} and {first[what]} are the same; leave one of them out",
-                file=str(file), key=table,
-            )  # fmt: skip
-        first[what] = name
-
-
-def _text(table: Mapping[str, Any], key: str, *, file: Path, where: str, empty: bool) -> str:
-    value = table.get(key, "")
-    if not isinstance(value, str) or not (value.strip() or empty):
-        problem = "is missing" if key not in table else f"must be text, and is {value!r:.40}"
-        raise ConfigError(f"{file}: {where}: {key} {problem}", file=str(file), key=key)
-    return value
-
-
-def _model_path(path: str, *, folder: Path) -> str:
-    """Resolve a path relative to the sweep file. A missing path may be a hub name."""
-    return str((folder / path).absolute()) if path and (folder / path).exists() else path
-
-
-def _real_path(path: str) -> str:
-    return os.path.realpath(path) if path and os.path.exists(path) else path
-
-
-def _grid(table: Any, *, file: Path) -> list[dict[str, Any]]:
-    if not isinstance(table, dict):
-        raise ConfigError(f"{file}: parameters must be a table, [parameters]", file=str(file), key="parameters")
-    refuse_unknown(table, PARAMETERS, file=file, where="parameters")
-    axes: list[list[Any]] = []
-    for name, (kind, least, default) in PARAMETERS.items():
-        given = table.get(name, default)
-        values = given if isinstance(given, list) else [given]
-        for value in values:
-            number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
-            if not number or not least <= value <= _MOST or 0 < value < _LEAST_ABOVE_0:
-                what = "a whole number" if kind is int else "a number"
-                more = f" (0, or {_LEAST_ABOVE_0:g} or more)" if kind is float else ""
-                raise ConfigError(
-                    f"{file}: parameters: {name} is {value!r:.40}; it must be {what}, {least} or more{more}",
-                    file=str(file), key=name,
-                )  # fmt: skip
-        if not values or len(set(values)) < len(values):
-            problem = "the same value twice" if values else "no value"
-            raise ConfigError(f"{file}: parameters: {name} has {problem}", file=str(file), key=name)
-        axes.append([kind(value) for value in values])
-    return [dict(zip(PARAMETERS, values, strict=True)) for values in itertools.product(*axes)]
+def _placed(model: SweepModel, *, folder: Path) -> SweepModel:
+    """Resolve the path of a model relative to the sweep file. A missing path may be a hub name."""
+    there = folder / model.path
+    found = str(there.absolute()) if model.path and there.exists() else model.path
+    return msgspec.structs.replace(model, path=found)

@@ -1,9 +1,7 @@
-"""Run one sweep, from the sweep file to the results.
+"""Run one sweep. The calls of all models are submitted together; the manager decides when to load each model.
 
-The calls of all models are submitted together. The manager decides when to load each model.
-
-The data file may be larger than memory: only keys and positions of records are in memory. If a model refuses a row, the
-column `error` contains the reason. A refused row is only in the log of the attempt, so a resumed run retries the row.
+The data file may be larger than memory. If a model refuses a row, the column `error` contains the reason, and a resumed
+run retries the row.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import zlib
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +17,20 @@ import msgspec
 
 from stoker import causal_lm
 from stoker.apps.common.calls import run_calls, split_into_batches
-from stoker.apps.common.command_line import columns, command, count, resolve
+from stoker.apps.common.command_line import RunChoice, columns, command, count, resolve
 from stoker.apps.common.data_rows import DataItem
 from stoker.apps.common.models_file import model_digest_or_name
-from stoker.apps.common.runner import Attempt, OpenRun, Outcome, Records, RunSpec, execute, resume_command
+from stoker.apps.common.runner import Attempt, OpenRun, Outcome, Records, RunSpec, execute
 from stoker.apps.inference_sweep import APP
 from stoker.apps.inference_sweep.functions import Request, WrittenTexts, generate
 from stoker.apps.inference_sweep.plan import (
     EXAMPLE,
-    PARAMETERS,
     Combination,
     Sweep,
     SweepModel,
     SweepOptions,
-    combinations,
     read_sweep,
 )
-from stoker.console import Screen
 from stoker.contexts import Recipe
 from stoker.datafile import write_rows
 from stoker.errors import StokerError
@@ -46,40 +41,27 @@ KEY = ("combination", "id")
 """Fields that identify a result: the digest of the combination and the id of the row."""
 
 COLUMNS: dict[str, type] = {
-    "model": str, "prompt": str, **{name: kind for name, (kind, _, _) in PARAMETERS.items()}, "id": str, "input": str,
-    "output": str, "infer_s": float, "started_at": float, "worker": str, "error": str,
+    "model": str, "prompt": str, "max_new_tokens": int, "temperature": float, "id": str, "input": str, "output": str,
+    "infer_s": float, "started_at": float, "worker": str, "error": str,
 }  # fmt: skip
 
 
-class SweepCall(msgspec.Struct, frozen=True):
-    combination: Combination
-    items: tuple[DataItem, ...]
+SentRows = dict[int, tuple[Combination, tuple[str, ...]]]
+"""The combination and the row ids of each call in flight, by the call's number."""
 
 
-class OpenSweepCall(msgspec.Struct, frozen=True):
-    combination: Combination
-    ids: tuple[str, ...]
-
-
-def make_records(call: OpenSweepCall, written: WrittenTexts) -> tuple[list[Record], list[Record]]:
-    """Return the records of the rows that have texts, and the records of the failed rows. Raises StokerError for a
-    wrong number of texts.
-    """
-    if not len(written.texts) == len(written.errors) == len(call.ids):
-        raise StokerError(
-            f"{call.combination.name}: a call of {len(call.ids)} rows returned {len(written.texts)} texts"
-        )
+def make_records(
+    combination: Combination, ids: tuple[str, ...], written: WrittenTexts
+) -> tuple[list[Record], list[Record]]:
+    """Return the records of the rows that have texts, and the records of the failed rows."""
     records: list[Record] = []
     failed: list[Record] = []
-    for id, text, error in zip(call.ids, written.texts, written.errors, strict=True):
+    for id, text, error in zip(ids, written.texts, written.errors, strict=True):
         record = {
-            "combination": call.combination.digest,
-            "id": id,
-            "output": None if error else text,
-            "infer_s": round(written.infer_s / len(call.ids), 6),
-            "started_at": round(written.started_at, 3),
+            "combination": combination.digest, "id": id, "output": None if error else text,
+            "infer_s": round(written.infer_s / len(ids), 6), "started_at": round(written.started_at, 3),
             "worker": written.worker,
-        }
+        }  # fmt: skip
         if error:
             failed.append({**record, "error": error})
         else:
@@ -87,34 +69,27 @@ def make_records(call: OpenSweepCall, written: WrittenTexts) -> tuple[list[Recor
     return records, failed
 
 
-def make_rows(sweep: Sweep, combined: Sequence[Combination], log: Records, failed: Records) -> Iterator[dict[str, Any]]:
-    """Yield the rows of the results file, sorted by combination, then by input row. Each has a record in a log."""
-    for combination in combined:
+def make_rows(sweep: Sweep, log: Records, failed: Records) -> Iterator[dict[str, Any]]:
+    """Yield the rows of the results file, by combination, then by input row."""
+    for combination in sweep.combinations:
         digest = combination.digest
         for item in sweep.rows:
             record = log.get((digest, item.id)) or failed.get((digest, item.id))
             if record is None:
                 raise StokerError(f"there is no result for row {item.id} with {combination.name}; run again")
+            given = ("output", "infer_s", "started_at", "worker")
             yield {
-                "model": combination.model.name,
-                "prompt": combination.prompt.name,
-                **combination.parameters,
-                "id": item.id,
-                "input": combination.prompt.fill(item.fields),
-                "output": record["output"],
-                "infer_s": record["infer_s"],
-                "started_at": record["started_at"],
-                "worker": record["worker"],
-                "error": record.get("error", ""),
-            }
+                "model": combination.model.name, "prompt": combination.prompt.name, **combination.parameters,
+                "id": item.id, "input": combination.prompt.fill(item.fields),
+                **{name: record[name] for name in given}, "error": record.get("error", ""),
+            }  # fmt: skip
 
 
-def first_error(sweep: Sweep, combined: Sequence[Combination], failed: Records) -> str:
-    for combination in combined:
+def first_error(sweep: Sweep, failed: Records) -> str:
+    for combination in sweep.combinations if len(failed) else ():
         digest = combination.digest
         for item in sweep.rows:
-            record = failed.get((digest, item.id))
-            if record is not None:
+            if (record := failed.get((digest, item.id))) is not None:
                 return f"{sweep.rows.path}: {item.place}: row {item.id} with {combination.name}: {record['error']}"
     return ""
 
@@ -125,82 +100,62 @@ LEAST_CALLS_AHEAD, MOST_CALLS_AHEAD = 256, 2_000
 """Minimum and maximum number of one model's calls in flight. With fewer calls, devices would be idle."""
 
 
-def run(
-    given: dict[str, Any], *, resume: Path | None, out: Path | None, fresh: bool, screen: Screen, json: bool
-) -> int:
-    """Run the sweep. Return the exit status: 0, 1 if rows have errors, 130 after Ctrl-C.
-
-    Raises StokerError for unusable input and for a failed call. Earlier results are kept in all cases.
-    """
-    options = resolve(SweepOptions, given, app=APP, resume=resume, files=("sweep", "data"))
+def run(given: dict[str, Any], choice: RunChoice) -> int:
+    """Return the exit status: 0, 1 if rows have errors, 130 after Ctrl-C. Raises StokerError."""
+    options = resolve(SweepOptions, given, app=APP, resume=choice.resume, files=("sweep", "data"))
     file = Path(options.sweep) if options.sweep else EXAMPLE
     sweep = read_sweep(file, data=Path(options.data) if options.data else None, limit=options.limit)
-    combined = combinations(sweep)
-    total = len(combined) * len(sweep.rows)
+    total = len(sweep.combinations) * len(sweep.rows)
     recipes = {model.name: _recipe(model) for model in sweep.models}
+    models, prompts = len(sweep.models), len(sweep.prompts)
+    numbers = (models, prompts, len(sweep.combinations) // (models * prompts), len(sweep.rows))
+    sizes = " x ".join(map(count, numbers, ("model", "prompt", "parameter set", "row")))
     spec = RunSpec(
-        app=APP, prefix="sweep", options=options, key=KEY, total=total, folder=resume or out, fresh=fresh,
-        site=options.site,
+        app=APP, prefix="sweep", options=options, key=KEY, total=total, site=options.site,
         parameters={
-            "combinations": {one.name: one.digest for one in combined},
+            "combinations": {one.name: one.digest for one in sweep.combinations},
             "models": {name: model_digest_or_name(recipe) for name, recipe in recipes.items()},
             "rows": sweep.rows.digest,
             "tensor_batch": options.tensor_batch,
         },
-        headline=[_headline(sweep, name=file.name, total=total), *(f"  note  {note}" for note in sweep.rows.notes)],
+        headline=[
+            f"inference sweep · {file.name} · {sizes} = {total:,} inferences",
+            *(f"  note  {note}" for note in sweep.rows.notes),
+        ],
     )  # fmt: skip
-    return execute(spec, lambda work: _results(work, options, sweep, combined, recipes), screen=screen, json=json)
+    return execute(spec, lambda work: _results(work, options, sweep, recipes), choice)
 
 
-def _headline(sweep: Sweep, *, name: str, total: int) -> str:
-    models, prompts = count(len(sweep.models), "model"), count(len(sweep.prompts), "prompt")
-    sets, rows = count(len(sweep.parameters), "parameter set"), count(len(sweep.rows), "row")
-    return f"inference sweep · {name} · {models} x {prompts} x {sets} x {rows} = {total:,} inferences"
+def _results(work: OpenRun, options: SweepOptions, sweep: Sweep, recipes: Mapping[str, Recipe]) -> Outcome:
+    _infer(work, options, sweep, recipes)
+    attempt, log, failed = work.attempt, work.log, work.failed
+
+    def write(path: Path) -> None:
+        write_rows(make_rows(sweep, log, failed), path, kind=options.format, columns=COLUMNS)
+
+    found = work.finish_rows(
+        f"results.{options.format}", write, noun="inference", lacks="output", more={"models": len(recipes)},
+        first=first_error(sweep, failed), figures={"inferences": attempt.made, "calls": attempt.calls},
+        report=_report(attempt),
+    )  # fmt: skip
+    if found.errors or options.sweep:
+        return found
+    more = columns([(command(APP, "--sweep FILE"), f"your sweep; start from a copy of {EXAMPLE}")])
+    return msgspec.structs.replace(found, report=[*found.report, "", *more])
 
 
-def _results(
-    work: OpenRun, options: SweepOptions, sweep: Sweep, combined: Sequence[Combination], recipes: Mapping[str, Recipe]
-) -> Outcome:
-    _infer(work, options, sweep, combined, recipes)
-    total, log, failed = work.spec.total, work.log, work.failed
-    errors, first = len(failed), first_error(sweep, combined, failed) if len(failed) else ""
-    summary = {"inferences": total, "errors": errors, "models": len(recipes), "attempt": _figures(work.attempt)}
-    work.folder.write_json("summary.json", summary)
-    results = work.folder.finish(
-        name=f"results.{options.format}",
-        write=lambda path: write_rows(
-            make_rows(sweep, combined, log, failed), path, kind=options.format, columns=COLUMNS
-        ),
-        complete=not errors,
-    )
-    report = ["", *_report(work.attempt), f"  results  {results}"]
-    if not errors and not options.sweep:
-        report += ["", *columns([(command(APP, "--sweep FILE"), f"your sweep; start from a copy of {EXAMPLE}")])]
-    failure = [
-        "",
-        f"failed: {errors} of {total} results have no output; the column `error` says why. The first:",
-        f"  {first}",
-        f"  try them again:  {resume_command(work.spec, work.folder.path)}",
-    ]
-    return Outcome(
-        summary=summary, files={"results": results}, report=report, errors=errors, failure=failure if errors else ()
-    )
-
-
-def _infer(
-    work: OpenRun, options: SweepOptions, sweep: Sweep, combined: Sequence[Combination], recipes: Mapping[str, Recipe]
-) -> None:
-    sent = SweepRequests(tensor_batch=options.tensor_batch)
-    jobs = []
+def _infer(work: OpenRun, options: SweepOptions, sweep: Sweep, recipes: Mapping[str, Recipe]) -> None:
+    sent, numbers, jobs = SentRows(), itertools.count(), []
     for name, recipe in recipes.items():
-        mine = [one for one in combined if one.model.name == name]
-        requests = sent.of(plan_calls(mine, sweep.rows, work.log, batch_size=options.batch_size))
+        mine = [one for one in sweep.combinations if one.model.name == name]
+        calls = plan_calls(mine, sweep.rows, work.log, batch_size=options.batch_size)
+        requests = send_requests(calls, numbers, sent, tensor_batch=options.tensor_batch)
         first = next(requests, None)
         if first is not None:  # do not load a model with complete results
             jobs.append((generate.with_options(context=recipe), itertools.chain([first], requests)))
 
     def take(written: WrittenTexts) -> int:
-        records, unmade = make_records(sent.take(written.number), written)
+        records, unmade = make_records(*sent.pop(written.number), written)
         work.attempt.infer_s += written.infer_s
         return work.log.append(records) + work.failed.append(unmade)
 
@@ -208,12 +163,6 @@ def _infer(
     work.infer(
         jobs, contexts=recipes, take=take, noun="inferences", results=functools.partial(run_calls, window=window)
     )  # fmt: skip
-
-
-def _figures(attempt: Attempt) -> dict[str, Any]:
-    if not attempt.calls:
-        return {"inferences": 0, "kept": attempt.kept}
-    return {"inferences": attempt.made, "calls": attempt.calls, **attempt.figures}
 
 
 def _report(attempt: Attempt) -> Iterator[str]:
@@ -235,39 +184,28 @@ def _report(attempt: Attempt) -> Iterator[str]:
 
 def plan_calls(
     combined: Iterable[Combination], rows: Iterable[DataItem], log: Container[tuple[str, str]], *, batch_size: int
-) -> Iterator[SweepCall]:
-    """Yield the calls whose results are missing, by combination. The rows are read again for each combination."""
+) -> Iterator[tuple[Combination, tuple[DataItem, ...]]]:
+    """Yield the combination and the rows of each missing call."""
     for combination in combined:
-        for batch in split_into_batches(_missing(rows, log, digest=combination.digest), batch_size):
-            yield SweepCall(combination=combination, items=batch)
+        digest = combination.digest
+        missing = (item for item in rows if (digest, item.id) not in log)
+        for batch in split_into_batches(missing, batch_size):
+            yield combination, batch
 
 
-def _missing(rows: Iterable[DataItem], log: Container[tuple[str, str]], *, digest: str) -> Iterator[DataItem]:
-    return (item for item in rows if (digest, item.id) not in log)
-
-
-class SweepRequests:
-    """Makes the request of a call when the call is sent, and keeps the row ids until the call returns.
-
-    Several threads may iterate over the requests. Only one thread may call `take`.
-    """
-
-    def __init__(self, *, tensor_batch: int) -> None:
-        self._tensor_batch = tensor_batch
-        self._numbers = itertools.count()
-        self._sent: dict[int, OpenSweepCall] = {}
-
-    def __len__(self) -> int:
-        return len(self._sent)
-
-    def of(self, calls: Iterable[SweepCall]) -> Iterator[Request]:
-        for call in calls:
-            number = next(self._numbers)
-            self._sent[number] = OpenSweepCall(call.combination, tuple(item.id for item in call.items))
-            yield _request(number, call, tensor_batch=self._tensor_batch)
-
-    def take(self, number: int) -> OpenSweepCall:
-        return self._sent.pop(number)
+def send_requests(
+    calls: Iterable[tuple[Combination, tuple[DataItem, ...]]], numbers: Iterator[int], sent: SentRows, *,
+    tensor_batch: int,
+) -> Iterator[Request]:  # fmt: skip
+    """Yield the request of each call, and keep its row ids in `sent`. Threads share `numbers`."""
+    for combination, items in calls:
+        number = next(numbers)
+        sent[number] = combination, tuple(item.id for item in items)
+        yield Request(
+            number=number, texts=tuple(combination.prompt.fill(item.fields) for item in items),
+            seeds=tuple(zlib.crc32(item.id.encode()) for item in items), chat=combination.prompt.chat,
+            tensor_batch=tensor_batch, **combination.parameters,
+        )  # fmt: skip
 
 
 def max_calls_in_flight(batch_size: int) -> int:
@@ -276,16 +214,3 @@ def max_calls_in_flight(batch_size: int) -> int:
 
 def _recipe(model: SweepModel) -> Recipe:
     return causal_lm(model.path, dtype=model.dtype, engine=model.engine, devices=model.devices)
-
-
-def _request(number: int, call: SweepCall, *, tensor_batch: int) -> Request:
-    parameters = call.combination.parameters
-    return Request(
-        number=number,
-        texts=tuple(call.combination.prompt.fill(item.fields) for item in call.items),
-        seeds=tuple(zlib.crc32(item.id.encode()) for item in call.items),
-        max_new_tokens=parameters["max_new_tokens"],
-        temperature=parameters["temperature"],
-        chat=call.combination.prompt.chat,
-        tensor_batch=tensor_batch,
-    )

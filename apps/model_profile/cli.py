@@ -5,7 +5,6 @@ from __future__ import annotations
 import click
 
 from stoker.apps.common.command_line import WIDE, add_site_and_session_options
-from stoker.console import Screen
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -33,6 +32,4 @@ def command(
     """
     from stoker.apps.model_profile.run import run  # imported here, because importing Parsl would slow down --help
 
-    context.exit(
-        run(model, dtype=dtype, quick=quick, site=site, session=session, screen=Screen(json_only=json_), json=json_)
-    )
+    context.exit(run(model, dtype=dtype, quick=quick, site=site, session=session, json=json_))

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import stoker
-from stoker.apps.common.calls import INTERRUPTED, call_with_progress
+from stoker.apps.common.calls import measure
 from stoker.apps.model_profile.functions import MeasuredModel, measure_steps
-from stoker.console import Screen
 from stoker.contexts import Recipe, state_folder
 from stoker.units import show_seconds
 
@@ -55,21 +54,16 @@ def _number(power: int) -> str:
     return f"{1 << power:,}"
 
 
-def run(model: str, *, dtype: str, quick: bool, site: str, session: str, screen: Screen, json: bool) -> int:
+def run(model: str, *, dtype: str, quick: bool, site: str, session: str, json: bool) -> int:
     """Measure the model. Return 0, or 130 after Ctrl-C. Raises StokerError if the model cannot be measured."""
     recipe = stoker.causal_lm(model, dtype=dtype)
-    found: MeasuredModel | None = call_with_progress(
-        measure_steps, recipe, quick, site=site, session=session, screen=screen
-    )
-    if found is None:
-        return INTERRUPTED
-    profile, kept = found.profile, str(state_folder() / "performance.sqlite") if found.kept else ""
-    if json:
-        screen.json({"model": recipe.name, "recipe": recipe.key, "kept": kept, **profile})
-        return 0
-    for line in _report(recipe, profile, kept=kept):
-        screen.line(line)
-    return 0
+
+    def show(found: MeasuredModel) -> tuple[dict[str, Any], list[str]]:
+        kept = str(state_folder() / "performance.sqlite") if found.kept else ""
+        summary = {"model": recipe.name, "recipe": recipe.key, "kept": kept, **found.profile}
+        return summary, _report(recipe, found.profile, kept=kept)
+
+    return measure(measure_steps, recipe, quick, site=site, session=session, json=json, show=show)
 
 
 def _report(recipe: Recipe, profile: dict[str, Any], *, kept: str) -> list[str]:

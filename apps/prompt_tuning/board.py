@@ -16,7 +16,6 @@ import contextlib
 import datetime
 import enum
 import fcntl
-import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -40,27 +39,25 @@ class Phase(enum.Enum):
     QUEUED = "queued"
     LOADING = "loading"
     TUNING = "tuning"
-    """The job runs: it looks up its initial prompt, or iterates."""
     DONE = "done"
-    """The tuned prompt is stored."""
     FAILED = "failed"
     DROPPED = "dropped"
-    """The job could not meet its deadline and was dropped, as requested."""
+    """The job could not meet its deadline (`--late drop`)."""
     STOPPED = "stopped"
-    """The submitter of the job has stopped; the checkpoint is kept."""
+    """The submitter has stopped; the checkpoint is kept."""
 
     @property
     def is_over(self) -> bool:
         return self not in (Phase.QUEUED, Phase.LOADING, Phase.TUNING)
 
 
-class BoardEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of one job at one moment. Times are seconds since the epoch on the submitter's clock; None if unknown.
+class BoardEntry(msgspec.Struct, kw_only=True):
+    """The state of one job. Times are seconds since the epoch on the submitter's clock; None if unknown.
 
-    `missed_since`: when the missed deadline became known; `looks_up`: True if the job starts with a lookup of its
-    initial prompt; `metric`: value of the last evaluation; `devices`: the current devices, which the job has used since
-    `seen_at` and iteration `seen_iteration`; `measured_ends_at`: the end at the current pace; `loading_s`: seconds of
-    model loading before the first start; `loading_at`: start of the current load; `why`: why the job waits or failed.
+    `missed_since`: when the missed deadline became known; `looks_up`: the job starts with a lookup of its prompt;
+    `devices`: used since `seen_at` and iteration `seen_iteration`; `measured_ends_at`: the end at the current pace;
+    `loading_s`: seconds of loading before the first start; `loading_at`: start of the current load; `why`: why the job
+    waits or failed.
     """
 
     name: str
@@ -95,9 +92,7 @@ class BoardEntry(msgspec.Struct, frozen=True, kw_only=True):
         return self.ended_at if self.phase.is_over else self.ends_at
 
     def in_time(self, now: float) -> bool | None:
-        """Return True if the job meets its deadline. Return None if the job has no deadline, or while the forecast end
-        is too close to the deadline.
-        """
+        """True if the job meets its deadline; None without a deadline, or while the forecast is too close to it."""
         if self.deadline_at is None:
             return None
         if self.phase.is_over:
@@ -112,7 +107,7 @@ class BoardEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BoardRow(msgspec.Struct, frozen=True):
-    """A job on the board. `abandoned`: True if the job is open and its submitter has ended."""
+    """A job on the board. `abandoned`: its submitter has ended before the job."""
 
     folder: str
     entry: BoardEntry
@@ -146,15 +141,14 @@ def read_board(root: Path = RUNS) -> list[BoardRow]:
 
 def _is_run_folder_locked(folder: Path) -> bool:
     try:
-        lock = os.open(folder / ".lock", os.O_RDWR | os.O_CLOEXEC)
+        lock = (folder / ".lock").open("r+b")
     except OSError:
         return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(lock)
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
     return False
 
 
@@ -163,9 +157,7 @@ DEVICES = 8
 
 
 class SubmissionOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a submission. `bank`: folder of the prompt bank (empty: the model's own bank; None: no bank);
-    `serve`: name of the tuned prompt in the models file `models` (empty: the prompt is not added).
-    """
+    """A submission. `bank`: empty for the model's own, None for none; `serve`: name in the models file."""
 
     site: str = ""
     session: str = ""
@@ -179,7 +171,7 @@ class SubmissionOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def job_table(entries: Sequence[BoardEntry], *, now: float, indent: str = "  ") -> list[str]:
-    """Return a line per job, in columns. Below a waiting or failed job, a line states the reason."""
+    """Return a line per job, in columns, and the reason of a waiting or failed job."""
     rows = [_row(entry, now=now) for entry in entries]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
@@ -189,11 +181,6 @@ def job_table(entries: Sequence[BoardEntry], *, now: float, indent: str = "  ") 
         if entry.why:
             lines += [f"{indent}    {line}" for line in entry.why.splitlines()]
     return lines
-
-
-def job_line(entry: BoardEntry, *, now: float) -> str:
-    why = f"  {entry.why.splitlines()[0]}" if entry.why else ""
-    return "  ".join(cell for cell in _row(entry, now=now) if cell) + why
 
 
 def format_job_board(seen: Sequence[BoardRow], *, now: float, most_over: int | None = None) -> list[str]:
@@ -211,11 +198,8 @@ def format_job_board(seen: Sequence[BoardRow], *, now: float, most_over: int | N
     lines += job_table([one.entry for one in shown], now=now)
     for one in shown:
         if one.abandoned:
-            lines += [
-                "",
-                f"{one.entry.name}: the submitting program has ended; submit the job again, and it continues from",
-            ]
-            lines[-1] += f" its last checkpoint ({one.folder})"
+            why = "the submitting program has ended; submit the job again, and it continues from its last checkpoint"
+            lines += ["", f"{one.entry.name}: {why} ({one.folder})"]
     return lines
 
 
@@ -226,16 +210,17 @@ def due(entry: BoardEntry, *, now: float) -> str:
     word = "ended" if entry.phase is Phase.DONE else "ends"
     if deadline is None:
         return f"{word} {clock(end, now=now)}" if end is not None else ""
-    by = f"deadline {clock(deadline, now=now)}"
+    by, at = f"(deadline {clock(deadline, now=now)})", f"{word} {clock(end, now=now)}"
     if entry.phase is Phase.DONE and end is not None:
-        return f"{word} {clock(end, now=now)}, {ended_by(deadline - end)} ({by})"
+        return f"{at}, {ended_by(deadline - end)} {by}"
     if deadline <= now and (end is None or end - now < 1.0):
-        return f"late by {show_seconds(max(1.0, now - deadline))} so far ({by})"
+        return f"late by {show_seconds(max(1.0, now - deadline))} so far {by}"
     if end is None:
-        return by
-    if deadline <= now:
-        return f"{word} {clock(end, now=now)}, late by {show_seconds(end - deadline)} ({by})"
-    return f"{word} {clock(end, now=now)}, {show_margin(deadline - end, left_s=end - now)} ({by})"
+        return by[1:-1]
+    margin = (
+        show_margin(deadline - end, left_s=end - now) if deadline > now else f"late by {show_seconds(end - deadline)}"
+    )
+    return f"{at}, {margin} {by}"
 
 
 def ended_by(margin_s: float) -> str:
@@ -260,39 +245,33 @@ def late_notice(entry: BoardEntry, *, now: float, drops: bool) -> str:
             f"{entry.name} cannot meet its deadline, {clock(deadline, now=now)}: the earliest that can be met is"
             f" {clock(ends_at, now=now)}, {show_seconds(ends_at - deadline)} later"
         )
-    if entry.phase is Phase.TUNING:
-        return f"{what}; it runs anyway"
-    if drops:
-        return f"{what}; it is dropped (--late drop)"
-    return f"{what}; it runs when no other job needs its devices (--late drop drops such jobs)"
+    how = "it runs when no other job needs its devices (--late drop drops such jobs)"
+    if entry.phase is Phase.TUNING or drops:
+        how = "it runs anyway" if entry.phase is Phase.TUNING else "it is dropped (--late drop)"
+    return f"{what}; {how}"
 
 
 def _row(entry: BoardEntry, *, now: float) -> tuple[str, ...]:
-    steps = f"{entry.iteration}/{entry.iterations}" if entry.iteration or entry.phase is Phase.TUNING else ""
-    if entry.phase is Phase.TUNING and 0 < entry.iterations <= entry.iteration:
+    tunes = entry.phase is Phase.TUNING
+    steps = f"{entry.iteration}/{entry.iterations}" if entry.iteration or tunes else ""
+    if tunes and 0 < entry.iterations <= entry.iteration:
         steps += ", measuring"
-    if entry.phase is Phase.TUNING and not entry.iteration and entry.seen_at is None:
+    if tunes and not entry.iteration and entry.seen_at is None:
         steps = "looks up its prompt" if entry.looks_up else "begins"
     loss = f"loss {entry.loss:.3f}" if entry.loss is not None and entry.iteration else ""
-    return entry.name, entry.phase.value, steps, loss, _metric(entry), _devices(entry), due(entry, now=now)
-
-
-def _metric(entry: BoardEntry) -> str:
-    if entry.metric is None or entry.metric_name == "loss":
-        return ""
-    wanted = f" of {entry.reach:g}" if entry.reach is not None else ""
-    return f"{entry.metric_name} {entry.metric:.2f}{wanted}"
-
-
-def _devices(entry: BoardEntry) -> str:
-    return count(len(entry.devices), "device") if entry.devices and not entry.phase.is_over else ""
+    metric = ""
+    if entry.metric is not None and entry.metric_name != "loss":
+        wanted = f" of {entry.reach:g}" if entry.reach is not None else ""
+        metric = f"{entry.metric_name} {entry.metric:.2f}{wanted}"
+    devices = count(len(entry.devices), "device") if entry.devices and not entry.phase.is_over else ""
+    return entry.name, entry.phase.value, steps, loss, metric, devices, due(entry, now=now)
 
 
 _LINE_EVERY_S = 10.0
 
 
 class Display:
-    """Shows the state of jobs repeatedly on the screen. `drops`: True if late jobs are dropped."""
+    """Shows the state of jobs repeatedly. `drops`: True if late jobs are dropped."""
 
     def __init__(self, screen: Screen, *, drops: bool, place: console.Redrawn | None) -> None:
         self._screen = screen
@@ -319,7 +298,8 @@ class Display:
             moved = before is not None and entry.iteration != before.iteration
             if before is None or before.phase is not entry.phase or (moved and aged and entry.phase is Phase.TUNING):
                 self._before[entry.name], self._shown_at[entry.name] = entry, time.monotonic()
-                self._screen.line(f"  {job_line(entry, now=now)}")
+                why = entry.why.splitlines()[:1]
+                self._screen.line(f"  {'  '.join(filter(None, (*_row(entry, now=now), *why)))}")
 
     def tell(self, line: str) -> None:
         if line not in self._shown_lines:

@@ -55,32 +55,15 @@ def gang_range(context: click.Context, parameter: click.Parameter, value: str) -
 @click.option("--json", "json_", is_flag=True, help="The report as JSON on stdout; everything else goes to stderr.")
 @click.pass_context
 def submit_jobs(
-    context: click.Context,
-    /,
-    *,
-    jobs: tuple[Path, ...],
-    site: str,
-    session: str,
-    gang: tuple[int, int],
-    late: str,
-    wait: bool,
-    bank: str,
-    no_bank: bool,
-    out: Path,
-    fresh: bool,
-    serve: str,
-    models: Path | None,
-    json_: bool,
-) -> None:
+    context: click.Context, /, *, jobs: tuple[Path, ...], site: str, session: str, gang: tuple[int, int], late: str,
+    wait: bool, bank: str, no_bank: bool, out: Path, fresh: bool, serve: str, models: Path | None, json_: bool,
+) -> None:  # fmt: skip
     """Tune a soft prompt for each JOB.toml, by its deadline.
 
     Each job has a run folder with the tuned prompt (for PEFT), the text nearest to it, and its cost. A job that was
     stopped resumes from its last checkpoint when it is submitted again.
     """
-    from stoker.apps.prompt_tuning.run import (
-        submit,  # imported here, because importing Parsl would slow down --help
-        submit_detached,
-    )
+    from stoker.apps.prompt_tuning.run import submit, submit_detached  # imported here: Parsl would slow down --help
 
     if bank and no_bank:
         raise click.UsageError("--bank and --no-bank exclude each other; give one")

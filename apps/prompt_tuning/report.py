@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -41,16 +42,14 @@ class JobOutcome(msgspec.Struct, frozen=True):
 
 
 def read_outcome(folder: Path) -> JobOutcome | None:
-    """Return the outcome of the tuning job in a run folder, or None if the folder contains no tuning job."""
+    """Return the outcome of the job in a run folder, or None without a job."""
     entry = read_entry(folder)
     if entry is None:
         return None
     result = None
     if entry.phase is Phase.DONE:
-        try:
+        with contextlib.suppress(OSError, *UNREADABLE):
             result = msgspec.json.decode((folder / RESULT).read_bytes(), type=Result)
-        except (OSError, *UNREADABLE):
-            pass
     return JobOutcome(str(folder), entry, result)
 
 
@@ -85,88 +84,47 @@ def why(outcome: JobOutcome) -> list[str]:
     entry, result = outcome.entry, outcome.result
     if entry.phase is not Phase.DONE or entry.ended_at is None:
         return entry.why.splitlines()
-    time = _time(entry, result)
-    said = [f"waited {show_seconds(time.waited_s - time.loading_s)} for devices"]
-    if time.loading_s:
-        said[0] += f", and {show_seconds(time.loading_s)} for its model to load"
+    started = entry.started_at if entry.started_at is not None else entry.submitted_at
+    waited_s, ran_s = max(0.0, started - entry.submitted_at), max(0.0, entry.ended_at - started)
+    loading_s, spent = min(entry.loading_s, waited_s), result.spent_s if result is not None else {}
+    bank_s, evaluating_s = spent.get("bank", 0.0), spent.get("evaluation", 0.0)
+    iterating_s = sum(spent.get(part, 0.0) for part in ("data", "compute", "communication"))
+    lost_s = max(0.0, ran_s - bank_s - iterating_s - evaluating_s)
+    said = [f"waited {show_seconds(waited_s - loading_s)} for devices"]
+    if loading_s:
+        said[0] += f", and {show_seconds(loading_s)} for its model to load"
     devices = len(entry.devices) or (result.devices if result is not None else 0)
     on = f" on {count(devices, 'device')}" if devices else ""
-    parts = _parts(time, result.iterations) if result is not None else []
-    said.append(f"ran {show_seconds(time.ran_s)}{on}" + (f": {', '.join(parts)}" if parts else ""))
+    parts = [f"{show_seconds(bank_s)} with the prompt bank"] if spent and bank_s >= 0.01 * ran_s else []
+    if result is not None and result.iterations:
+        each_s = iterating_s / result.iterations
+        parts.append(f"{count(result.iterations, 'iteration')} of {show_seconds(each_s)}")
+    parts += [f"{show_seconds(evaluating_s)} of evaluations"] if spent and evaluating_s >= 0.01 * ran_s else []
+    said.append(f"ran {show_seconds(ran_s)}{on}" + (f": {', '.join(parts)}" if parts else ""))
     if entry.restarts:
         said.append(f"was started again {count(entry.restarts, 'time')}, from its last checkpoint")
-        if time.unmeasured_or_lost_s >= 1.0:
-            said[-1] += f"; {show_seconds(time.unmeasured_or_lost_s)} were lost between its starts"
+        if lost_s >= 1.0:
+            said[-1] += f"; {show_seconds(lost_s)} were lost between its starts"
     if entry.deadline_at is not None and entry.ended_at > entry.deadline_at:
-        said.append(_explain_lateness(entry, time))
-    return said
-
-
-class _Time(msgspec.Struct, frozen=True):
-    """How a job spent its time, in seconds. `waited_s` and `ran_s` add up to the total time. `loading_s` is a part of
-    `waited_s`. The remaining fields are parts of `ran_s`.
-
-    `unmeasured_or_lost_s`: seconds that were not measured, or were lost to an interruption.
-    """
-
-    waited_s: float
-    ran_s: float
-    loading_s: float
-    bank_s: float
-    iterating_s: float
-    evaluating_s: float
-
-    @property
-    def unmeasured_or_lost_s(self) -> float:
-        return max(0.0, self.ran_s - self.bank_s - self.iterating_s - self.evaluating_s)
-
-
-def _time(entry: BoardEntry, result: Result | None) -> _Time:
-    started = entry.started_at if entry.started_at is not None else entry.submitted_at
-    waited_s, ended_at = max(0.0, started - entry.submitted_at), entry.ended_at or started
-    spent = result.spent_s if result is not None else {}
-    iterating_s = sum(spent.get(part, 0.0) for part in ("data", "compute", "communication"))
-    return _Time(
-        waited_s=waited_s, ran_s=max(0.0, ended_at - started), loading_s=min(entry.loading_s, waited_s),
-        bank_s=spent.get("bank", 0.0), iterating_s=iterating_s, evaluating_s=spent.get("evaluation", 0.0),
-    )  # fmt: skip
-
-
-def _parts(time: _Time, iterations: int) -> list[str]:
-    """Return how a job spent its run time, one text per activity. Activities below 1 % are left out."""
-    said = []
-    if time.bank_s >= 0.01 * time.ran_s:
-        said.append(f"{show_seconds(time.bank_s)} with the prompt bank")
-    if iterations:
-        said.append(f"{count(iterations, 'iteration')} of {show_seconds(time.iterating_s / iterations)}")
-    if time.evaluating_s >= 0.01 * time.ran_s:
-        said.append(f"{show_seconds(time.evaluating_s)} of evaluations")
-    return said
-
-
-def _explain_lateness(entry: BoardEntry, time: _Time) -> str:
-    deadline_at, ended_at = entry.deadline_at or 0.0, entry.ended_at or 0.0
-    had_s, late_s = max(0.0, deadline_at - entry.submitted_at), ended_at - deadline_at
-    said = f"late: it had {show_seconds(had_s)}"
-    if time.iterating_s > had_s:
-        said += ", which is less than its iterations need"
-    elif entry.restarts and time.unmeasured_or_lost_s >= late_s:
-        said += ", and would have been in time if it had not been interrupted"
-    elif time.waited_s >= late_s:
-        said += f", and would have been in time without the wait of {show_seconds(time.waited_s)}"
-    if entry.missed_since is not None:
-        said += f"; that was known after {show_seconds(max(0.0, entry.missed_since - entry.submitted_at))}"
+        had_s, late_s = max(0.0, entry.deadline_at - entry.submitted_at), entry.ended_at - entry.deadline_at
+        said.append(f"late: it had {show_seconds(had_s)}")
+        if iterating_s > had_s:
+            said[-1] += ", which is less than its iterations need"
+        elif entry.restarts and lost_s >= late_s:
+            said[-1] += ", and would have been in time if it had not been interrupted"
+        elif waited_s >= late_s:
+            said[-1] += f", and would have been in time without the wait of {show_seconds(waited_s)}"
+        if entry.missed_since is not None:
+            said[-1] += f"; that was known after {show_seconds(max(0.0, entry.missed_since - entry.submitted_at))}"
     return said
 
 
 def _job(one: JobOutcome, *, now: float) -> list[str]:
     entry, result = one.entry, one.result
-    lines = [f"  {entry.name}   {_describe_job_outcome(entry, now=now)}"]
-    lines += [f"    {line}" for line in why(one)]
-    if result is None:
-        return lines
-    lines += [f"    {line}" for line in _result_lines(result)]
-    lines.append(f"    adapter  {one.folder} (for peft.PeftModel.from_pretrained)")
+    lines = [f"  {entry.name}   {_describe_job_outcome(entry, now=now)}", *(f"    {line}" for line in why(one))]
+    if result is not None:
+        lines += [f"    {line}" for line in _result_lines(result)]
+        lines.append(f"    adapter  {one.folder} (for peft.PeftModel.from_pretrained)")
     return lines
 
 

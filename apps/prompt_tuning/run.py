@@ -1,55 +1,50 @@
-"""Run the tuning jobs of job files, in this process or in a detached process, and run `stoker tune bank`.
+"""Run the tuning jobs of job files, in this process or a detached one, and run `stoker tune bank`.
 
-All errors in the file, data or model path of a job are reported before any job is submitted. `--detach` forks a process
-after the check and before any thread starts. The forked process locks the run folders, keeps the client of the session,
-and writes the displayed lines to a log file.
+`--detach` forks a process after the check of all jobs and before any thread starts. The forked process locks the run
+folders, keeps the client of the session, and writes its lines to a log file.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import os
 import shlex
+import signal
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
+
+import msgspec
 
 import stoker
+from stoker import console
 from stoker.apps.common.calls import INTERRUPTED, Stopped, poll_call_progress, session_line, stop_on_signals
 from stoker.apps.common.command_line import count
 from stoker.apps.prompt_tuning import report
 from stoker.apps.prompt_tuning.board import APP, CHECKPOINT, Display, Phase, SubmissionOptions, open_job_display
+from stoker.apps.prompt_tuning.functions import build_bank
 from stoker.apps.prompt_tuning.serving import add_prompt_to_models_file, check_prompt_can_be_served
-from stoker.apps.prompt_tuning.submit import CheckedJob, check, limit_gang_to_batch
+from stoker.apps.prompt_tuning.submit import CheckedJob, check, limit_gang_to_batch, recipe_of
 from stoker.apps.prompt_tuning.watch import SessionReader, SubmittedJob
 from stoker.config import Site, load_site, with_default_policy
 from stoker.console import Screen
-from stoker.errors import ConfigError
+from stoker.errors import ConfigError, StokerError
 from stoker.run_folder import open_run
-from stoker.sessions import joined_session, policy_of
-from stoker.tuning import read_job
+from stoker.sessions import facts_of, joined_session, policy_of
+from stoker.tuning import SHIPPED_PROMPTS, BankPlace, read_candidates, read_job
 
 if TYPE_CHECKING:
     from stoker.sessions import Session
-import os
-import signal
-import sys
-from typing import NoReturn
-
-import msgspec
-
-from stoker import console
-from stoker.apps.prompt_tuning.functions import build_bank
-from stoker.apps.prompt_tuning.submit import recipe_of
-from stoker.errors import StokerError
-from stoker.sessions import facts_of
-from stoker.tuning import SHIPPED_PROMPTS, BankPlace, Candidate, read_candidates
 
 POLICY = "prompt-tuner"
 """The policy of a new session for tuning jobs, unless the site file names another."""
 _LOOK_EVERY_S = 0.5
 
+Submission = tuple[str, list[str], str]
+"""The message of a detached process: the session's id, the run folders, and an error."""
 Submitted = Callable[[str, Sequence[str]], None]
 """A function that receives the session's id and the run folders."""
 
@@ -57,17 +52,7 @@ Submitted = Callable[[str, Sequence[str]], None]
 def submit(
     files: Sequence[Path], options: SubmissionOptions, *, screen: Screen, json: bool, submitted: Submitted | None = None
 ) -> int:
-    """Submit jobs and wait for their results. Return 0; 1 if a job has no result; 130 after Ctrl-C (checkpoints are
-    kept).
-
-    Args:
-        submitted: called when all jobs are submitted.
-
-    Raises:
-        ConfigError: for an invalid job, data or option, before any job is submitted.
-        RecipeError: for a missing model.
-        SessionError: for a session that cannot be started or joined.
-    """
+    """Return 0; 1 if a job has no result; 130 after Ctrl-C. `submitted`: called when all jobs are submitted."""
     readies = check_jobs(files, options)
     site = None if options.session else choose_tuning_site(options.site)
     with contextlib.ExitStack() as stack:
@@ -101,20 +86,14 @@ def submit(
 
 def restart_command(files: Sequence[Path], options: SubmissionOptions) -> str:
     plain = SubmissionOptions()
-    least, most = options.gang
-    named = {
-        "--site": (options.site, plain.site),
-        "--session": (options.session, plain.session),
-        "--gang": (f"{least}-{most}", "{}-{}".format(*plain.gang)),
-        "--late": (options.late, plain.late),
-        "--bank": (options.bank or "", plain.bank),
-        "--out": (str(options.out), str(plain.out)),
-        "--serve": (options.serve, plain.serve),
-        "--models": (str(options.models), str(plain.models)),
-    }
-    words = [word for name, (value, default) in named.items() if value != default for word in (name, value)]
-    bank = ["--no-bank"] if options.bank is None else []
-    return f"stoker tune submit {shlex.join([*map(str, files), *words, *bank])}"
+    words = list(map(str, files))
+    for name in ("site", "session", "late", "out", "serve", "models"):
+        if (value := getattr(options, name)) != getattr(plain, name):
+            words += [f"--{name}", str(value)]
+    if options.gang != plain.gang:
+        words += ["--gang", "{}-{}".format(*options.gang)]
+    words += ["--no-bank"] if options.bank is None else ["--bank", options.bank] if options.bank else []
+    return f"stoker tune submit {shlex.join(words)}"
 
 
 def check_jobs(files: Sequence[Path], options: SubmissionOptions) -> dict[str, CheckedJob]:
@@ -124,9 +103,8 @@ def check_jobs(files: Sequence[Path], options: SubmissionOptions) -> dict[str, C
         job = read_job(file)
         name = job.name or file.stem
         if name in readies:
-            raise ConfigError(
-                f"{file}: two jobs are called {name}; give one of them another `name`", file=str(file), key="name"
-            )
+            problem = f"two jobs are called {name}; give one of them another `name`"
+            raise ConfigError(f"{file}: {problem}", file=str(file), key="name")
         limit_gang_to_batch(job, options.gang)
         readies[name] = check(job)
         if options.serve:
@@ -168,7 +146,7 @@ def follow_jobs(jobs: Sequence[SubmittedJob], session: Session, shown: Display) 
 
 
 def headline(session: Session, jobs: Sequence[SubmittedJob]) -> Iterator[str]:
-    """Yield the first output lines: the session, the number of jobs, and a note if the policy ignores deadlines."""
+    """Yield the first output lines, with a note if the policy ignores deadlines."""
     yield session_line(session)
     models = {Path(job.ready.recipe.name).name for job in jobs}
     yield f"prompt tuning · {count(len(jobs), 'job')} · {', '.join(sorted(models))}"
@@ -185,13 +163,10 @@ def headline(session: Session, jobs: Sequence[SubmittedJob]) -> Iterator[str]:
 
 def _open(stack: contextlib.ExitStack, name: str, ready: CheckedJob, options: SubmissionOptions) -> SubmittedJob:
     folder = open_run(
-        options.out,
-        app=APP,
+        options.out, app=APP, parameters={"job": ready.digest, "name": name}, fresh=options.fresh,
         prefix="".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name),
-        parameters={"job": ready.digest, "name": name},
         options={"gang": list(options.gang), "late": options.late, "data": ready.job.data.path},
-        fresh=options.fresh,
-    )
+    )  # fmt: skip
     stack.callback(folder.close)
     try:
         start = (folder.path / CHECKPOINT).read_bytes()
@@ -235,19 +210,8 @@ def _finish(jobs: Sequence[SubmittedJob], options: SubmissionOptions, *, screen:
     return 0 if done else 1
 
 
-class DetachedReport(msgspec.Struct, frozen=True):
-    """The message of the detached process to its parent: the submitted jobs, or the error."""
-
-    session: str = ""
-    folders: tuple[str, ...] = ()
-    error: str = ""
-
-
 def submit_detached(files: Sequence[Path], options: SubmissionOptions, *, json: bool) -> int:
-    """Submit jobs from a detached process, which continues to run. Return 0 once the jobs are submitted.
-
-    Raises the errors of `run.submit`.
-    """
+    """Submit jobs from a detached process. Return 0 once the jobs are submitted. Raises the errors of `submit`."""
     check_jobs(files, options)
     log = options.out / f"submitted-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.log"
     try:
@@ -268,19 +232,16 @@ def submit_detached(files: Sequence[Path], options: SubmissionOptions, *, json: 
     except KeyboardInterrupt:
         os.kill(child, signal.SIGTERM)
         raise
-    said = (
-        msgspec.json.decode(heard, type=DetachedReport)
-        if heard
-        else DetachedReport(error=f"it exited without a message; its log is {log}")
-    )
-    if said.error:
-        raise StokerError(said.error, log=str(log))
+    nothing: Submission = "", [], f"it exited without a message; its log is {log}"
+    session, folders, failure = msgspec.json.decode(heard, type=Submission) if heard else nothing
+    if failure:
+        raise StokerError(failure, log=str(log))
     if json:
-        console.json({"session": said.session, "folders": said.folders, "pid": child, "log": str(log)})
+        console.json({"session": session, "folders": folders, "pid": child, "log": str(log)})
         return 0
-    jobs = count(len(said.folders), "job")
-    console.line(f"{jobs} submitted to session {said.session}; a process here (pid {child}) waits for them")
-    console.lines(f"  {folder}" for folder in said.folders)
+    jobs = count(len(folders), "job")
+    console.line(f"{jobs} submitted to session {session}; a process here (pid {child}) waits for them")
+    console.lines(f"  {folder}" for folder in folders)
     where = "" if options.out == SubmissionOptions().out else f" {options.out}"
     console.line(f"show them: stoker tune status{where}; stop them and keep their checkpoints: kill {child}")
     return 0
@@ -295,16 +256,16 @@ def _run_detached(files: Sequence[Path], options: SubmissionOptions, *, log: int
     try:
         with os.fdopen(pipe, "wb") as out:
 
-            def tell(session: str, folders: Sequence[str]) -> None:
-                out.write(msgspec.json.encode(DetachedReport(session, tuple(folders))))
-                out.close()
+            def tell(session: str, folders: Sequence[str], error: str = "") -> None:
+                if not out.closed:
+                    out.write(msgspec.json.encode([session, folders, error]))
+                    out.close()
 
             try:
                 code = submit(files, options, screen=Screen(terminal=False), json=False, submitted=tell)
             except BaseException as error:
                 console.error(f"{type(error).__name__}: {error}")
-                if not out.closed:
-                    out.write(msgspec.json.encode(DetachedReport(error=str(error) or type(error).__name__)))
+                tell("", [], str(error) or type(error).__name__)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -312,14 +273,9 @@ def _run_detached(files: Sequence[Path], options: SubmissionOptions, *, log: int
 
 
 def fill_bank(file: Path | None, options: SubmissionOptions, *, model: str, screen: Screen, json: bool) -> int:
-    """Add the prompts of this file and the shipped prompts to the prompt bank of a model. Return the exit status 0.
-
-    Raises ConfigError for an unreadable file, RecipeError for a missing model, SessionError, and StokerError for the
-    bank of another model.
-    """
-    every: dict[str, Candidate] = {one.key: one for one in read_candidates(SHIPPED_PROMPTS)}
-    if file is not None:
-        every |= {one.key: one for one in read_candidates(file)}
+    """Add prompts to the bank of a model. Raises StokerError for the bank of another model."""
+    files = [SHIPPED_PROMPTS] if file is None else [SHIPPED_PROMPTS, file]
+    every = {one.key: one for each in files for one in read_candidates(each)}
     recipe, identity = recipe_of(model)
     place = BankPlace.of(identity, folder=options.bank or "")
     site = None if options.session else choose_tuning_site(options.site)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.apps.common.models_file import ModelKind, ModelSettings, parse_models
+from stoker.apps.common.models_file import ModelKind, parse_models
 from stoker.apps.prompt_tuning.board import SubmissionOptions
 from stoker.apps.prompt_tuning.submit import CheckedJob
 from stoker.contexts import default_model, shown_name
@@ -20,7 +20,7 @@ from stoker.errors import ConfigError
 
 
 class ServedPrompt(msgspec.Struct, frozen=True):
-    """Names of a tuned prompt and its base model in a models file, and the command that serves the file."""
+    """A tuned prompt and its base in a models file, and the command that serves the file."""
 
     name: str
     base: str
@@ -29,11 +29,7 @@ class ServedPrompt(msgspec.Struct, frozen=True):
 
 
 def check_prompt_can_be_served(options: SubmissionOptions, ready: CheckedJob) -> None:
-    """Check that the prompt of a job can be added to the models file.
-
-    Raises:
-        ConfigError: The models file is invalid, contains a model of this name, or its folder is missing.
-    """
+    """Raise ConfigError if the prompt of a job cannot be added to the models file."""
     folder = options.models.parent
     if not folder.is_dir():
         raise ConfigError(f"{folder}: no such folder, so --models {options.models} cannot be written", file=str(folder))
@@ -41,12 +37,7 @@ def check_prompt_can_be_served(options: SubmissionOptions, ready: CheckedJob) ->
 
 
 def add_prompt_to_models_file(options: SubmissionOptions, ready: CheckedJob, *, adapter: Path) -> ServedPrompt:
-    """Add the prompt of a job, and its base if missing, to the models file. `adapter`: the folder of the prompt.
-
-    Raises:
-        ConfigError: The models file is invalid, cannot be written, or contains a model of this name; or the base model
-            does not support this adapter.
-    """
+    """Add the prompt of a job, and its base if missing, to the models file. `adapter`: the folder of the prompt."""
     file = options.models
     try:
         with file.open("a+", encoding="utf-8") as opened:
@@ -54,9 +45,10 @@ def add_prompt_to_models_file(options: SubmissionOptions, ready: CheckedJob, *, 
                 fcntl.flock(opened, fcntl.LOCK_EX)
             before = _read(file)
             base, text = _find_or_add_base_model(before, options, ready)
-            entry = {"base": base, "adapter": _relative_adapter_path(file.absolute().parent, adapter)}
+            folder, there = file.absolute().parent, adapter.absolute()
+            entry = {"base": base, "adapter": str(there.relative_to(folder) if there.is_relative_to(folder) else there)}
             text += _table(options.serve, entry, after=text)
-            parse_models(text, file=str(file), folder=file.absolute().parent)
+            parse_models(text, file=str(file), folder=folder)
             opened.write(text.removeprefix(before))
     except OSError as error:
         raise ConfigError(f"{file}: cannot be written: {error.strerror}", file=str(file)) from None
@@ -65,7 +57,7 @@ def add_prompt_to_models_file(options: SubmissionOptions, ready: CheckedJob, *, 
 
 
 def _find_or_add_base_model(text: str, options: SubmissionOptions, ready: CheckedJob) -> tuple[str, str]:
-    """Return the name of the base model in a models file, and the file's text with the base model added if missing."""
+    """Return the base model's name in a models file, and the file's text, with the base added if missing."""
     file, name = options.models, options.serve
     folder = file.absolute().parent
     models = parse_models(text, file=str(file), folder=folder) if text.strip() else {}
@@ -75,21 +67,13 @@ def _find_or_add_base_model(text: str, options: SubmissionOptions, ready: Checke
         )
     model = ready.job.model or default_model()
     for each, settings in models.items():
-        if _can_be_base_model(settings) and os.path.realpath(settings.path) == os.path.realpath(model):
+        writes = settings.kind is ModelKind.CHAT and settings.engine != "static"
+        if writes and not settings.base and os.path.realpath(settings.path) == os.path.realpath(model):
             return each, text
     base = shown_name(model)
     while base in models or base == name:
         base += "-base"
     return base, text + _table(base, {"path": os.path.abspath(model) if Path(model).exists() else model}, after=text)
-
-
-def _can_be_base_model(settings: ModelSettings) -> bool:
-    return not settings.base and settings.kind is ModelKind.CHAT and settings.engine != "static"
-
-
-def _relative_adapter_path(folder: Path, adapter: Path) -> str:
-    there = adapter.absolute()
-    return str(there.relative_to(folder)) if there.is_relative_to(folder) else str(there)
 
 
 def _table(name: str, settings: dict[str, str], *, after: str) -> str:

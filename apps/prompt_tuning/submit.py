@@ -39,7 +39,7 @@ _PROMPT_TOKENS = 32
 
 
 class CheckedJob(msgspec.Struct, frozen=True):
-    """A job that has passed all checks that are possible without loading the model."""
+    """A job that has passed all checks that do not need the model."""
 
     job: Job
     samples: tuple[Sample, ...]
@@ -49,7 +49,7 @@ class CheckedJob(msgspec.Struct, frozen=True):
 
     @property
     def digest(self) -> str:
-        """The digest of all inputs that determine the result. The digest identifies a job."""
+        """The digest of all inputs that determine the result."""
         return digest_job(self.job, digest_samples(self.samples), self.model)
 
 
@@ -85,7 +85,7 @@ def tune(
 
 
 def check(job: Job, *, samples: Sequence[Sample] | None = None) -> CheckedJob:
-    """Check a job, and return the job with its data and model. Raises ConfigError and RecipeError, as `tune` does."""
+    """Check a job, and return it with its data and model. Raises the errors of `tune`."""
     job.refuse_past_deadline(now_s=time.time())
     given = read_samples(job.data) if samples is None else tuple(samples)
     parts = split(given, data=job.data, seed=job.training.seed)
@@ -111,12 +111,9 @@ def call_of(
     place = None if bank is None else BankPlace.of(ready.model, folder=bank)
     order = Order(job=job, samples=ready.samples, bank=place, slo_s=slo_s, start=start)
     app = tune_prompt.with_options(
-        context=ready.recipe,
-        deadline=slo_s or None,
-        late=late,
-        gang=limit_gang_to_batch(job, gang),
+        context=ready.recipe, deadline=slo_s or None, late=late, gang=limit_gang_to_batch(job, gang),
         features=_features(order),
-    )
+    )  # fmt: skip
     return app, order
 
 
@@ -127,10 +124,7 @@ def recipe_of(model: str, *, devices: int = 1) -> tuple[Recipe, str]:
 
 
 def limit_gang_to_batch(job: Job, gang: int | tuple[int, int]) -> tuple[int, int]:
-    """Return the smallest and the largest gang size with which each rank gets at least one sample of a batch.
-
-    Raises ConfigError if even the smallest gang size is too large.
-    """
+    """Return the gang sizes with which each rank gets a sample of a batch. Raises ConfigError if there are none."""
     least, largest = gang if isinstance(gang, tuple) else (gang, gang)
     most = job.training.batch
     if least > most:
@@ -143,27 +137,15 @@ def _features(order: Order) -> Features:
     letters = sum(len(sample.input) + len(sample.target) for sample in order.samples) / len(order.samples)
     prompt = job.prompt.virtual_tokens or len(job.prompt.initial) / _LETTERS_PER_TOKEN or _PROMPT_TOKENS
     tokens = round(job.training.batch * (letters / _LETTERS_PER_TOKEN + prompt))
-    kind = _kind(order)
-    return Features(
-        items=job.until.iterations, input_length=max(1, tokens), kind=kind, shared_s=_estimated_bank_lookup_s(order)
-    )
+    bank = None if job.prompt.initial.strip() else order.bank
+    # A job with a looked-up prompt needs fewer iterations to its target than a job with a given prompt.
+    kind = "all iterations" if job.until.reach is None else "bank" if bank is not None else "prompt"
+    shared_s = _estimated_bank_lookup_s(bank, order)
+    return Features(items=job.until.iterations, input_length=max(1, tokens), kind=kind, shared_s=shared_s)
 
 
-def _kind(order: Order) -> str:
-    """Return the kind of a job: without a target, with a looked-up prompt (fewer iterations), or with a given
-    prompt."""
-    if order.job.until.reach is None:
-        return "all iterations"
-    return "bank" if _bank_for_initial_prompt(order) is not None else "prompt"
-
-
-def _bank_for_initial_prompt(order: Order) -> BankPlace | None:
-    return None if order.job.prompt.initial.strip() else order.bank
-
-
-def _estimated_bank_lookup_s(order: Order) -> float:
-    """Return the device seconds of the prompt bank lookup, estimated from earlier lookups; 0 if unknown or unneeded."""
-    bank = _bank_for_initial_prompt(order)
+def _estimated_bank_lookup_s(bank: BankPlace | None, order: Order) -> float:
+    """Return the device seconds of the lookup, estimated from earlier lookups; 0 if unknown or unneeded."""
     if bank is None:
         return 0.0
     known = read_paces(Path(bank.folder), virtual_tokens=order.job.prompt.virtual_tokens).values()

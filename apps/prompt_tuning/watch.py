@@ -6,43 +6,35 @@ If the policy does not forecast the end of calls, the end is extrapolated from t
 from __future__ import annotations
 
 import contextlib
+import copy
+import json
 import math
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from stoker.apps.common.command_line import count
-from stoker.apps.prompt_tuning.board import BoardEntry, Phase
-from stoker.errors import SessionError
+from stoker.apps.prompt_tuning.board import CHECKPOINT, BoardEntry, Phase, write_entry
+from stoker.apps.prompt_tuning.submit import CheckedJob, call_of
+from stoker.errors import CallDroppedError, SessionError, StokerError
+from stoker.run_folder import RunFolder, write_whole
 from stoker.sessions import (
-    CallForecast,
     CallProgress,
+    Clock,
     ContextStatus,
     ListedCall,
     ListedState,
     Observer,
     checkpoint_of,
     observe,
+    sent_call,
 )
-from stoker.tuning import Saved, unpack
+from stoker.tuning import Saved, Tuned, pack, unpack, write_tuned
 
 if TYPE_CHECKING:
-    from stoker.sessions import CallFuture, Session
-import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from stoker.apps.prompt_tuning.board import CHECKPOINT, write_entry
-from stoker.apps.prompt_tuning.submit import CheckedJob, call_of
-from stoker.errors import CallDroppedError, StokerError
-from stoker.run_folder import RunFolder, write_whole
-from stoker.sessions import Clock, sent_call
-from stoker.tuning import Tuned, pack, write_tuned
-
-if TYPE_CHECKING:
-    from stoker.sessions import AppCallFuture
-
+    from stoker.sessions import AppCallFuture, CallFuture, Session
 
 _MOST_CALLS = 1000
 _LEAST_ITERATIONS = 10
@@ -62,7 +54,7 @@ class SessionPicture(msgspec.Struct, frozen=True):
 
 
 class SessionReader:
-    """Queries a session for its state. After a failed query, the next query opens a new connection."""
+    """Queries a session for its state. After a failure, the next query opens a new connection."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -96,104 +88,78 @@ def read_saved_state(progress: CallProgress | None) -> Saved | None:
 
 
 def updated_entry(
-    entry: BoardEntry,
-    *,
-    call: CallFuture | None,
-    picture: SessionPicture | None,
-    now: float | None = None,
+    entry: BoardEntry, *, call: CallFuture | None, picture: SessionPicture | None, now: float | None = None,
     ahead_s: float = 0.0,
-) -> BoardEntry:
-    """Return the updated state of a job. `now`: seconds since the epoch, on a clock that is `ahead_s` seconds ahead of
-    the wall clock.
-    """
+) -> BoardEntry:  # fmt: skip
+    """`now`: seconds since the epoch; `ahead_s`: how far `now` is ahead of the wall clock."""
     now = time.time() if now is None else now
     if call is None:
         return entry
-    entry = msgspec.structs.replace(entry, call=call.parsl_executor_task_id)
-    listed = None
+    entry = copy.copy(entry)
+    entry.call = call.parsl_executor_task_id
     if picture is not None:
         listed = next((one for one in picture.calls if one.call == entry.call), None)
-    if listed is not None and picture is not None:
-        entry = _update_from_listed_call(entry, listed, picture, now)
-    entry = _forecast(entry, call.forecast, ahead_s)
+        if listed is not None and listed.state is not ListedState.FAILED:
+            _update_from_listed_call(entry, listed, picture, now)
+    if call.forecast is not None and math.isfinite(call.forecast.ends_at):  # else unknown yet
+        entry.ends_at = call.forecast.ends_at + ahead_s
     if call.progress is not None:
-        entry = _update_from_progress(entry, call.progress, now)
-    match entry.in_time(now):
-        case False if entry.missed_since is None:
-            return msgspec.structs.replace(entry, missed_since=now)
-        case True:
-            return msgspec.structs.replace(entry, missed_since=None)
+        _update_from_progress(entry, call.progress, now)
+    in_time = entry.in_time(now)
+    if in_time or (in_time is False and entry.missed_since is None):
+        entry.missed_since = None if in_time else now
     return entry
 
 
-def _update_from_listed_call(entry: BoardEntry, listed: ListedCall, picture: SessionPicture, now: float) -> BoardEntry:
-    if listed.state is ListedState.FAILED:
-        return entry
+def _update_from_listed_call(entry: BoardEntry, listed: ListedCall, picture: SessionPicture, now: float) -> None:
     if entry.devices and entry.devices != listed.where:  # the call has lost a device or was preempted
-        entry = msgspec.structs.replace(entry, devices=(), restarts=entry.restarts + 1, seen_at=None)
+        entry.devices, entry.restarts, entry.seen_at = (), entry.restarts + 1, None
+    context = next((one for one in picture.contexts if one.name == listed.context), None)
+    loads_on = picture.loading_on.get(listed.context, ()) if context is not None and not context.hot else ()
     if listed.state is ListedState.RUNNING:
         since = now - listed.since_s
-        entry = _end_loading(entry, since)
-        return msgspec.structs.replace(
-            entry, phase=Phase.TUNING, devices=listed.where, why="",
-            started_at=since if entry.started_at is None else entry.started_at,
-        )  # fmt: skip
-    context = next((one for one in picture.contexts if one.name == listed.context), None)
-    if devices := picture.loading_on.get(listed.context, ()) if context is not None and not context.hot else ():
-        return msgspec.structs.replace(
-            entry, phase=Phase.LOADING, why=f"its model loads on {', '.join(devices)}",
-            loading_at=now if entry.loading_at is None else entry.loading_at,
-        )  # fmt: skip
-    return msgspec.structs.replace(_end_loading(entry, now), phase=Phase.QUEUED, why=_reason(listed, context, picture))
+        _end_loading(entry, since)
+        entry.phase, entry.devices, entry.why = Phase.TUNING, listed.where, ""
+        entry.started_at = since if entry.started_at is None else entry.started_at
+    elif loads_on:
+        entry.phase, entry.why = Phase.LOADING, f"its model loads on {', '.join(loads_on)}"
+        entry.loading_at = now if entry.loading_at is None else entry.loading_at
+    else:
+        _end_loading(entry, now)
+        entry.phase, entry.why = Phase.QUEUED, _reason(listed, context, picture)
 
 
-def _end_loading(entry: BoardEntry, at: float) -> BoardEntry:
-    """Return the entry of a job that no longer waits for its model to load. The wait counts as loading time."""
-    if entry.loading_at is None:
-        return entry
-    before = 0.0 if entry.started_at is not None else max(0.0, at - entry.loading_at)
-    return msgspec.structs.replace(entry, loading_at=None, loading_s=entry.loading_s + before)
+def _end_loading(entry: BoardEntry, at: float) -> None:
+    """End the wait for the model, which counts as loading time."""
+    if entry.loading_at is not None and entry.started_at is None:
+        entry.loading_s += max(0.0, at - entry.loading_at)
+    entry.loading_at = None
 
 
 def _reason(listed: ListedCall, context: ContextStatus | None, picture: SessionPicture) -> str:
-    ahead = picture.ahead(listed)
-    if ahead:
+    if ahead := picture.ahead(listed):
         return f"{count(ahead, 'job')} before it"
     if context is not None and context.hot:
         if context.running >= context.hot:
             return "its hot device is busy" if context.hot == 1 else f"its {context.hot} hot devices are busy"
-        others = context.queued > 1
-        return (
-            "the devices are kept for a job with an earlier deadline"
-            if others
-            else "waiting for devices to be assigned"
-        )
+        others = "the devices are kept for a job with an earlier deadline"
+        return others if context.queued > 1 else "waiting for devices to be assigned"
     return context.waits_for if context is not None else ""
 
 
-def _update_from_progress(entry: BoardEntry, progress: CallProgress, now: float) -> BoardEntry:
-    saved, done = read_saved_state(progress), int(progress.done)
-    entry = msgspec.structs.replace(
-        entry, iterations=int(progress.total) or entry.iterations,
-        loss=progress.metric or entry.loss,  # a call that has just started reports no loss
-        metric=saved.metric if saved is not None else entry.metric,
-    )  # fmt: skip
+def _update_from_progress(entry: BoardEntry, progress: CallProgress, now: float) -> None:
+    saved, done, before = read_saved_state(progress), int(progress.done), entry.iteration
+    entry.iterations = int(progress.total) or entry.iterations
+    entry.loss = progress.metric or entry.loss  # a call that has just started reports no loss
+    entry.metric = saved.metric if saved is not None else entry.metric
+    entry.iteration = done
     if entry.seen_at is None or done < entry.seen_iteration:
-        return msgspec.structs.replace(entry, iteration=done, seen_at=now, seen_iteration=done)
-    made = done - entry.seen_iteration
-    if made < _LEAST_ITERATIONS or entry.phase is not Phase.TUNING:
-        return msgspec.structs.replace(entry, iteration=done)
-    # Times measured on these devices are more accurate than the scheduler's forecast, which is an upper bound.
-    if done == entry.iteration and entry.measured_ends_at is not None:
-        return msgspec.structs.replace(entry, ends_at=entry.measured_ends_at)
-    ends_at = now + (now - entry.seen_at) / made * (entry.iterations - done)
-    return msgspec.structs.replace(entry, iteration=done, ends_at=ends_at, measured_ends_at=ends_at)
-
-
-def _forecast(entry: BoardEntry, forecast: CallForecast | None, ahead_s: float) -> BoardEntry:
-    if forecast is None or not math.isfinite(forecast.ends_at):  # unknown yet
-        return entry
-    return msgspec.structs.replace(entry, ends_at=forecast.ends_at + ahead_s)
+        entry.seen_at, entry.seen_iteration = now, done
+    elif (made := done - entry.seen_iteration) >= _LEAST_ITERATIONS and entry.phase is Phase.TUNING:
+        # Times measured on these devices are more accurate than the scheduler's forecast, which is an upper bound.
+        if done != before or entry.measured_ends_at is None:
+            entry.measured_ends_at = now + (now - entry.seen_at) / made * (entry.iterations - done)
+        entry.ends_at = entry.measured_ends_at
 
 
 class SubmittedJob:
@@ -273,7 +239,7 @@ class SubmittedJob:
 
 
 def _write_results(folder: RunFolder, tuned: Tuned) -> None:
-    """Write the adapter and `tuned.json`, and last the evaluations, which mark a finished run."""
+    """Write the adapter and `tuned.json`, then the evaluations, which mark a finished run."""
     write_tuned(tuned, folder.path)
     rows = [msgspec.structs.asdict(point) for point in tuned.points]
 

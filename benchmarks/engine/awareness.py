@@ -142,10 +142,10 @@ def infer_alone(limit: int) -> dict[str, float]:
     calls = plan(choose_prompts(options, claims), claims, {}, batch_size=options.batch_size)  # type: ignore[arg-type]
     questions = [
         Question(
-            number=number, prefix=call.prompt.prefix, texts=tuple(call.prompt.fill(claim) for claim in call.claims),
-            words=call.prompt.answers, tensor_batch=options.tensor_batch,
+            number=number, prefix=prompt.prefix, texts=tuple(map(prompt.fill, batch)), words=prompt.words,
+            tensor_batch=options.tensor_batch,
         )
-        for number, call in enumerate(calls)
+        for number, (prompt, batch) in enumerate(calls)
     ]  # fmt: skip
     recipe, _ = make_recipe(options)
     scored = verify.with_options(context=recipe)
@@ -178,7 +178,7 @@ def time_batches(claims: int, runs: int) -> dict[str, dict[int, list[float]]]:
     seconds: dict[int, list[float]] = {size: [] for size in SIZES}
 
     def call(some: list[str]) -> Question:
-        return Question(number=0, prefix=prompt.prefix, texts=tuple(some), words=prompt.answers)
+        return Question(number=0, prefix=prompt.prefix, texts=tuple(some), words=prompt.words)
 
     with stoker.load():
         list(stoker.map(app, [call(texts[:2]) for _ in range(16)]))

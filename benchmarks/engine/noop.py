@@ -94,9 +94,9 @@ def session(executor: Any, *, log: bool = False, collector: str = "own") -> Iter
         config = Config(executors=[executor], run_dir=folder, initialize_logging=log, usage_tracking=0, strategy="none")
         with parsl.load(config):
             if collector == "calm":
-                from stoker.manager.executor.executor import THRESHOLDS
+                from stoker.manager.executor.executor import GC_THRESHOLDS
 
-                gc.set_threshold(*THRESHOLDS)
+                gc.set_threshold(*GC_THRESHOLDS)
             elif collector == "usual":
                 gc.set_threshold(*usual)
             # Parsl pickles functions of a user's script by value.

@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.harness import in_turns, run_side
 from benchmarks.tables import Bar, Line, Table
-from stoker.contexts.inference.engine_work import work_of
+from stoker.contexts.inference.adapter import work_of
 from stoker.pilot.library.library_turns import LibraryTurns
 from stoker.protocol.ids import DeviceId, LibraryId
 

@@ -82,7 +82,7 @@ class Starter:
         library.send_bytes(connection.pack_raw(connection.encode_settings(told)))
         library.send([Load(recipe=recipe, devices=(DeviceId("cpu:0"),), objects={})])
         _wait_until_loaded(library, log)
-        library.hang_up()
+        library.close()
         _wait_for(zygote, Exited)
         return float(stamp.read_text()) - began
 

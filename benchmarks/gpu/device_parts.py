@@ -45,7 +45,7 @@ def device(answer: Answer, _: Place) -> None:
     driver = gpu.load_nvml()
     try:
         driver.nvmlInit()
-        answer["driver"] = gpu.text(driver.nvmlSystemGetDriverVersion())
+        answer["driver"] = driver.nvmlSystemGetDriverVersion()
     except Exception as error:
         answer["driver"] = f"none ({error})"
     answer["PID namespace"] = os.readlink("/proc/self/ns/pid")

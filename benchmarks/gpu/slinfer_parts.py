@@ -30,7 +30,6 @@ from stoker import causal_lm
 from stoker.errors import StokerError
 from stoker.manager.executor.apps import StokerApp
 from stoker.manager.executor.options import parse_call_specification
-from stoker.manager.executor.prepared import AppWants
 from stoker.manager.sim.log import TokenTimes
 from stoker.protocol.calls import Objective
 
@@ -103,10 +102,7 @@ class Models:
             options["features"] = {"input_length": prompt, "expected_output": OUTPUT[0]}
         if self._tells and objective.ttft_s:
             options |= {"ttft_s": objective.ttft_s, "tpot_s": objective.tpot_s}
-        wants = AppWants(parse_call_specification(options, takes_context=True))
-        return StokerApp(
-            write, specification=wants, batch_size=None, cache=False, ignore_for_cache=None, executors=None
-        )
+        return StokerApp(write, parse_call_specification(options, takes_context=True), {})
 
     async def run(self, requests: list[Request], *, limit_s: float) -> list[TokenTimes]:
         """Send requests at their times. Return when their tokens arrived. Cancel open requests after `limit_s`."""

@@ -24,7 +24,7 @@ from benchmarks.harness import side_options
 from stoker.dealer import Keys, open_socket
 from stoker.pilot.agent.agent import collect_unacknowledged_facts
 from stoker.pilot.core import commands, events
-from stoker.pilot.core.core import EventQueue, PilotCore
+from stoker.pilot.core.reactor import EventQueue, PilotCore
 from stoker.pilot.core.state import PilotFacts
 from stoker.protocol import to_agent, to_library, wire
 from stoker.protocol.calls import CallEnd

@@ -28,6 +28,7 @@ from stoker.manager.core.events import Event
 from stoker.manager.factory.batch import BatchTrouble
 from stoker.manager.factory.condor_ads import parse_job_ads
 from stoker.manager.live import journal, lease
+from stoker.manager.live.records import scan
 from stoker.pilot.library import connection
 from stoker.pilot.starter import main
 from stoker.pilot.starter.place import StartError, unpack
@@ -319,13 +320,13 @@ def _journals(chance: random.Random, place: Path) -> list[Target]:
     before = whole[: whole.index(_pack((1.0, events[0]))) - 8]
 
     def read() -> None:
-        for _ in journal.read_events_and_checks(file):
+        for _ in scan(file):
             pass
 
     def repair() -> None:
         try:
             journal.Journal(file).close()
-            for _ in journal.read(file):
+            for _ in scan(file):
                 pass
         finally:
             clear()

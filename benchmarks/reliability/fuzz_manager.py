@@ -158,7 +158,7 @@ class Session(Values):
             case 4 if chance.random() < 0.2:
                 self.give(events.ManagerRestarted())
             case 5:
-                advice = events.CostAdvice({"": events.ContextAdvice(1.0, 0.0, 10**9)})
+                advice = events.CostAdvice({"": events.ContextAdvice(1.0, 10**9)})
                 self.give(events.AdviceArrived(events.OfContext(RecipeKey("a")), advice))
             case _:
                 if due := min(state.timers, key=state.timers.__getitem__, default=""):

@@ -19,7 +19,7 @@ from benchmarks.reliability.fuzz_inputs import Values
 from stoker.contexts.recipe import Awareness, Needs, ObjectRef, Recipe
 from stoker.pilot.core import events
 from stoker.pilot.core.commands import Tell, TellLibrary
-from stoker.pilot.core.core import PilotCore
+from stoker.pilot.core.reactor import PilotCore
 from stoker.pilot.core.state import PilotFacts
 from stoker.protocol import to_agent, to_pilot
 from stoker.protocol import to_manager as told

@@ -188,13 +188,14 @@ def _script(folder: str, *, eager: bool = False) -> Write:
 def _stoker_vllm(folder: str) -> Write:
     from transformers import AutoTokenizer
 
+    from stoker.contexts.engine_settings import EngineSettings
     from stoker.contexts.inference.vllm_engine import VLLMEngine
     from stoker.contexts.inference.vllm_start import VLLMStart
     from stoker.contexts.language_model import CausalLM
     from stoker.contexts.prompts import PromptReader
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    start = VLLMStart(folder, dtype="bfloat16", device="cpu")
+    start = VLLMStart(folder, dtype="bfloat16", settings=EngineSettings())
     engine = VLLMEngine(start, PromptReader(tokenizer, ends=frozenset(), longest=0))
     return _calls(CausalLM(None, tokenizer, engine=engine))
 

@@ -52,7 +52,7 @@ from stoker.contexts import state_folder
 from stoker.contexts.performance import READ, times_of
 from stoker.contexts.step_times import StepTable, StepTimes
 from stoker.manager.core.seams import Policies
-from stoker.manager.policies.named import named
+from stoker.manager.policies import named
 from stoker.manager.policies.slinfer import validation
 from stoker.manager.sim.client import Arrival
 from stoker.pilot.core import turns

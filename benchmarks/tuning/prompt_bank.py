@@ -41,7 +41,7 @@ from stoker.tuning.bank.build import Readings, ensure_bank
 from stoker.tuning.bank.candidates import Candidate, read_candidates
 from stoker.tuning.bank.layers import CLUSTERS, Array, Layers, compute_feature_scale
 from stoker.tuning.bank.layers import build as build_layers
-from stoker.tuning.bank.lookup import SAVING, Score, look_up, score_all_candidates, two_layers
+from stoker.tuning.bank.lookup import SAVING, Score, look_up, two_layers
 
 SAMPLE_SEED = 0
 SETTING = f"Model: SmolLM2-135M-Instruct; the samples of a task are drawn with seed {SAMPLE_SEED}."
@@ -161,7 +161,7 @@ def lookup_kinds(layers: Layers, score: Score, *, seed: int) -> dict[str, tuple[
     looked = {"two layers (the paper's)": two_layers(layers, score), "best bin first, the default limit": default}
     for part in (30, 20, 10, 6):
         looked[f"best bin first, a {part}th of the bank"] = look_up(layers, score, limit=size // part)
-    losses = np.array(score([candidate.text for candidate in layers]))
+    losses = np.array(score([candidate.text for candidate in layers.candidates.values()]))
     draws = [
         sorted(range(size), key=Stream(seed + turn, "random lookup").uniform)[: default.scores] for turn in range(100)
     ]
@@ -205,7 +205,7 @@ def groupings(
             continue
         layers = build_layers(candidates, features, k=k, capacity=len(candidates))
         for score in scores.values():
-            looked, best = two_layers(layers, score), score_all_candidates(layers, score).loss
+            looked, best = two_layers(layers, score), look_up(layers, score, limit=len(layers)).loss
             found.setdefault(k, []).append({"scores": looked.scores, "regret": looked.loss - best})
     return found
 
@@ -238,7 +238,7 @@ def side(candidates: int = 0, clusters: int = CLUSTERS, samples: int = 0, tasks:
 
     begun = time.perf_counter()
     bank = ensure_bank(
-        bank_folder, some, model=Path(default_model()).name, reading=build.reading_of(), read=read, again=True,
+        bank_folder, some, model=Path(default_model()).name, read=read, again=True,
         k=clusters, capacity=len(some), progress=lambda done, of: tell(f"features: {done:,} of {of:,}"),
     )  # fmt: skip
     layers, group_s = bank.layers, time.perf_counter() - begun - read_s
@@ -252,13 +252,13 @@ def side(candidates: int = 0, clusters: int = CLUSTERS, samples: int = 0, tasks:
         of = (Path(default_model()).name, str(model.model.dtype), task, chosen, ends)
         score = Scores(records, task, samples, build.scorer(model, chosen, batch_size=16 if on_gpu else 1), of=of)
         of_task[task] = score
-        every_loss = score_all_candidates(layers, score).losses.values()
+        every_loss = look_up(layers, score, limit=len(layers)).losses.values()
         losses = sorted(loss for loss in every_loss if not math.isnan(loss))
         for kind, looked in lookup_kinds(layers, score, seed=0).items():
             found.setdefault(kind, []).append(judge_lookup(*looked, losses))
         spent_s, scored = spent_s + score.spent_s, scored + score.scored
     sizes = [len(members) for members in layers.clusters]
-    readings = Readings(bank_folder, model=Path(default_model()).name, reading=build.reading_of())
+    readings = Readings(bank_folder, model=Path(default_model()).name)
     features = readings.features(some)
     return {
         "machine": f"{machine()}, {torch.cuda.get_device_name() if on_gpu else 'no GPU'}",

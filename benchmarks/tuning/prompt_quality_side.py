@@ -143,7 +143,11 @@ class Bench:
         score = build.scorer(self.model, chosen, tokens=settings.tokens, batch_size=4)
         found = look_up(self.layers, score, limit=len(self.layers) // settings.share)
         losses = {key: round(loss, 4) for key, loss in found.losses.items()}
-        return {"best": found.best(settings.shortlist), "scores": found.scores, "losses": losses}
+        return {
+            "best": sorted(found.losses, key=found.losses.__getitem__)[: settings.shortlist],
+            "scores": found.scores,
+            "losses": losses,
+        }
 
     def draw(self, count: int) -> list[str]:
         chance = Stream(self.settings.seed, f"random prompts, {self.task}")
@@ -278,8 +282,7 @@ def run_tasks(log: RecordLog, tasks: Sequence[str], settings: Settings, bank_fol
             model = load_causal_lm(default_model(), dtype="float32", engine="transformers")
             candidates = read_candidates(PROMPTS)
         bank = ensure_bank(
-            bank_folder, candidates, model=settings.model,
-            reading=build.reading_of(), read=build.reader(model), k=8 if quick else CLUSTERS,
+            bank_folder, candidates, model=settings.model, read=build.reader(model), k=8 if quick else CLUSTERS,
             capacity=len(candidates), progress=lambda done, of: tell(f"features: {done:,} of {of:,}"),
         )  # fmt: skip
         benches = [

@@ -1,16 +1,10 @@
-"""The interface of inference engines, the text that requests write, and how engines take turns on shared devices.
+"""The interface of inference engines, the text of a request, and the turns of engines on shared devices.
 
-One thread calls an engine (`engine_thread`):
-
-    engine.add(request)                  queue a request; raises ValueError if the request can never run
-    for token in engine.step():          one forward pass; the last token of a request has a `finish`
-        ...
-
-The contract (tests/engine_contract.py):
+The contract of an engine (tests/engine_contract.py):
 
 - Except for rounding, the batch does not affect a request's tokens. At temperature 0 the tokens equal those of the
   model's own `generate`. At other temperatures the tokens depend only on the seed.
-- `abort` removes the request and frees its memory before the next step.
+- `abort` frees the request's memory before the next step.
 - `memory().held_bytes` never exceeds the budget of `resize`.
 - `sleep` and `wake` do not affect a request's tokens.
 """
@@ -20,12 +14,12 @@ from __future__ import annotations
 import enum
 import logging
 import math
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterable, Sequence
+from math import inf
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from stoker.contexts.inference.engine_work import EngineWork
 from stoker.contexts.inference.options import STRUCTURES, OptionRefused, check_options
 
 
@@ -35,7 +29,7 @@ class Finish(enum.Enum):
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """The options for choosing tokens, as in `CausalLM.generate` and `CausalLM.complete`."""
+    """The options for choosing tokens, as in `CausalLM.complete`."""
 
     max_new_tokens: int = 64
     temperature: float = 0.0
@@ -50,7 +44,7 @@ class Sampling(msgspec.Struct, frozen=True):
 
     @property
     def structure(self) -> tuple[str, Any] | None:
-        """Name and value of the option that constrains the form of the text (such as a JSON schema), or None."""
+        """Name and value of the option that constrains the form of the text, or None."""
         if self.json_schema:
             return "json_schema", self.json_schema
         return next((each for each in self.engine_options if each[0] in STRUCTURES), None)
@@ -61,11 +55,7 @@ class Sampling(msgspec.Struct, frozen=True):
 
 
 class GenerationRequest(msgspec.Struct, frozen=True):
-    """A prompt as token ids, and the options for its continuation.
-
-    The first token is due at `due_at` (time.monotonic), and each later token `tpot_s` seconds after its predecessor.
-    Without `pieces`, only the last `NewToken` has text.
-    """
+    """A prompt whose first token is due at `due_at` (time.monotonic), and each later token `tpot_s` seconds after."""
 
     id: int
     prompt: tuple[int, ...]
@@ -81,17 +71,14 @@ class TokenChance(msgspec.Struct, frozen=True):
 
 
 class PromptToken(msgspec.Struct, frozen=True):
-    """A token of a prompt. `logprob` is None for the first token."""
-
     token: int
     logprob: float | None = None
     likeliest: tuple[TokenChance, ...] = ()
 
 
 class NewToken(msgspec.Struct, frozen=True):
-    """A token that an engine step writes (-1: no token), and the text that the token adds. `finish`: why the request
-    ended. `error`, `option`: why the request failed, and the option that caused the failure. `prompt`: tokens of the
-    scored prompt, with the request's first token.
+    """A new token (-1: none) and its text. The last has a `finish`, the first the scored `prompt`. `option`: the option
+    that caused the `error`.
     """
 
     request: int
@@ -106,10 +93,7 @@ class NewToken(msgspec.Struct, frozen=True):
 
 
 class EngineMemory(msgspec.Struct, frozen=True):
-    """Bytes of weights, current cache, cache budget (0 = no budget), and one cached token (0 = unknown).
-
-    `fixed_tokens`: size in tokens of a cache that `resize` cannot change; 0 if `resize` can change the cache.
-    """
+    """Bytes of weights, current cache, its budget (0 = none), and one token (0 = unknown); size of a fixed cache."""
 
     weights_bytes: int
     held_bytes: int
@@ -119,11 +103,7 @@ class EngineMemory(msgspec.Struct, frozen=True):
 
 
 class TokenCache(msgspec.Struct, frozen=True, array_like=True):
-    """Memory of a loaded model on each device. `weights_bytes`: weights and process. `token_bytes`: one cached token.
-
-    `tokens`: size of the smallest useful cache in tokens. If `is_fixed`, size of the whole cache, which cannot be
-    resized.
-    """
+    """Memory of a loaded model on each device. `tokens`: size of the smallest useful cache, or of a fixed cache."""
 
     weights_bytes: int = 0
     token_bytes: int = 0
@@ -133,10 +113,8 @@ class TokenCache(msgspec.Struct, frozen=True, array_like=True):
 
 class EngineLoad(msgspec.Struct, frozen=True):
     """Numbers of running and waiting requests, and totals since the engine started. `row_steps`: sum of batch sizes
-    over all decode steps.
-
-    `cache_tokens`: size of the cache (0: unlimited or unknown). `peak_tokens`: cache tokens of all requests at their
-    expected lengths (SLINFER eq. 2); can exceed the cache if requests outgrow their estimates.
+    over all decode steps. `rows`: maximum concurrent requests. `cache_tokens`: size of the cache (0: unlimited or
+    unknown). `peak_tokens`: cache tokens of all requests at their expected lengths (SLINFER eq. 2).
     """
 
     running: int = 0
@@ -150,11 +128,9 @@ class EngineLoad(msgspec.Struct, frozen=True):
     busy_s: float = 0.0
     evictions: int = 0
     rows: int = 0
-    """Maximum number of concurrent requests; 0 if unknown."""
     cache_tokens: int = 0
     peak_tokens: int = 0
-    reused_tokens: int = 0
-    """Number of prompt tokens that were not read, because a kept prefix contained them."""
+    reused_tokens: int = 0  # prompt tokens that kept prefixes contained
 
     @property
     def is_cache_too_small(self) -> bool:
@@ -179,30 +155,77 @@ class EngineLoad(msgspec.Struct, frozen=True):
         return self.new_tokens / self.busy_s if self.busy_s else 0.0
 
 
+class EngineWork(NamedTuple):
+    """Figures about an engine's open requests.
+
+    `rows`, `length`, `tpot_s`: number, mean length and minimum time per output token of decoding requests. `due_at`,
+    `late_at`: earliest due time in the future, and in the past. `prompts`: unread prompts (tokens, due time, time per
+    output token, maximum output tokens), earliest first. `answers`: the same without tokens for the rest of each
+    decoding request; empty if no request has a time per output token.
+    """
+
+    rows: int = 0
+    length: float = 0.0
+    due_at: float = inf
+    tpot_s: float = 0.0
+    late_at: float = inf
+    prompts: Sequence[tuple[int, float, float, int]] = ()
+    accepted_requests: int = 0
+    peak_tokens: int = 0
+    answers: Sequence[tuple[float, float, int]] = ()
+
+
+def work_of(requests: Iterable[Any], *, now: float, accepted_requests: int, mean_output: float) -> EngineWork:
+    """Return the figures of open `engine_thread.Generation`s. `now` is on time.monotonic."""
+    rows, total, due_at, tpot_s, late_at, peak = 0, 0, inf, 0.0, inf, 0.0
+    prompts: list[tuple[int, float, float, int]] = []
+    answers: list[tuple[float, float, int]] = []
+    for request in requests:
+        made, prompt, each_s = request.made, request.prompt_tokens, request.tpot_s
+        peak += prompt + (made if made > mean_output else mean_output)
+        if not made:
+            prompts.append((prompt, request.first_due_at, each_s, request.most))
+            continue
+        rows += 1
+        total += prompt + made
+        at = request.first_due_at + made * each_s
+        left = request.most - made
+        answers.append((at, each_s, left if left > 0 else 0))
+        if each_s:
+            if at < now:
+                if at < late_at:
+                    late_at = at
+            elif at < due_at:
+                due_at = at
+            if each_s < tpot_s or not tpot_s:
+                tpot_s = each_s
+    if len(prompts) > 1:
+        prompts.sort(key=lambda prompt: prompt[1])
+    length = total / rows if rows else 0.0
+    return EngineWork(
+        rows, length, due_at, tpot_s, late_at, prompts, accepted_requests, int(peak), answers if tpot_s else ()
+    )
+
+
 class InferenceEngine(Protocol):
-    """One model that serves many requests. One thread calls all methods."""
+    """One model that serves many requests. One thread calls all methods. `chosen`: why this engine was chosen."""
 
     name: str
     chosen: str
-    """Reason for the choice of this engine, as text."""
 
     def add(self, request: GenerationRequest) -> None:
         """Add a request. Raises ValueError if the request can never run."""
 
-    def step(self) -> list[NewToken]:
-        """Compute one step and return its tokens. Without requests, do nothing."""
+    def step(self) -> list[NewToken]: ...
 
-    def abort(self, request: int) -> None:
-        """Remove the request if it has not ended."""
+    def abort(self, request: int) -> None: ...
 
     def slots(self) -> int:
         """Return the number of requests that can run at the same time within the cache budget."""
 
-    def load(self) -> EngineLoad:
-        """Return the numbers of running and waiting requests, and totals since the engine started."""
+    def load(self) -> EngineLoad: ...
 
-    def memory(self) -> EngineMemory:
-        """Return the device memory that the engine uses."""
+    def memory(self) -> EngineMemory: ...
 
     def resize(self, cache_bytes: int) -> None:
         """Change the cache budget. Raises ValueError if an open request would no longer fit into the cache."""
@@ -210,16 +233,13 @@ class InferenceEngine(Protocol):
     def sleep(self) -> None:
         """Free device memory until `wake`. Raises RuntimeError while requests run."""
 
-    def wake(self) -> None:
-        """Make the engine ready for requests again after `sleep`."""
+    def wake(self) -> None: ...
 
-    def stop(self) -> None:
-        """Stop the engine. No other call may follow."""
+    def stop(self) -> None: ...
 
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
-_MOST_PARTS = 3
-"""Maximum tokens, and maximum replacement characters, of an incomplete character: UTF-8 uses up to four bytes."""
+_MOST_PARTS = 3  # maximum tokens and replacement characters of an incomplete character, because UTF-8 uses 4 bytes
 Decode = Callable[[list[int]], str]
 
 
@@ -238,48 +258,17 @@ def check_sampling(sampling: Sampling) -> None:
     check_options(sampling.engine_options, json_schema=sampling.json_schema)
 
 
-class Matcher(Protocol):
-    """A position in a compiled grammar (`llguidance.LLMatcher`)."""
-
-    def consume_token(self, sampled_token: int) -> bool:
-        """Advance the position by one token. Return False if the grammar does not allow the token."""
-
-    def compute_bitmask(self) -> bytes:
-        """Return one bit per token, lowest bits first. A set bit means that the token may follow."""
-
-    def is_error(self) -> bool:
-        """Return True if a work limit was exceeded, or a token was not allowed."""
-
-    def get_error(self) -> str:
-        """Return the error message."""
-
-    def is_stopped(self) -> bool:
-        """Return True if the text is complete and no token can follow."""
-
-
-class GrammarSource(Protocol):
-    def matcher(self, sampling: Sampling) -> Matcher | None:
-        """Return a matcher at the start of the text, or None if the options have no grammar. Raises OptionRefused."""
-
-
-class ModelTexts:
+class ModelTexts(msgspec.Struct, frozen=True, kw_only=True):
     """The decoder of tokens, the end tokens, and the model's maximum tokens and vocabulary size (0 = no limit)."""
 
-    def __init__(
-        self, *, decode: Decode, ends: frozenset[int], longest: int, vocabulary: int = 0,
-        grammars: GrammarSource | None = None,
-    ) -> None:  # fmt: skip
-        self.decode = decode
-        self.ends = ends
-        self.longest = longest
-        self.vocabulary = vocabulary
-        self.grammars = grammars
+    decode: Decode
+    ends: frozenset[int]
+    longest: int
+    vocabulary: int = 0
+    grammars: Any = None  # a `token_rules.Grammars`, unless vLLM compiles grammars
 
     def prepare(self, sampling: Sampling) -> None:
-        """Check the options and compile the grammar. The caller's thread does this, so that the engine does not wait.
-
-        Raises ValueError for an invalid option.
-        """
+        """Check the options and compile the grammar in the caller's thread. Raises ValueError."""
         check_sampling(sampling)
         self.check_tokens_in_vocabulary(
             dict(sampling.engine_options).get("logit_bias", ()), "logit_bias", option="logit_bias"
@@ -288,9 +277,7 @@ class ModelTexts:
             self.grammars.matcher(sampling)
 
     def check(self, request: GenerationRequest, *, virtual_tokens: int | None = None) -> None:
-        """Raise ValueError for a request that the engine cannot serve. `virtual_tokens`: length of the request's soft
-        prompt; None if the engine does not support adapters.
-        """
+        """Raise ValueError if the engine cannot serve a request. `virtual_tokens`: None if it supports no adapters."""
         sampling = request.sampling
         if sampling.adapter and virtual_tokens is None:
             raise OptionRefused("adapter", "this model's engine does not support adapters; continuous and vllm do")
@@ -311,20 +298,15 @@ class ModelTexts:
         raise OptionRefused(option, why) if option else ValueError(why)
 
     def begin(self, request: GenerationRequest) -> Written:
-        sampling = request.sampling
-        return Written(
-            decode=self.decode, ends=sampling.ends(self.ends), most=sampling.max_new_tokens, stop=sampling.stop,
-            pieces=request.pieces,
-        )  # fmt: skip
+        some = request.sampling
+        return Written(self.decode, some.ends(self.ends), some.max_new_tokens, stop=some.stop, pieces=request.pieces)
 
 
 class Written:
-    """The written text of one request. A piece of text is returned when its characters are complete, or can no longer
-    become complete.
-    """
+    """The text of one request. A piece is returned when its characters are complete or can no longer become so."""
 
     def __init__(
-        self, *, decode: Decode, ends: frozenset[int], most: int, stop: Sequence[str] = (), pieces: bool = False
+        self, decode: Decode, ends: frozenset[int], most: int, *, stop: Sequence[str] = (), pieces: bool = False
     ) -> None:
         self.tokens: list[int] = []
         self.finish: Finish | None = None
@@ -337,8 +319,7 @@ class Written:
         self._text = ""
         self._given = 0
         self._shown, self._complete = 0, 0
-        self._ahead = 0
-        """Number of characters of `_text` that come from tokens after index `_complete`."""
+        self._ahead = 0  # characters of `_text` from tokens after index `_complete`
 
     def add(self, token: int, *, is_last: bool = False) -> str:
         """Add a token and return the new text. `is_last`: True if no token can follow."""
@@ -405,30 +386,20 @@ log = logging.getLogger(__name__)
 
 
 class DeviceShare(Protocol):
-    """Takes turns with other libraries that use the same devices. One thread calls all methods."""
+    """Takes turns with other libraries on the same devices: `pilot.library.library_turns.LibraryTurns`."""
 
     @property
-    def shared(self) -> bool:
-        """True if another library also uses these devices. The check makes no system call."""
+    def shared(self) -> bool: ...
 
-    def begin(self, *, due_at: float, step_s: float, work: Callable[[], EngineWork]) -> None:
-        """Wait for a turn on the devices.
+    def begin(self, *, due_at: float, step_s: float, work: Callable[[], EngineWork]) -> None: ...
 
-        `due_at`: earliest due time of a token. `step_s`: expected seconds of the step. `work`: returns the engine's
-        open work, and is called after the next library was woken.
-        """
+    def end(self) -> None: ...
 
-    def end(self) -> None:
-        """End the engine's turn, because the engine has no step to compute."""
+    def publish(self, work: EngineWork) -> None: ...
 
-    def publish(self, work: EngineWork) -> None:
-        """Publish the engine's open work to other libraries, without a system call."""
+    def leave(self) -> None: ...
 
-    def leave(self) -> None:
-        """Release the devices until the next `begin`."""
-
-    def close(self) -> None:
-        """Release the devices when the engine ends."""
+    def close(self) -> None: ...
 
 
 _make: Callable[[], DeviceShare] | None = None

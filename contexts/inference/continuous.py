@@ -2,12 +2,11 @@
 
 On a GPU, decode steps may run as captured graphs that are launched ahead (docs/decisions/091). Step n+1 starts with the
 tokens that step n left on the device. The host reads the tokens of step n only after step n+1 was launched. Between two
-calls of `step`, at most one step is launched whose tokens the host has not read (the unread step):
+calls of `step`, at most one launched step is unread:
 
 - A step is launched ahead only if no waiting request could join and no request outgrows its row.
-- A request that ended or was aborted still has a row in the unread step. The token of this row is dropped. The row is
-  free immediately, because the device writes to the row only after that step.
-- Each kept token was drawn with the next random number of its request.
+- A request that ended or was aborted still has a row in the unread step, whose token is dropped. The row is free
+  immediately, because the device writes to the row only after that step.
 - The unread step is read before a resize or an eager step frees or moves memory. Sleep and stop wait for the step.
 """
 
@@ -15,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -22,35 +22,26 @@ import torch
 
 from stoker.contexts.batching import SMALLEST_ROW_TOKENS, BatchLimits, RunningBatch, Step
 from stoker.contexts.forward import Layers, PrefixCache
-from stoker.contexts.inference.adapter import (
-    EngineLoad,
-    EngineMemory,
-    GenerationRequest,
-    ModelTexts,
-    NewToken,
-)
+from stoker.contexts.inference.adapter import EngineLoad, EngineMemory, GenerationRequest, ModelTexts, NewToken
 from stoker.contexts.inference.decode_graphs import DecodeGraphs, LaunchedStep, RowInput, StepShape
 from stoker.contexts.inference.decoder import DecodePart, KVStore, LeanDecoder, ReadPart
-from stoker.contexts.inference.kernels import NOT_FINITE, Writing, next_tokens
+from stoker.contexts.inference.kernels import NOT_FINITE, Writing, next_tokens, positions_scored_at_once
 from stoker.contexts.inference.peft_adapters import AdaptedTokens, Adapter, AdapterBank, AdapterCache
-from stoker.contexts.inference.prompt_scores import positions_scored_at_once
 
 
+@dataclass(eq=False)
 class StepsAhead:
     """Launches captured decode steps, at most one step ahead."""
 
-    def __init__(
-        self, graphs: DecodeGraphs, batch: RunningBatch, store: KVStore, writing: Mapping[int, Writing]
-    ) -> None:
-        self.graphs = graphs
-        self._batch = batch
-        self._store = store
-        self._writing = writing
-        self._unread: LaunchedStep | None = None
+    graphs: DecodeGraphs
+    batch: RunningBatch
+    store: KVStore
+    writing: Mapping[int, Writing]
+    _unread: LaunchedStep | None = None
 
     def begin(self, step: Step) -> bool:
         """Launch a decode step. Return False if the step must run eagerly."""
-        if step.prefill or len(step.requests) < len(self._batch.running):
+        if step.prefill or len(step.requests) < len(self.batch.running):
             return False
         shape = self._shape()
         if shape is None or not self.graphs.due(shape):
@@ -58,19 +49,18 @@ class StepsAhead:
         self._unread = self.graphs.launch(shape, lambda id: self._next_row_input(id, behind=0))
         return self._unread is not None
 
-    def read(self, *, follow: bool = True) -> tuple[StepShape, list[tuple[int, int]]] | None:
-        """Read the launched step. Return its shape and a token per running request (-1: no token could be drawn).
-
-        With `follow`, first launch the next step, if its rows are known without these tokens. Return None if no step
-        was launched.
+    def read(self, *, follow: bool) -> tuple[int, list[tuple[int, int]]]:
+        """Read the launched step, if any; with `follow`, first launch the next one if its rows are known. Return the
+        row length and a token per running request (-1: none drawn).
         """
         unread, self._unread = self._unread, None
         if unread is None:
-            return None
+            return 0, []
         if follow:
             self._unread = self._follow(unread)
         found = zip(unread.shape.requests, unread.tokens(), strict=True)
-        return unread.shape, [(id, token) for id, token in found if id is not None and id in self._batch.running]
+        running = self.batch.running
+        return unread.shape.length, [(id, token) for id, token in found if id is not None and id in running]
 
     @property
     def launched(self) -> bool:
@@ -81,7 +71,7 @@ class StepsAhead:
         self.graphs.drop()
 
     def _follow(self, unread: LaunchedStep) -> LaunchedStep | None:
-        batch, running = self._batch, self._batch.running.values()
+        batch, running = self.batch, self.batch.running.values()
         if batch.waiting and batch.has_room_for(batch.waiting[0]):
             return None
         if any(state.length >= state.reserved for state in running) or all(
@@ -94,19 +84,19 @@ class StepsAhead:
         return self.graphs.launch(shape, lambda id: self._next_row_input(id, behind=1), after=unread)
 
     def _shape(self) -> StepShape | None:
-        writing = [self._writing[id] for id in self._batch.running]
+        writing = [self.writing[id] for id in self.batch.running]
         if not all(each.is_capturable for each in writing):
             return None
-        return self.graphs.capturable_step_shape(list(self._store.arrays.values()), [each.draw for each in writing])
+        return self.graphs.capturable_step_shape(list(self.store.arrays.values()), [each.draw for each in writing])
 
     def _next_row_input(self, id: int, *, behind: int) -> RowInput:
-        writing = self._writing[id]
-        return RowInput(writing.ids[-1], self._batch.running[id].read + behind, writing.draw)
+        writing = self.writing[id]
+        return RowInput(writing.ids[-1], self.batch.running[id].read + behind, writing.draw)
 
 
 _USUAL_ROW_TOKENS = 512
 TookStep = Callable[[Step, int, float], None]
-"""A function that receives a step, the mean length of its requests in tokens, and its duration in seconds."""
+"""Receives a step, the mean length of its requests in tokens, and its duration in seconds."""
 
 
 class ContinuousEngine:
@@ -116,24 +106,14 @@ class ContinuousEngine:
     chosen = "every call joins one batch"
 
     def __init__(
-        self,
-        decoder: LeanDecoder,
-        texts: ModelTexts,
-        *,
-        prefixes: PrefixCache[Layers],
-        limits: BatchLimits,
-        cache_bytes: int = 0,
-        took: TookStep | None = None,
-        graphs: DecodeGraphs | None = None,
+        self, decoder: LeanDecoder, texts: ModelTexts, *, prefixes: PrefixCache[Layers], limits: BatchLimits,
+        cache_bytes: int, took: TookStep | None = None, graphs: DecodeGraphs | None = None,
         adapters: Mapping[str, str] | None = None,
-    ) -> None:
-        """Create an engine. `adapters`: folders of PEFT adapters by name."""
+    ) -> None:  # fmt: skip
         self._decoder = decoder
         shapes = decoder.shapes()
         self._bank = AdapterBank(shapes, [layer.device for layer in decoder.layers])
-        self._adapters = AdapterCache(
-            {} if adapters is None else adapters, shapes, dtype=decoder.dtype, share_of=decoder.weights_bytes
-        )
+        self._adapters = AdapterCache(adapters or {}, shapes, dtype=decoder.dtype, share_of=decoder.weights_bytes)
         self._texts = texts
         self._prefixes = prefixes
         self._prefix_limit = prefixes.limit_bytes
@@ -144,11 +124,8 @@ class ContinuousEngine:
         self._load = EngineLoad()
         self._asleep = False
         self._budget = 0
-        self._ahead: StepsAhead | None = None
-        if graphs is not None:
-            self._ahead = StepsAhead(graphs, self._batch, self._store, self._writing)
-        self._settled: list[NewToken] = []
-        """Tokens that were read between two calls of `step`. The next call of `step` returns these tokens."""
+        self._ahead = StepsAhead(graphs, self._batch, self._store, self._writing) if graphs is not None else None
+        self._settled: list[NewToken] = []  # tokens that were read between two calls of `step`, for the next call
         self.resize(cache_bytes)
 
     def add(self, request: GenerationRequest) -> None:
@@ -181,7 +158,7 @@ class ContinuousEngine:
         return max(1, min(limits.rows, usual)) if limits.cache_tokens else limits.rows
 
     def load(self) -> EngineLoad:
-        """Return the load of the batch. A request counts as running until its last token is returned."""
+        """Return the load. A request counts as running until its last token is returned."""
         running = len(self._batch.running) + sum(token.finish is not None for token in self._settled)
         return msgspec.structs.replace(
             self._load, running=running, waiting=len(self._batch.waiting),
@@ -190,10 +167,11 @@ class ContinuousEngine:
         )  # fmt: skip
 
     def memory(self) -> EngineMemory:
-        """Return the memory of weights (with adapters) and cache. Kept prefixes and graphs count as cache."""
+        """Return the memory. Adapters count as weights, kept prefixes and graphs as cache."""
         graphs = 0 if self._ahead is None else self._ahead.graphs.held_bytes
+        adapters = self._bank.size_bytes + (self._adapters.size_bytes if self._decoder.device.type == "cpu" else 0)
         return EngineMemory(
-            weights_bytes=self._decoder.weights_bytes + self._decoder.packed_bytes + self._adapter_bytes,
+            weights_bytes=self._decoder.weights_bytes + self._decoder.packed_bytes + adapters,
             held_bytes=self._store.held_bytes + self._prefixes.size_bytes + graphs,
             budget_bytes=self._budget,
             token_bytes=self._store.token_bytes,
@@ -230,8 +208,8 @@ class ContinuousEngine:
     def sleep(self) -> None:
         """Free the cache. On a GPU, also move the weights to the host."""
         load = self.load()
-        if load.running + load.waiting:
-            raise RuntimeError(f"{load.running + load.waiting} requests run; the model cannot sleep")
+        if open_ones := load.running + load.waiting:
+            raise RuntimeError(f"{open_ones} requests run; the model cannot sleep")
         if self._ahead is not None:
             self._ahead.drop()
         self._store.clear()
@@ -279,14 +257,18 @@ class ContinuousEngine:
         return tokens
 
     def _compute(self, step: Step) -> tuple[Step, int]:
-        """Compute a step. Return the step without tokens of kept prefixes, and a decode step's mean row length."""
+        """Compute a step. Return it without tokens of kept prefixes, and a decode step's mean row length."""
         writing = {id for id in step.requests if self._batch.running[id].decodes}
         reads = [
             self._next_prompt_part(id, most)
             for id, most in zip(step.requests, step.tokens, strict=True)
             if id not in writing
         ]
-        decodes = self._decode_parts(writing)
+        decodes = [
+            self._decoder.decode_part(array, [self._batch.running[id].read for id in array.requests])
+            for array in self._store.arrays.values()
+            if writing.intersection(array.requests)
+        ]
         # All rows of an array compute together. A row that does not decode gets a dummy token. Parts to read come last,
         # because reading a part overwrites the keys and values of the dummy.
         parts: list[ReadPart | DecodePart] = [*decodes, *reads]
@@ -345,13 +327,6 @@ class ContinuousEngine:
             state.read = self._begin(self._writing[id], array, row)
         return ReadPart(id, array, start=state.read, count=min(most, state.unread))
 
-    def _decode_parts(self, writing: set[int]) -> list[DecodePart]:
-        return [
-            self._decoder.decode_part(array, [self._batch.running[id].read for id in array.requests])
-            for array in self._store.arrays.values()
-            if writing.intersection(array.requests)
-        ]
-
     def _take(self, step: Step) -> list[NewToken]:
         states = [self._batch.running[id] for id in step.requests]
         done = [at for at, (state, count) in enumerate(zip(states, step.tokens, strict=True)) if state.unread == count]
@@ -381,14 +356,14 @@ class ContinuousEngine:
 
     def _collect_launched_tokens(self, ahead: StepsAhead, *, follow: bool) -> list[NewToken]:
         began = time.perf_counter()
-        shape, found = ahead.read(follow=follow) or (None, [])
+        length, found = ahead.read(follow=follow)
         starts = tuple(self._batch.running[id].read for id, _ in found)
         new = [self._writing[id].take(token if token >= 0 else ValueError(NOT_FINITE), None) for id, token in found]
-        if shape is not None and new:
+        if new:
             requests = tuple(token.request for token in new)
             step = Step(False, requests, tokens=(1,) * len(new), starts=starts, writing=len(new))
             self._record_finished_step(step, new)
-            self._count(step, shape.length, made=len(new), began=began)
+            self._count(step, length, made=len(new), began=began)
         return new
 
     # ---- prefixes
@@ -415,12 +390,6 @@ class ContinuousEngine:
             for keys, values in zip(array.keys, array.values, strict=True)
         ]
         self._prefixes.keep_recent_prompt(writing.prefix(length), layers, size)
-
-    @property
-    def _adapter_bytes(self) -> int:
-        """Bytes of adapters on the device. On a CPU, this includes adapters that are kept on the host."""
-        kept = self._adapters.size_bytes if self._decoder.device.type == "cpu" else 0
-        return self._bank.size_bytes + kept
 
     @property
     def _room(self) -> float:

@@ -2,10 +2,10 @@
 
 PyTorch's threads spin between two operations and slow down other libraries on the same cores (docs/decisions/066). If
 `n` threads got clearly less than `n` cores while no core was idle, the library uses as many threads as it got cores. If
-cores become idle, the library tries more threads. The pause between tries doubles after each failure.
+cores become idle, it tries more threads. The pause between tries doubles after each failure.
 
-Each computing thread keeps OpenMP helper threads. Too many helpers slow down decode steps (docs/decisions/058), so the
-thread that loaded a model releases its helpers.
+Too many OpenMP helper threads slow down decode steps (docs/decisions/058), so a thread that has loaded a model releases
+its helpers.
 """
 
 from __future__ import annotations
@@ -21,35 +21,29 @@ from collections.abc import Callable, Iterator
 from math import floor
 from pathlib import Path
 
+import psutil
 import torch
 
 log = logging.getLogger(__name__)
 
-_WINDOW_S = 0.5
-"""Seconds of computation between two checks of the processor time."""
-_CROWDED = 0.75
-"""If a thread gets less than this share of a core on average, the library checks whether cores were idle."""
-_IDLE = 0.8
-"""Mean number of idle cores that a library needs before it adds a thread."""
+_WINDOW_S = 0.5  # seconds of computation between two checks of the processor time
+_CROWDED = 0.75  # the library uses fewer threads if each gets less than this share of a core and no core was idle
+_IDLE = 0.8  # mean number of idle cores that a library needs before it adds a thread
 _TRY_AGAIN_S, _LONGEST_S = 5.0, 300.0
 
 
 class CoreShare:
-    """Chooses the number of PyTorch threads within `computing()`.
-
-    `idle_cores` returns the mean number of idle cores since its last call, or None.
-    """
+    """Chooses the number of PyTorch threads within `computing()`. `idle_cores`: mean idle cores since its last call."""
 
     def __init__(
         self,
         *,
-        idle_cores: Callable[[], float | None],
+        idle_cores: Callable[[], float],
         clock: Callable[[], float] = time.perf_counter,
         cpu_time: Callable[[], float] = time.process_time,
     ) -> None:
         self._idle_cores, self._clock, self._cpu_time = idle_cores, clock, cpu_time
-        self._most: int | None = None
-        """Maximum number of threads; None: no limit."""
+        self._most: int | None = None  # maximum number of threads; None: no limit
         self._wall_s = self._cpu_s = self._thread_s = 0.0
         self._try_at, self._pause_s = 0.0, _TRY_AGAIN_S
         self._tries = False
@@ -70,7 +64,7 @@ class CoreShare:
                 self._adapt_thread_count(now, wanted)
 
     def _fit(self) -> tuple[int, int]:
-        """Set the thread count. Return the wanted count, which other code may change, and the count that was set."""
+        """Set the thread count. Return the count that other code wants, and the count that was set."""
         has = torch.get_num_threads()
         wanted, was_set = getattr(self._local, "set", (has, has))
         if has != was_set:
@@ -84,8 +78,6 @@ class CoreShare:
     def _adapt_thread_count(self, now: float, wanted: int) -> None:
         threads, share, idle = self._thread_s / self._wall_s, self._cpu_s / self._wall_s, self._idle_cores()
         self._wall_s = self._cpu_s = self._thread_s = 0.0
-        if idle is None:
-            return
         if threads > 1 and share < _CROWDED * threads and idle < (threads - share) / 2:
             if self._tries:
                 self._pause_s = min(_LONGEST_S, 2 * self._pause_s)
@@ -100,27 +92,20 @@ class CoreShare:
 
 
 class _IdleClock:
+    """Returns the mean number of idle cores of this process since the last call."""
+
     def __init__(self) -> None:
-        self._at, self._idle_s = 0.0, 0.0
+        self._at, self._idle_s = time.perf_counter(), _idle_s()
 
-    def __call__(self) -> float | None:
-        now, idle_s = time.perf_counter(), self._read()
-        if idle_s is None:
-            return None
-        found = max(0.0, idle_s - self._idle_s) / (now - self._at) if self._at else None
-        self._at, self._idle_s = now, idle_s
-        return found
+    def __call__(self) -> float:
+        began, before = self._at, self._idle_s
+        self._at, self._idle_s = time.perf_counter(), _idle_s()
+        return max(0.0, self._idle_s - before) / (self._at - began)
 
-    @staticmethod
-    def _read() -> float | None:
-        mine = {f"cpu{number}" for number in os.sched_getaffinity(0)}
-        try:
-            with open("/proc/stat") as file:
-                rows = [line.split() for line in file if line.startswith("cpu")]
-            ticks = sum(int(row[4]) + int(row[5]) for row in rows if row[0] in mine)
-        except (OSError, ValueError, IndexError):
-            return None
-        return ticks / os.sysconf("SC_CLK_TCK")
+
+def _idle_s() -> float:
+    mine, all_times = os.sched_getaffinity(0), psutil.cpu_times(percpu=True)
+    return float(sum(times.idle + times.iowait for core, times in enumerate(all_times) if core in mine))
 
 
 @functools.cache
@@ -129,12 +114,11 @@ def core_share() -> CoreShare:
 
 
 def compute_context_for_device(device: str) -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """Return the context manager for computation on a device. On a CPU, the context manager adapts the thread count."""
+    """Return the context manager for computation on a device, which adapts the thread count on a CPU."""
     return core_share().computing if device.startswith("cpu") else contextlib.nullcontext
 
 
-_SOFT = 1
-"""`omp_pause_soft` (OpenMP 5.0 §3.2.43): threads end, settings stay. The next operation starts new threads."""
+_SOFT = 1  # `omp_pause_soft` (OpenMP 5.0 §3.2.43): threads end, settings stay. The next operation starts new threads
 
 
 def release_helper_threads() -> None:

@@ -2,19 +2,16 @@
 
 A graph launches the hundreds of small kernels of a decode step at once. A *shape* consists of the row length and row
 count (a power of two, or all rows) of each used array, and the way tokens are chosen. A shape is captured after a few
-eager uses. If an array moves to other memory, its graphs are dropped. Each replay stores tokens and positions in
-`RowBuffers` as inputs of the next step.
+eager uses. If an array moves to other memory, its graphs are dropped. Each replay writes the inputs of the next one.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-import msgspec
 import torch
 
 from stoker.contexts.inference.adapter import Sampling
@@ -22,39 +19,13 @@ from stoker.contexts.inference.decoder import DecodePart, LeanDecoder, ReadPart,
 from stoker.contexts.inference.kernels import TokenDraw, sample_tokens
 from stoker.units import show_bytes
 
-_WARM_UPS = 2
-"""Number of runs before a capture, in which libraries allocate workspaces and choose kernels."""
+_WARM_UPS = 2  # number of runs before a capture, in which libraries allocate workspaces and choose kernels
 
-Replay = Callable[[], None]
-"""A function that enqueues captured work on the device and returns without waiting."""
-
-
-class GraphBackend(Protocol):
-    """Captures functions as graphs on one device, in the engine's thread."""
-
-    @property
-    def held_bytes(self) -> int:
-        """Device memory in bytes for temporary tensors of captured functions."""
-
-    def capture(self, function: Callable[[], None]) -> Replay:
-        """Run the function for warm-up, then capture it. The outputs of the function are undefined until the first
-        replay."""
-
-    def upload(self, values: torch.Tensor, into: torch.Tensor) -> None:
-        """Enqueue a copy of host values into a device tensor."""
-
-    def download(self, values: torch.Tensor) -> Callable[[], list[int]]:
-        """Enqueue a copy to the host. The returned function waits for the copy, and returns the values."""
-
-    def wait(self) -> None:
-        """Wait for all launched work."""
-
-    def clear(self) -> None:
-        """Free the memory of the graphs. The caller must have dropped all replays."""
+Replay = Callable[[], None]  # a function that enqueues captured work on the device and returns without waiting
 
 
 class CudaGraphs:
-    """CUDA graphs that share one private memory pool (`GraphBackend`)."""
+    """Captures functions as CUDA graphs, which share one private memory pool of `held_bytes`."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -63,7 +34,7 @@ class CudaGraphs:
         self.held_bytes = 0
 
     def capture(self, function: Callable[[], None]) -> Replay:
-        """Capture the function on a side stream, so that other threads may use CUDA (`thread_local`)."""
+        """Warm up and capture a function on a side stream, so that other threads may use CUDA (`thread_local`)."""
         with torch.cuda.device(self._device):
             if self._stream is None:
                 self._stream = torch.cuda.Stream()
@@ -83,10 +54,11 @@ class CudaGraphs:
         return replay
 
     def upload(self, values: torch.Tensor, into: torch.Tensor) -> None:
-        """Copy the values through pinned memory, which PyTorch keeps until the copy has finished."""
+        """Enqueue a copy of host values through pinned memory, which PyTorch keeps until the copy has finished."""
         into.copy_(values.pin_memory(), non_blocking=True)
 
     def download(self, values: torch.Tensor) -> Callable[[], list[int]]:
+        """Enqueue a copy to the host. The returned function waits for the values."""
         host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         host.copy_(values, non_blocking=True)
         copied = torch.cuda.Event()
@@ -102,7 +74,7 @@ class CudaGraphs:
         torch.cuda.synchronize(self._device)
 
     def clear(self) -> None:
-        """Free the memory pool, because PyTorch does not reuse an empty pool."""
+        """Free the pool after all replays were dropped, because PyTorch does not reuse an empty pool."""
         self._pool = None
         self.held_bytes = 0
         torch.cuda.empty_cache()
@@ -117,7 +89,7 @@ class CudaGraphs:
         torch.cuda.synchronize()
 
 
-def graph_backend_for_device(device: torch.device) -> GraphBackend | None:
+def cuda_graphs(device: torch.device) -> CudaGraphs | None:
     if device.type == "cuda":
         return CudaGraphs(device)
     log.info("graphs=True has no effect on %s: a step is captured on a CUDA device only; steps run eagerly", device)
@@ -132,31 +104,17 @@ _MOST_GRAPHS = 64
 _PROBE_TOKENS, _PROBE_STEPS = 7, 3
 
 GREEDY, DRAWS, NUCLEUS = "greedy", "draws", "nucleus"
-_GREEDY, _DRAWN = TokenDraw(Sampling()), Sampling(temperature=1.0, top_p=0.9)
+_GREEDY = TokenDraw(Sampling())
 
 
-class RowBuffers:
-    """Inputs and outputs of captured steps, with one element per row.
-
-    `draws`: temperature (0 = greedy), `top_p`, random number. `written`: new token, or -1 if no token could be drawn.
-    """
-
-    def __init__(self, most: int, device: torch.device) -> None:
-        self.tokens, self.positions, self.order, self.written = torch.zeros(
-            (4, most), dtype=torch.int64, device=device
-        ).unbind()
-        self.draws = torch.zeros((3, most), dtype=torch.float64, device=device)
-        self.held_bytes = (4 + 3) * 8 * most
-
-
-class RowInput(msgspec.Struct, frozen=True):
+class RowInput(NamedTuple):
     token: int
     position: int
     draw: TokenDraw
 
 
 class StepShape:
-    """The shape of a decode step: arrays with their row counts, and the request of each row (None: unused row)."""
+    """The arrays of a decode step, their row counts, and the request of each row (None: unused row)."""
 
     def __init__(self, arrays: Sequence[RowArray], draws: str) -> None:
         self.arrays = arrays
@@ -183,30 +141,28 @@ class LaunchedStep(NamedTuple):
     tokens: Callable[[], list[int]]
 
 
-class _Graph(NamedTuple):
-    replay: Replay
-    versions: list[tuple[RowArray, int]]
-
-
 class DecodeGraphs:
     """The captured steps of one decoder, for at most `rows` requests."""
 
-    def __init__(
-        self, decoder: LeanDecoder, backend: GraphBackend, *, rows: int, uses: int = USES_BEFORE_CAPTURE
-    ) -> None:
+    def __init__(self, decoder: LeanDecoder, backend: CudaGraphs, *, rows: int) -> None:
         self._decoder = decoder
         self._backend = backend
-        self._uses_before = uses
+        self._uses_before = USES_BEFORE_CAPTURE
         self._most = 2 * rows  # the row count of each array is rounded up to a power of two
-        self._buffers = RowBuffers(self._most, decoder.device)
-        self._graphs: dict[tuple[object, ...], _Graph] = {}
+        # Inputs and outputs of captured steps, one element per row. `written`: new token, or -1 if none could be drawn.
+        zeros = torch.zeros((4, self._most), dtype=torch.int64, device=decoder.device)
+        self._tokens, self._positions, self._order, self._written = zeros.unbind()
+        self._draws = torch.zeros((3, self._most), dtype=torch.float64, device=decoder.device)
+        """Temperature (0 = greedy), `top_p`, and random number."""
+        self._buffer_bytes = int(zeros.nbytes + self._draws.nbytes)
+        self._graphs: dict[tuple[object, ...], tuple[Replay, list[tuple[RowArray, int]]]] = {}
         self._uses: dict[tuple[object, ...], int] = {}
         self.limit_bytes = 0
         self.failed = False
 
     @property
     def held_bytes(self) -> int:
-        return self._backend.held_bytes + self._buffers.held_bytes
+        return self._backend.held_bytes + self._buffer_bytes
 
     def capturable_step_shape(self, arrays: Sequence[RowArray], draws: Sequence[TokenDraw]) -> StepShape | None:
         """Return the shape of a step over all rows; None if the step must run eagerly."""
@@ -218,11 +174,10 @@ class DecodeGraphs:
         return shape if len(shape.requests) <= self._most else None
 
     def captured(self, shape: StepShape) -> bool:
-        graph = self._graphs.get(shape.key)
-        return graph is not None and graph.versions == shape.versions
+        return shape.key in self._graphs and self._graphs[shape.key][1] == shape.versions
 
     def due(self, shape: StepShape) -> bool:
-        """Count a use of the shape. Return True if the shape has a graph, or should get a graph."""
+        """Count a use of the shape. Return True if it has a graph, or should get one."""
         if self.captured(shape):
             return True
         uses = self._uses[shape.key] = self._uses.get(shape.key, 0) + 1
@@ -231,20 +186,19 @@ class DecodeGraphs:
     def launch(
         self, shape: StepShape, inputs: Callable[[int], RowInput], *, after: LaunchedStep | None = None
     ) -> LaunchedStep | None:
-        """Launch a step. If needed, capture the step first. Return None if the capture fails.
-
-        `after`: previous step, whose tokens are read on the device. If given, the shape must already have a graph.
+        """Launch a step, captured first if needed. Return None if the capture fails. `after`: previous step, whose
+        tokens are read on the device; the shape must then have a graph.
         """
         if after is None and not self.captured(shape) and not self._capture_decode_graph(shape, inputs):
             return None
-        graph = self._graphs[shape.key] = self._graphs.pop(shape.key)  # move the shape to the end: most recently used
+        replay, _ = self._graphs[shape.key] = self._graphs.pop(shape.key)  # move it to the end: most recently used
         if after is None or after.shape.key != shape.key or after.shape.requests != shape.requests:
             self._place(shape, inputs, after=after)
         if shape.draws != GREEDY:
             numbers = [0.0 if id is None else inputs(id).draw.number() for id in shape.requests]
-            self._upload(numbers, self._buffers.draws[2])
-        graph.replay()
-        return LaunchedStep(shape, self._backend.download(self._buffers.written[: len(shape.requests)]))
+            self._upload(numbers, self._draws[2])
+        replay()
+        return LaunchedStep(shape, self._backend.download(self._written[: len(shape.requests)]))
 
     def drop(self) -> None:
         self._backend.wait()
@@ -253,23 +207,23 @@ class DecodeGraphs:
         self._backend.clear()
 
     def check(self) -> bool:
-        """Compare captured steps with eager steps. After a difference or failure, warn and run all steps eagerly."""
+        """Compare captured steps with eager steps. Return False after a difference, and run all steps eagerly."""
         try:
             off = self._difference()
         except Exception as error:
             return self._give_up(f"the first capture failed ({type(error).__name__}: {error})")
         self.drop()
         if not off < (1e-3 if self._decoder.dtype == torch.float32 else 0.15):
-            return self._give_up(f"a captured step computes other values (off by {off:.2g} of their spread)")
+            return self._give_up(f"captured steps write other tokens (off by {off:.2g} of their spread)")
         return True
 
     # ---- captures
 
     def _capture_decode_graph(self, shape: StepShape, inputs: Callable[[int], RowInput]) -> bool:
         self._graphs = {
-            key: graph
-            for key, graph in self._graphs.items()
-            if key != shape.key and all(array.version == version for array, version in graph.versions)
+            key: (replay, versions)
+            for key, (replay, versions) in self._graphs.items()
+            if key != shape.key and all(array.version == version for array, version in versions)
         }
         if len(self._graphs) == _MOST_GRAPHS:
             del self._graphs[next(iter(self._graphs))]
@@ -280,7 +234,7 @@ class DecodeGraphs:
             replay = self._backend.capture(partial(self._run_decode_step, shape))
         except Exception as error:  # too little memory, or an uncapturable operation
             return self._give_up(f"a capture failed ({type(error).__name__}: {error})")
-        self._graphs[shape.key] = _Graph(replay, shape.versions)
+        self._graphs[shape.key] = replay, shape.versions
         if 0 < self.limit_bytes < self.held_bytes:
             held, self._most = self.held_bytes, len(shape.requests) // 2
             self.drop()
@@ -300,39 +254,37 @@ class DecodeGraphs:
             log.debug("graphs could not be dropped: %s", error)
         return False
 
-    def _run_decode_step(self, shape: StepShape, *, logits_into: torch.Tensor | None = None) -> None:
-        buffers, count, at = self._buffers, len(shape.requests), 0
-        tokens, positions = buffers.tokens[:count], buffers.positions[:count]
+    def _run_decode_step(self, shape: StepShape) -> None:
+        count, at = len(shape.requests), 0
+        tokens, positions = self._tokens[:count], self._positions[:count]
         parts, following = list[ReadPart | DecodePart](), list[torch.Tensor]()
         for array, rows in zip(shape.arrays, shape.rows, strict=True):
             here = positions[at : at + rows]
             parts.append(DecodePart(array, here, dtype=self._decoder.dtype))
             following.append((here + 1).clamp(max=array.tokens - 1))  # keep unused rows within the array
             at += rows
-        logits = self._decoder.forward_tensors(tokens, positions, parts)
-        if logits_into is not None:
-            logits_into.copy_(logits)
-        written = _choose_tokens(logits, buffers.draws[:, :count], shape.draws)
-        buffers.written[:count].copy_(written)
+        logits = self._decoder.logits(self._decoder.states(tokens, positions, parts), range(count))
+        written = _choose_tokens(logits, self._draws[:, :count], shape.draws)
+        self._written[:count].copy_(written)
         tokens.copy_(written.clamp(min=0))
         positions.copy_(torch.cat(following))
 
     # ---- inputs
 
     def _place(self, shape: StepShape, inputs: Callable[[int], RowInput], *, after: LaunchedStep | None = None) -> None:
-        buffers, count = self._buffers, len(shape.requests)
         none = RowInput(0, 0, _GREEDY)
         rows = [none if id is None else inputs(id) for id in shape.requests]
         if after is None:
-            self._upload([row.token for row in rows], buffers.tokens)
+            self._upload([row.token for row in rows], self._tokens)
         else:
             before = {id: row for row, id in enumerate(after.shape.requests) if id is not None}
-            self._upload([0 if id is None else before[id] for id in shape.requests], buffers.order)
-            buffers.tokens[:count] = buffers.tokens.index_select(0, buffers.order[:count])
-        self._upload([row.position for row in rows], buffers.positions)
+            self._upload([0 if id is None else before[id] for id in shape.requests], self._order)
+            count = len(shape.requests)
+            self._tokens[:count] = self._tokens.index_select(0, self._order[:count])
+        self._upload([row.position for row in rows], self._positions)
         if shape.draws != GREEDY:
-            self._upload([row.draw.temperature for row in rows], buffers.draws[0])
-            self._upload([row.draw.top_p for row in rows], buffers.draws[1])
+            self._upload([row.draw.temperature for row in rows], self._draws[0])
+            self._upload([row.draw.top_p for row in rows], self._draws[1])
 
     def _upload(self, values: Sequence[float], into: torch.Tensor) -> None:
         self._backend.upload(torch.tensor(values, dtype=into.dtype), into[: len(values)])
@@ -340,39 +292,27 @@ class DecodeGraphs:
     # ---- comparison with eager steps
 
     def _difference(self) -> float:
+        """Return by how many standard deviations captured greedy steps miss the highest logit of eager steps."""
         decoder, store = self._decoder, self._decoder.new_store()
-        draws = {0: _GREEDY, 1: TokenDraw(_DRAWN)}
-        last: dict[int, int] = {}
-        for id in draws:
-            tokens = [(7 * place + 3 + id) % decoder.vocabulary for place in range(_PROBE_TOKENS)]
-            store.ensure_row(id, tokens=_PROBE_TOKENS + 2 * _PROBE_STEPS, room_tokens=float("inf"))
-            array, _ = store.row(id)
-            part = ReadPart(id, array, start=0, count=_PROBE_TOKENS)
-            decoder.forward(tokens, range(_PROBE_TOKENS), [part], last=[_PROBE_TOKENS - 1])
-            last[id] = tokens[0]
-        shape = self.capturable_step_shape(list(store.arrays.values()), list(draws.values()))
-        assert shape is not None
-        logits = torch.zeros((2, decoder.vocabulary), dtype=decoder.dtype, device=decoder.device)
+        tokens = [7 * place % decoder.vocabulary for place in range(_PROBE_TOKENS)]
+        store.ensure_row(0, tokens=_PROBE_TOKENS + 2 * _PROBE_STEPS, room_tokens=float("inf"))
+        array, _ = store.row(0)
+        part = ReadPart(0, array, start=0, count=_PROBE_TOKENS)
+        decoder.forward(tokens, range(_PROBE_TOKENS), [part], last=[_PROBE_TOKENS - 1])
+        shape, token, missed = StepShape([array], GREEDY), tokens[0], list[torch.Tensor]()
 
-        def inputs(id: int) -> RowInput:
-            return RowInput(last[id], _PROBE_TOKENS, draws[id])
+        def inputs(_id: int) -> RowInput:
+            return RowInput(token, _PROBE_TOKENS, _GREEDY)
 
         self._place(shape, inputs)
-        replay = self._backend.capture(partial(self._run_decode_step, shape, logits_into=logits))
+        replay = self._backend.capture(partial(self._run_decode_step, shape))
         self._place(shape, inputs)
-        off, tokens = 0.0, list(last.values())
         for place in range(_PROBE_TOKENS, _PROBE_TOKENS + _PROBE_STEPS):
-            decodes = decoder.decode_part(shape.arrays[0], [place] * 2)
-            expected = decoder.forward(tokens, [place] * 2, [decodes], last=range(2)).float()
-            self._upload([draw.number() for draw in draws.values()], self._buffers.draws[2])
+            expected = decoder.forward([token], [place], [decoder.decode_part(array, [place])], last=[0])[0].float()
             replay()
-            tokens = self._backend.download(self._buffers.written[:2])()
-            if not 0 <= min(tokens) <= max(tokens) < expected.shape[-1]:
-                return math.inf
-            short = expected[0].max() - expected[0, tokens[0]]  # the greedy token must have (almost) the highest logit
-            apart = float(torch.maximum((logits.float() - expected).abs().mean(), short) / expected.std())
-            off = max(off, math.inf if math.isnan(apart) else apart)
-        return off
+            [token] = self._backend.download(self._written[:1])()
+            missed.append((expected.max() - expected[token]) / expected.std())
+        return float(torch.stack(missed).max())
 
 
 def _choose_tokens(logits: torch.Tensor, draws: torch.Tensor, kind: str) -> torch.Tensor:

@@ -1,8 +1,7 @@
-"""A lean decoder for models of the Llama family and batches of requests of any lengths, and its key-value rows.
+"""A lean decoder for models of the Llama family, and its key-value rows.
 
-Transformers' modules are slow for small models on a CPU (docs/decisions/058). In this decoder, all tokens of a step
-form one tensor `[tokens, width]`. Attention processes one request at a time in prefill, and all rows of an array in
-decode. `build_lean_decoder` compares the decoder with the model on a few tokens.
+Transformers' modules are slow for small models on a CPU (docs/decisions/058). Here, all tokens of a step form one
+tensor `[tokens, width]`. Attention processes one request at a time in prefill, and all rows of an array in decode.
 
 A request has one row of keys and values in an array of rows with equal length, a power of two. Attention therefore
 computes at most twice the necessary work. If a request leaves, the last row of the array moves to the free row. Paged
@@ -30,14 +29,12 @@ class RowArray:
     """Keys and values of all layers, `[rows, heads, tokens, size]` each."""
 
     def __init__(self, *, tokens: int, heads: int, size: int, dtype: torch.dtype, devices: Sequence[Any]) -> None:
-        """Create an array without rows. `devices`: device of each layer."""
         self.tokens = tokens
         self.requests: list[int] = []
         self._shape = (heads, tokens, size)
         self._devices, self._dtype = devices, dtype
         self.capacity = 0
-        self.version = 0
-        """Number of times that the keys and values moved to new addresses."""
+        self.version = 0  # number of moves of the keys and values to new addresses
         self.keys = [self._empty(0, device) for device in devices]
         self.values = [self._empty(0, device) for device in devices]
 
@@ -73,9 +70,7 @@ class KVStore:
         return self.token_bytes * self.allocated_tokens
 
     def ensure_row(self, request: int, *, tokens: int, room_tokens: float) -> None:
-        """Allocate a row of at least `tokens` tokens for a request, and copy the content of its old row. All arrays
-        together have at most `room_tokens` tokens.
-        """
+        """Give a request a row of at least `tokens` tokens. All arrays together have at most `room_tokens` tokens."""
         size, old = row_tokens(tokens), self._of.get(request)
         if old is not None and old.tokens >= size:
             return
@@ -114,7 +109,7 @@ class KVStore:
             array.requests[at] = array.requests[last]
         array.requests.pop()
 
-    def trim(self, room_tokens: float = 0) -> None:
+    def trim(self, room_tokens: float) -> None:
         """Free unused memory until all arrays together have at most `room_tokens` tokens."""
         for array in list(self.arrays.values()):
             if self.allocated_tokens <= room_tokens:
@@ -141,9 +136,7 @@ class KVStore:
 _FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _ODD = ("attn_logit_softcapping", "final_logit_softcapping", "no_rope_layers")
 _ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
-"""Rotary embeddings that depend only on the position of a token. Other kinds (dynamic, longrope) depend on the longest
-text.
-"""
+"""Rotary embeddings that depend only on the position of a token, and not on the longest text (dynamic, longrope)."""
 _PROBE = 12
 
 
@@ -157,11 +150,7 @@ class ReadPart:
 
 
 class DecodePart:
-    """A decode step of the first `len(positions)` rows of an array, with one token per row.
-
-    Attention covers tokens up to the largest of `places` (the positions on the host). Without `places`, attention
-    covers whole rows.
-    """
+    """A decode step of the first rows of an array. Attention covers tokens up to the largest of `places`, if given."""
 
     def __init__(
         self, array: RowArray, positions: torch.Tensor, *, dtype: torch.dtype, places: Sequence[int] = ()
@@ -220,7 +209,7 @@ class LeanDecoder:
         """Bytes of weights on the device with the most weights."""
         found = Counter[torch.device]()
         for name, part in self._model.named_parameters():
-            found[self._homes[name]] += part.numel() * part.element_size()
+            found[self._homes[name]] += part.nbytes
         return max(found.values())
 
     @property
@@ -242,7 +231,7 @@ class LeanDecoder:
         return BaseShapes(len(self.layers), int(self._model.config.hidden_size), found)
 
     def fuse(self) -> None:
-        """Store the weights of layers with the same input in one tensor. The model's weights become its views."""
+        """Store the weights of layers with the same input in one tensor."""
         self._fuses = True
         for linear in self._linears():
             linear.fuse()
@@ -274,31 +263,16 @@ class LeanDecoder:
         parts: Sequence[ReadPart | DecodePart],
         *,
         last: Sequence[int],
-        adapted: AdaptedTokens | None = None,
     ) -> torch.Tensor:
-        """Compute the parts, write their keys and values to the cache, and return logits `[len(last), vocabulary]`.
-
-        `tokens`, `positions`: one number per token, for all parts in order. `last`: ascending indices of the tokens
-        that need logits. `adapted`: adapters of the tokens.
-        """
-        states = self.states(
-            torch.tensor(tokens, device=self.device), torch.tensor(positions, device=self.device), parts,
-            adapted=adapted,
-        )  # fmt: skip
-        return self.logits(states, last)
+        """Compute `states` of tokens on the host, and return logits `[len(last), vocabulary]` of the tokens `last`."""
+        given = torch.tensor([list(tokens), list(positions)], device=self.device)
+        return self.logits(self.states(given[0], given[1], parts), last)
 
     def logits(self, states: torch.Tensor, places: Sequence[int]) -> torch.Tensor:
         """Return the logits `[len(places), vocabulary]` of rows of `states`. `places` must be ascending."""
         if len(places) < len(states):
             states = states[torch.tensor(places, device=self.device)]
         return self._head(_norm(states, self._norm))
-
-    def forward_tensors(
-        self, tokens: torch.Tensor, positions: torch.Tensor, parts: Sequence[ReadPart | DecodePart]
-    ) -> torch.Tensor:
-        """Compute the parts as `forward` does, but with tensors on the device, and return logits of all tokens."""
-        states = self.states(tokens, positions, parts)
-        return self.logits(states, range(len(states)))
 
     def states(
         self,
@@ -308,7 +282,7 @@ class LeanDecoder:
         *,
         adapted: AdaptedTokens | None = None,
     ) -> torch.Tensor:
-        """Compute the parts, write their keys and values, and return the last hidden states `[tokens, width]`."""
+        """Compute the parts in order, write their keys and values, and return the hidden states `[tokens, width]`."""
         x = self._embed(tokens)
         if adapted is not None:
             adapted.embed(x)
@@ -357,10 +331,8 @@ class LeanDecoder:
         for part in parts:
             here = slice(at, at + part.count)
             at += part.count
-            if isinstance(part, ReadPart):
-                found.append(self._read(part, number, q[here], k[here], v[here]))
-            else:
-                found.append(self._decode(part, number, q[here], k[here], v[here]))
+            attend: Any = self._read if isinstance(part, ReadPart) else self._decode
+            found.append(attend(part, number, q[here], k[here], v[here]))
         return found[0] if len(found) == 1 else torch.cat(found)
 
     def _read(self, part: ReadPart, number: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """One thread runs the steps of the engine. The library's slots submit requests to this thread and wait for texts.
 
-After each step, the thread runs one job (another use of the model, for example label scores). Code that needs the model
-exclusively, for example tuning, reserves the model. If a call gets a stop request (`ambient.CallStop`), its waits raise
-immediately, its requests leave before the next step, and its waiting jobs do not run.
+After each step, the thread runs one job (another use of the model, for example label scores). Tuning reserves the
+model. If a call gets a stop request (`ambient.CallStop`), its waits raise immediately, its requests leave before the
+next step, and its waiting jobs do not run.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future
 from math import inf
 from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -27,14 +28,15 @@ from stoker.contexts.ambient import CallStop, Evicted, TextSink
 from stoker.contexts.inference.adapter import (
     DeviceShare,
     EngineLoad,
+    EngineWork,
     GenerationRequest,
     InferenceEngine,
     NewToken,
     Sampling,
     create_device_share,
+    work_of,
 )
 from stoker.contexts.inference.core_share import release_helper_threads
-from stoker.contexts.inference.engine_work import EngineWork, work_of
 from stoker.contexts.inference.options import OptionRefused
 from stoker.errors import StokerError
 
@@ -42,39 +44,32 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_PACE = 0.2
-"""Weight of the last step in the forecast of the next step's duration."""
-_EXIT_S = 30.0
-"""Maximum seconds that an exiting process waits for a running step."""
-_CHECK_EVERY_S = 0.1
-"""Seconds between two checks for a stop request while a call waits for the model."""
+_PACE = 0.2  # weight of the last step in the forecast of the next step's duration
+_EXIT_S = 30.0  # maximum seconds that an exiting process waits for a running step
+_CHECK_EVERY_S = 0.1  # seconds between two checks for a stop request while a call waits for the model
 
 
 class Generation:
-    """The new tokens of one request, or its error."""
+    """The new tokens of one request, or its error. The reader receives only the texts that `sink` refuses."""
 
     def __init__(
-        self, request: GenerationRequest, stop: CallStop | None = None, leave: Callable[[int], None] | None = None,
-        sink: TextSink | None = None,
-    ) -> None:  # fmt: skip
-        """Start a request. `sink` receives the texts of its tokens. The reader receives texts that `sink` refuses."""
+        self, request: GenerationRequest, stop: CallStop, leave: Callable[[int], None], sink: TextSink | None
+    ) -> None:
         self.request = request
         self.sink = sink
         self.over = False
-        self.stop = stop or CallStop()
+        self.stop = stop
         self._leave = leave
         self._come: SimpleQueue[list[NewToken] | BaseException] = SimpleQueue()
         self._tokens: list[NewToken] = []
-        # Fields of `OpenRequest`. Each step reads these fields, so properties would be too slow.
+        # Each step reads these fields (`work_of`), so properties would be too slow.
         self.made = 0
         self.prompt_tokens = len(request.prompt)
         self.first_due_at, self.tpot_s = request.due_at, request.tpot_s
         self.most = request.sampling.max_new_tokens
 
     def tokens(self) -> Iterator[NewToken]:
-        """Yield tokens while they are written. Raises ValueError if the request can never run, and Evicted if its call
-        must stop.
-        """
+        """Yield tokens while they are written. Raises ValueError if the request can never run, Evicted after a stop."""
         while True:
             come = self._come.get()
             self.stop.check()
@@ -90,12 +85,10 @@ class Generation:
     def abort(self) -> None:
         if not self.over:
             self._mark_finished()
-            if self._leave is not None:
-                self._leave(self.request.id)
+            self._leave(self.request.id)
 
     def stopped(self) -> None:
-        if self._leave is not None:
-            self._leave(self.request.id)
+        self._leave(self.request.id)
         self._come.put(Evicted())
 
     def _mark_finished(self) -> None:
@@ -111,7 +104,7 @@ class Generation:
         return self.request.due_at + self.made * self.request.tpot_s
 
     def give(self, token: NewToken) -> None:
-        """Pass a token to the reader: immediately if the request needs pieces, or else at the end of the text."""
+        """Pass a token to the reader: now if the request needs pieces, else at the end of the text."""
         self._tokens.append(token)
         self.made += 1
         if self.request.pieces or token.finish is not None:
@@ -119,8 +112,7 @@ class Generation:
             self._tokens = []
 
     def relay(self, token: NewToken) -> bool:
-        """Pass the token's text to the sink. Return False if the sink refuses; the reader then gets all later
-        tokens."""
+        """Pass the token's text to the sink. If the sink refuses, return False; the reader gets all later tokens."""
         assert self.sink is not None
         if token.text and not self.sink.add(token.text):
             self.sink.send()  # send earlier texts before the reader sends later texts
@@ -130,49 +122,14 @@ class Generation:
         return True
 
     def end(self, token: NewToken) -> None:
-        """Notify the reader that the sink has sent the last text."""
         self._come.put([msgspec.structs.replace(token, text="")])
 
     def fail(self, error: BaseException) -> None:
         self._come.put(error)
 
 
-class _ModelJob(Generic[T]):
-    def __init__(self, function: Callable[[], T], stop: CallStop) -> None:
-        self._function = function
-        self._stop = stop
-        self._done: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
-
-    def run(self) -> None:
-        try:
-            self._stop.check()
-            self._done.put((self._function(), None))
-        except BaseException as error:
-            self._done.put((None, error))
-
-    def fail(self, error: BaseException) -> None:
-        self._done.put((None, error))
-
-    def result(self) -> T:
-        self._stop.wakes(self._wake)
-        try:
-            found, error = self._done.get()
-        finally:
-            self._stop.forget(self._wake)
-        self._stop.check()
-        if error is not None:
-            raise error
-        return found  # type: ignore[return-value]
-
-    def _wake(self) -> None:
-        self._done.put((None, None))
-
-
 class EngineThread:
-    """An engine, its thread, and the requests of all slots.
-
-    `make` creates the engine on first use. Computation runs within `computing()`.
-    """
+    """An engine, made at first use, its thread, and the requests of all slots. Computes within `computing()`."""
 
     def __init__(
         self,
@@ -185,7 +142,7 @@ class EngineThread:
         self._engine: InferenceEngine | None = None
         self._turn = threading.RLock()  # the owner may use the model; the engine thread owns the lock during a step
         self._inbox: deque[Generation | int] = deque()
-        self._jobs: deque[_ModelJob[Any]] = deque()
+        self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._work = threading.Condition()
         self._open: dict[int, Generation] = {}
         self._numbers = 0
@@ -216,7 +173,7 @@ class EngineThread:
         return EngineLoad() if engine is None else msgspec.structs.replace(engine.load(), rows=engine.slots())
 
     def submit(
-        self, prompt: tuple[int, ...], sampling: Sampling, *, pieces: bool = False, due_at: float = float("inf"),
+        self, prompt: tuple[int, ...], sampling: Sampling, *, pieces: bool = False, due_at: float = inf,
         tpot_s: float = 0.0, sink: TextSink | None = None,
     ) -> Generation:  # fmt: skip
         """Submit a request, which joins the batch before the next step. Raises Evicted if the call must stop."""
@@ -242,37 +199,39 @@ class EngineThread:
             self._work.notify()
 
     def run(self, function: Callable[[], T]) -> T:
-        """Run a function that reads the model between two steps, and return its result.
-
-        Raises Evicted if the call must stop. A function that has already started still finishes.
-        """
+        """Run a function between two steps. Raises Evicted if the call must stop before the function has started."""
         self._check_not_forked()
         stop = ambient.current_call_stop()
         stop.check()
         if self._holder == threading.get_ident():  # the engine thread is waiting for this thread
             return function()
-        job = _ModelJob(function, stop)
+        job: Future[T] = Future()
+
+        def cancel() -> None:
+            job.cancel()
+
         with self._work:
             self._check_open()
-            self._jobs.append(job)
+            self._jobs.append((job, function))
             self._work.notify()
-        return job.result()
+        stop.wakes(cancel)
+        try:
+            return job.result()
+        except CancelledError:
+            raise Evicted from None
+        finally:
+            stop.forget(cancel)
 
     def sleep(self) -> None:
         """Put the engine to sleep. Until `wake`, it takes no device turns. Raises RuntimeError while requests run."""
-
-        def fall_asleep() -> None:
-            self.engine.sleep()
-            self._asleep = True
-
-        self.run(fall_asleep)
+        self.run(lambda: self._move(asleep=True))
 
     def wake(self) -> None:
-        def wake_up() -> None:
-            self.engine.wake()
-            self._asleep = False
+        self.run(lambda: self._move(asleep=False))
 
-        self.run(wake_up)
+    def _move(self, *, asleep: bool) -> None:
+        (self.engine.sleep if asleep else self.engine.wake)()
+        self._asleep = asleep
 
     def close(self, *, wait: bool = True) -> None:
         """Stop the thread after its current step. Open requests fail."""
@@ -288,7 +247,7 @@ class EngineThread:
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[InferenceEngine]:
-        """Reserve the model for this thread, and yield the engine."""
+        """Reserve the model as `alone` does, and yield the engine."""
         with self.alone():
             yield self.engine
 
@@ -343,16 +302,18 @@ class EngineThread:
                 self._over = True
             error = StokerError("the model was closed before the request was complete")
             error.__cause__ = self._failure
-            for each in (*self._open.values(), *self._inbox, *self._jobs):
+            for each in (*self._open.values(), *self._inbox):
                 if not isinstance(each, int):
                     each.fail(error)
+            for job, _ in self._jobs:
+                if job.set_running_or_notify_cancel():
+                    job.set_exception(error)
             self._open.clear()
             try:
                 if self._device_turns is not None:
                     self._device_turns.close()
             except Exception:  # an exception here must not prevent `stop`
                 log.exception("an engine that has ended could not release its turns; other engines may wait")
-            self._device_turns = None
             if self._engine is not None:
                 self._engine.stop()
 
@@ -385,7 +346,7 @@ class EngineThread:
                     if self._open:
                         self._step()
                     if self._jobs:
-                        self._jobs.popleft().run()
+                        _run_job(*self._jobs.popleft())
                 took_s = time.monotonic() - began
                 self._step_s += (took_s - self._step_s) * (_PACE if self._step_s else 1.0)
 
@@ -440,6 +401,14 @@ class EngineThread:
             sink.send()
         for asked, token in relayed_ends:
             asked.end(token)
+
+
+def _run_job(job: Future[Any], function: Callable[[], Any]) -> None:
+    if job.set_running_or_notify_cancel():
+        try:
+            job.set_result(function())
+        except BaseException as error:
+            job.set_exception(error)
 
 
 def _close_at_exit(engine: weakref.ref[EngineThread], thread: threading.Thread, pid: int) -> None:

@@ -1,13 +1,11 @@
 """The fastest matrix products, decode attention and token draws for this processor.
 
 On a CPU, oneDNN keeps a reordered copy of the weights, which PyTorch's linear layer would reorder at every call
-(docs/decisions/058). On a processor without `bfloat16` instructions, this copy is `float32`. The attention function
-never depends on the batch.
+(docs/decisions/058). On a processor without `bfloat16` instructions, this copy is `float32`.
 
-A token is drawn with the inverse distribution function: the first token at which the sum of probabilities exceeds the
-request's next random number. Tokens are in the order of the vocabulary, or with `top_p` likeliest first. A random
-generator per request on the host creates the numbers. (`torch.where` with a Python number would copy the number to the
-device and wait.)
+A draw returns the first token at which the sum of probabilities exceeds the request's next random number. Tokens are in
+the order of the vocabulary, or with `top_p` likeliest first. Each request has a random generator on the host.
+(`torch.where` with a Python number would copy the number to the device and wait.)
 """
 
 from __future__ import annotations
@@ -25,16 +23,16 @@ from stoker.contexts.inference.adapter import (
     GenerationRequest,
     ModelTexts,
     NewToken,
+    PromptToken,
     Sampling,
     TokenChance,
 )
 from stoker.contexts.inference.peft_adapters import Adapter
-from stoker.contexts.inference.prompt_scores import PromptScores
 from stoker.contexts.inference.token_rules import apply_token_rules, build_token_rules
 
 
 def multiplies_tiles() -> bool:
-    """Return True if PyTorch uses the processor's matrix registers (Intel's AMX)."""
+    """True if PyTorch uses the processor's matrix registers (Intel's AMX)."""
     asked = getattr(torch.cpu, "_is_amx_tile_supported", None)
     return bool(asked and asked())
 
@@ -55,10 +53,7 @@ def packed_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
 
 
 class PackedLinear:
-    """Linear layers with the same input, computed as one matrix product if that is faster.
-
-    `packs`: dtype of the weight copy, or None.
-    """
+    """Linear layers with the same input, as one matrix product if that is faster. `packs`: dtype of a weight copy."""
 
     def __init__(self, layers: Sequence[Any], *, packs: torch.dtype | None) -> None:
         self._layers = list(layers)
@@ -84,7 +79,7 @@ class PackedLinear:
         return torch.cat([linear(x, layer.weight, layer.bias) for layer in self._layers], dim=-1)
 
     def fuse(self) -> None:
-        """Store all weights in one tensor. The layers' weights become its views."""
+        """Store all weights in one tensor, of which the layers' weights become views."""
         if len(self._layers) == 1 or self._packed is not None:
             return
         with torch.inference_mode(False), torch.no_grad():
@@ -95,18 +90,17 @@ class PackedLinear:
             self._bias = self._joined_bias(self._fused.dtype)
 
     def unfuse(self) -> None:
-        if self._fused is not None:
+        if self._fused is not None:  # a packed layer keeps its bias
             self._fused = self._bias = None
 
     def _joined_bias(self, dtype: torch.dtype) -> torch.Tensor | None:
         if all(layer.bias is None for layer in self._layers):
             return None
-        return torch.cat(
-            [
-                layer.weight.new_zeros(len(layer.weight)) if layer.bias is None else layer.bias.detach()
-                for layer in self._layers
-            ]
-        ).to(dtype)
+        parts = [
+            layer.weight.new_zeros(len(layer.weight)) if layer.bias is None else layer.bias.detach()
+            for layer in self._layers
+        ]
+        return torch.cat(parts).to(dtype)
 
     def _pack(self, dtype: torch.dtype) -> None:
         weight = torch.cat([layer.weight.detach() for layer in self._layers]).to(dtype)
@@ -115,12 +109,12 @@ class PackedLinear:
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), _ROWS_EXPECTED)
         except (AttributeError, RuntimeError):  # PyTorch lacks oneDNN, or oneDNN does not support this processor
             return
-        self.packed_bytes = weight.numel() * weight.element_size()
+        self.packed_bytes = weight.nbytes
 
 
 DecodeAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""A function of queries `[rows, heads, size]`, keys and values `[rows, key heads, tokens, size]`, and a mask `[rows, 1,
-1, tokens]` of 0 and minus infinity. The function returns `[rows, heads * size]`. `heads` is a multiple of `key heads`.
+"""Takes queries `[rows, heads, size]`, keys and values `[rows, key heads, tokens, size]`, and a mask `[rows, 1, 1,
+tokens]` of 0 and minus infinity. Returns `[rows, heads * size]`. Never depends on the batch.
 """
 
 
@@ -162,9 +156,7 @@ def attend_by_matrix_products(
 
 
 ON_GPU: DecodeAttention = attend_with_grouped_queries
-"""Attention on a GPU. With a mask, PyTorch's `enable_gqa` has no fused CUDA kernel: it copies keys and values for each
-head and computes in `float32`.
-"""
+"""With a mask, PyTorch's `enable_gqa` copies keys and values for each head on a GPU and computes in `float32`."""
 
 
 NOT_FINITE = "the model's numbers for the next token are not finite"
@@ -189,10 +181,8 @@ def combine_seed_pair(seed: tuple[int, int]) -> int:
 
 
 def sample_tokens(logits: torch.Tensor, draws: torch.Tensor, *, nucleus: bool) -> torch.Tensor:
-    """Return a token for each row of logits `[rows, vocabulary]`, or -1 if the logits are not finite.
-
-    `draws`: `float64` `[3, rows]` with temperature (above 0), `top_p` and random number. `nucleus`: True to apply
-    `top_p`.
+    """Return a token for each row of logits `[rows, vocabulary]`, or -1 if they are not finite. `draws`: `float64`
+    `[3, rows]` with temperature (above 0), `top_p` (with `nucleus`) and random number.
     """
     temperatures, top_p, numbers = (row[:, None] for row in draws)
     wide = logits.double()
@@ -224,10 +214,7 @@ def sample_or_argmax_tokens(draws: list[TokenDraw], logits: torch.Tensor) -> lis
 
 
 def likeliest_tokens(logits: torch.Tensor) -> list[int]:
-    """Return the likeliest token of each row. Of equally likely tokens, return the first.
-
-    On a CPU, the maximum of each part of a row is computed first, because PyTorch's `argmax` is slow in half precision.
-    """
+    """Return the likeliest token of each row. PyTorch's `argmax` is slow on CPUs in half precision, so split rows."""
     rows, size = logits.shape
     parts = next((parts for parts in (64, 48, 40, 32, 16) if size % parts == 0), 1)
     if logits.device.type != "cpu" or parts == 1:
@@ -238,11 +225,47 @@ def likeliest_tokens(logits: torch.Tensor) -> list[int]:
     return list((part * (size // parts) + inside).tolist())
 
 
-class Writing:
-    """A request and its text so far. `ids`: token ids in the cache, with 0 for each token of a soft prompt.
+# ---- texts
 
-    `scores`: likelihoods of the prompt's tokens, kept until the first new token; None if they are not requested.
-    """
+_LOGITS_AT_ONCE = 8_000_000
+_LARGE_VOCABULARY = 262_144
+
+
+def positions_scored_at_once(vocabulary: int) -> int:
+    """Return how many positions of a prompt to score together, so that their logits need about 32 MB."""
+    return max(1, _LOGITS_AT_ONCE // (vocabulary or _LARGE_VOCABULARY))
+
+
+class PromptScores:
+    """The log-likelihoods of a prompt's tokens. `most`: likeliest tokens each. `before`: length of the soft prompt."""
+
+    def __init__(self, prompt: Sequence[int], *, most: int, before: int = 0) -> None:
+        self._most = most
+        self._before = before
+        self._tokens = [PromptToken(token) for token in prompt]
+
+    @property
+    def tokens(self) -> tuple[PromptToken, ...]:
+        return tuple(self._tokens)
+
+    def take(self, start: int, logits: torch.Tensor) -> None:
+        """Score the tokens that follow the positions from `start`. `logits`: `[positions, vocabulary]`."""
+        first = start + 1 - self._before
+        skipped = max(0, 1 - first)  # the first token and tokens of a soft prompt have no likelihood
+        tokens = [each.token for each in self._tokens[first + skipped : max(0, first + len(logits))]]
+        if not tokens:
+            return
+        rows = logits[skipped : skipped + len(tokens)].float()
+        total = rows.logsumexp(dim=-1, keepdim=True)
+        own = rows.gather(-1, torch.tensor(tokens, device=rows.device)[:, None]) - total
+        chances, likeliest = rows.topk(min(self._most, rows.shape[-1]))
+        found = zip(tokens, own[:, 0].tolist(), likeliest.tolist(), (chances - total).tolist(), strict=True)
+        for at, (token, logprob, ids, logprobs) in enumerate(found, start=first + skipped):
+            self._tokens[at] = PromptToken(token, logprob, tuple(map(TokenChance, ids, logprobs)))
+
+
+class Writing:
+    """A request and its text so far. `ids`: tokens in the cache (0 in a soft prompt). `scores`: of the prompt."""
 
     def __init__(self, request: GenerationRequest, texts: ModelTexts, *, adapter: Adapter | None = None) -> None:
         self.request = request
@@ -284,23 +307,19 @@ class Writing:
 
 
 def next_tokens(writings: Sequence[Writing], logits: torch.Tensor) -> list[int | Exception]:
-    """Return the next token of each request from its row of logits, or an exception. Rules affect only their own rows.
-
-    If no request needs likelihoods, the function may change `logits`.
-    """
+    """Return each request's next token, or an exception. May change `logits` if no request needs likelihoods."""
     ruled = [at for at, writing in enumerate(writings) if writing.rules is not None]
+    draws = [writing.draw for writing in writings]
     if not ruled:
-        return sample_or_argmax_tokens([writing.draw for writing in writings], logits)
+        return sample_or_argmax_tokens(draws, logits)
     rules = [writing.rules for writing in writings if writing.rules is not None]
     found: dict[int, int | Exception] = {}
     plain = [at for at, writing in enumerate(writings) if writing.rules is None]
     if plain:
-        found.update(
-            zip(plain, sample_or_argmax_tokens([writings[at].draw for at in plain], logits[plain]), strict=True)
-        )
+        found.update(zip(plain, sample_or_argmax_tokens([draws[at] for at in plain], logits[plain]), strict=True))
     if plain or any(writing.request.sampling.logprobs for writing in writings):
         logits = logits[ruled]  # a copy, because likelihoods must be those of the model
-    tokens = sample_or_argmax_tokens([writings[at].draw for at in ruled], apply_token_rules(rules, logits))
+    tokens = sample_or_argmax_tokens([draws[at] for at in ruled], apply_token_rules(rules, logits))
     found.update(zip(ruled, tokens, strict=True))
     return [found[at] for at in range(len(writings))]
 

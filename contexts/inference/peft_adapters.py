@@ -2,9 +2,7 @@
 
 The low-rank matrices of all adapters in a step are stacked: one product with all A, a mask that keeps each row's own
 part, and one product with all B of a projection. Thus the number of operations does not depend on the number of
-adapters (S-LoRA, arXiv:2311.03285, has a kernel for this). Rows of the base model are excluded.
-
-A soft prompt occupies the first positions of its request.
+adapters (S-LoRA, arXiv:2311.03285, has a kernel for this). A soft prompt occupies the first positions of its request.
 """
 
 from __future__ import annotations
@@ -23,15 +21,12 @@ from torch.nn.functional import linear
 from stoker.contexts.adapter_files import GROUPS, VECTORS, WEIGHTS, BaseShapes, read_adapter_files
 from stoker.contexts.inference.options import OptionRefused
 
-_SHARE = 4
-"""Limit of kept adapters: the base model's bytes divided by this number. Open requests may exceed the limit."""
+_SHARE = 4  # limit of kept adapters: the base model's bytes divided by this number. Open requests may exceed the limit
 _IDS = 1 << 32
 
 
 class Adapter:
-    """The weights of one adapter on the host. `matrices`: A `[rank, in]` and scaled B `[out, rank]`, by layer and
-    projection. `vectors`: soft prompt, `[tokens, width]`.
-    """
+    """Weights of an adapter: A `[rank, in]` and scaled B `[out, rank]` by layer and projection, or a soft prompt."""
 
     _numbers = itertools.count(1)
 
@@ -53,25 +48,24 @@ class Adapter:
         }
         self.number = next(self._numbers)
         parts = [*itertools.chain(*self.matrices.values()), *([] if self.vectors is None else [self.vectors])]
-        self.size_bytes = sum(part.numel() * part.element_size() for part in parts)
+        self.size_bytes = sum(part.nbytes for part in parts)
 
     @property
     def virtual_tokens(self) -> int:
         return 0 if self.vectors is None else len(self.vectors)
 
     def prefix(self, ids: Sequence[int]) -> tuple[int, ...]:
-        """Return the cache key of a token prefix. With another adapter, equal tokens have other keys and values."""
+        """Return the cache key of a token prefix, which differs between adapters."""
         return tuple(id + self.number * _IDS for id in ids)
 
 
 class AdapterCache:
-    """The adapters of a base model by name, loaded at first use. The least recently used adapter is dropped first."""
+    """The recently used adapters of a base model by name. `share_of`: bytes of the base model's weights."""
 
     def __init__(self, folders: Mapping[str, str], base: BaseShapes, *, dtype: torch.dtype, share_of: int) -> None:
-        """Create an empty cache. `share_of`: bytes of the base model's weights."""
         self._folders = folders
         self._base, self._dtype, self._limit = base, dtype, share_of // _SHARE
-        self._kept: OrderedDict[tuple[str, str], Adapter] = OrderedDict()
+        self._kept: OrderedDict[str, Adapter] = OrderedDict()
         self._lock = threading.Lock()
 
     @property
@@ -82,16 +76,15 @@ class AdapterCache:
         """Return an adapter. Raises ValueError if the adapter is unknown or unsupported."""
         folder = find_adapter_folder(self._folders, name)
         with self._lock:
-            key = name, folder
-            if key not in self._kept:
+            if name not in self._kept:
                 try:
-                    self._kept[key] = Adapter(folder, self._base, dtype=self._dtype)
+                    self._kept[name] = Adapter(folder, self._base, dtype=self._dtype)
                 except ValueError as error:
                     raise OptionRefused("adapter", f"the adapter {name} cannot be served: {error}") from None
-            self._kept.move_to_end(key)
+            self._kept.move_to_end(name)
             while len(self._kept) > 1 and self.size_bytes > self._limit:
                 self._kept.popitem(last=False)
-            return self._kept[key]
+            return self._kept[name]
 
 
 def find_adapter_folder(folders: Mapping[str, str], name: str) -> str:
@@ -102,8 +95,8 @@ def find_adapter_folder(folders: Mapping[str, str], name: str) -> str:
 
 
 class _Stack(NamedTuple):
-    """The stacked matrices A of all adapters, `[ranks, in]`, and the adapter of each rank. For each projection: its
-    ranks, its columns in the result of the group, and the stacked matrices B, `[ranks, out]`.
+    """The stacked matrices A of all adapters, `[ranks, in]`, and the adapter of each rank. Per projection: its ranks,
+    its columns in the result of the group, and the stacked matrices B, `[ranks, out]`.
     """
 
     down: torch.Tensor
@@ -112,7 +105,7 @@ class _Stack(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        return sum(part.numel() * part.element_size() for part in (self.down, *(up for _, _, up in self.ups)))
+        return sum(part.nbytes for part in (self.down, *(up for _, _, up in self.ups)))
 
 
 class AdapterBank:

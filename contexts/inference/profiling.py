@@ -1,22 +1,23 @@
 """Measure an engine's step times, while calls run or in advance (SLINFER §VI-B).
 
-A profiler measures steps whose numbers of read tokens and attended tokens are powers of two. Each time in the table is
-the median of repeated measurements. Then 100 random workloads of other sizes are compared with forecasts from the
-table. To save hours on a CPU, requests share a long prefix that is read once.
+A profiler measures steps whose numbers of read tokens and attended tokens are powers of two, and stores medians. Then
+it compares 100 random workloads with forecasts. To save hours on a CPU, requests share a long prefix.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from statistics import median
+from statistics import fmean, median
+from typing import TypeVar
 
 import msgspec
 
 from stoker.contexts.batching import Step, row_tokens
-from stoker.contexts.inference.adapter import GenerationRequest, InferenceEngine, Sampling
+from stoker.contexts.inference.adapter import EngineLoad, GenerationRequest, InferenceEngine, NewToken, Sampling
 from stoker.contexts.step_times import (
     StepModel,
     StepProfile,
@@ -28,17 +29,16 @@ from stoker.contexts.step_times import (
     times_of,
 )
 
-COLD_STEPS = 4
-"""Number of first steps of a process that are ignored, because memory and kernels are cold."""
+T = TypeVar("T")
+
+COLD_STEPS = 4  # first steps of a process that are ignored, because memory and kernels are cold
 
 
 class StepCollector:
     def __init__(self) -> None:
         self.known = StepModel()
-        self.paused = False
-        """True while a profiler measures. Afterwards the profiler adds its result with `replace_known_times`."""
-        self.urgent = False
-        """True after a profiler has measured. The times are then sent immediately."""
+        self.paused = False  # true while a profiler measures
+        self.urgent = False  # true if a profiler's times are to be sent
         self._fresh = StepModel()
         self._taken = threading.Event()
         self._steps = 0
@@ -76,13 +76,11 @@ class StepCollector:
         return times
 
 
-PROFILED_LENGTH = 4096
-"""Maximum tokens of a measured prompt."""
+PROFILED_LENGTH = 4096  # maximum tokens of a measured prompt
 _QUICK_LENGTH = 1024
 _SHORTEST = 16
 _WORKLOADS = 100
-_WEIGHT = 20
-"""A profiler's median counts as much as this number of steps that were measured during calls."""
+_WEIGHT = 20  # a profiler's median counts as much as this number of measured steps
 _FIRST_ID = 1 << 60
 
 
@@ -97,33 +95,24 @@ class _Effort(msgspec.Struct, frozen=True):
 _FULL = _Effort(repeats=5, longest=PROFILED_LENGTH, stride=1, samples_s=240.0, workloads_s=240.0)
 _QUICK = _Effort(repeats=3, longest=_QUICK_LENGTH, stride=2, samples_s=30.0, workloads_s=30.0)
 
-Told = Callable[[float, float], None]
-
 
 class EngineProfiler:
     """Profiles one engine. `part`: maximum number of tokens that one step reads, 0 = unlimited."""
 
     def __init__(
-        self,
-        engine: InferenceEngine,
-        *,
-        vocabulary: int,
-        longest: int,
-        quick: bool = False,
-        told: Told | None = None,
-        clock: Callable[[], float] = time.perf_counter,
-        seed: int = 1,
-    ) -> None:
+        self, engine: InferenceEngine, *, vocabulary: int, longest: int, quick: bool = False,
+        told: Callable[[float, float], None] | None = None, clock: Callable[[], float] = time.perf_counter,
+    ) -> None:  # fmt: skip
         self._engine = engine
         self._effort = _QUICK if quick else _FULL
         self._longest = min(longest, self._effort.longest) if longest else self._effort.longest
         self._model_longest = longest
         self._told = told or (lambda *_: None)
         self._clock = clock
-        self._chance = random.Random(seed)
+        self._chance = random.Random(1)
         self._vocabulary = vocabulary
         self._document = self._tokens(self._longest)
-        self._next_id = _FIRST_ID
+        self._ids = itertools.count(_FIRST_ID)
         self._left_out = 0
         self.part = 0
 
@@ -153,12 +142,7 @@ class EngineProfiler:
             plans += [(1, start, count) for count in some if start + count <= self._longest - 8]
         for rows in powers_of_two_up_to(min(self._engine.slots(), 16), least=2):
             plans += [(rows, 0, count) for count in tokens[3 :: self._effort.stride] if rows * count <= most]
-        deadline = self._clock() + self._effort.samples_s / 2
-        for number, (rows, start, count) in enumerate(plans):
-            if self._clock() > deadline:
-                self._left_out += len(plans) - number
-                return
-            self._told(0.25 * number / len(plans), 1.0)
+        for rows, start, count in self._timed(plans, limit_s=self._effort.samples_s / 2, first=0.0, share=0.25):
             yield from self._prefill_sample(rows, start, count)
 
     def _prefill_sample(self, rows: int, start: int, count: int) -> Iterator[StepSample]:
@@ -177,26 +161,29 @@ class EngineProfiler:
     def _decode_samples(self) -> Iterator[StepSample]:
         rows = powers_of_two_up_to(self._engine.slots())[:: self._effort.stride]
         lengths = powers_of_two_up_to(self._longest - 16, least=_SHORTEST)[:: self._effort.stride]
-        deadline = self._clock() + self._effort.samples_s / 2
-        for at, length in enumerate(lengths):
-            for more, count in enumerate(rows):
-                self._told(0.25 + 0.25 * (at * len(rows) + more) / (len(rows) * len(lengths)), 1.0)
-                sample = None if self._clock() > deadline else self._decode([length] * count)
-                if sample is None:
-                    self._left_out += 1
-                else:
-                    yield sample
+        plans = [(length, count) for length in lengths for count in rows]
+        for length, count in self._timed(plans, limit_s=self._effort.samples_s / 2, first=0.25, share=0.25):
+            sample = self._decode([length] * count)
+            if sample is None:
+                self._left_out += 1
+            else:
+                yield sample
+
+    def _timed(self, plans: Sequence[T], *, limit_s: float, first: float, share: float) -> Iterator[T]:
+        """Yield plans until the time limit, report the progress, and count the remaining plans as left out."""
+        deadline = self._clock() + limit_s
+        for number, plan in enumerate(plans):
+            if self._clock() > deadline:
+                self._left_out += len(plans) - number
+                return
+            self._told(first + share * number / len(plans), 1.0)
+            yield plan
 
     # ---- workloads
 
     def _add_measured_errors(self, times: StepTimes) -> StepTimes:
         model = StepModel(times)
-        deadline = self._clock() + self._effort.workloads_s
-        for number in range(_WORKLOADS):
-            if self._clock() > deadline:
-                self._left_out += _WORKLOADS - number
-                break
-            self._told(0.5 + 0.5 * number / _WORKLOADS, 1.0)
+        for _ in self._timed(range(_WORKLOADS), limit_s=self._effort.workloads_s, first=0.5, share=0.5):
             self._measure_prefill_error(model)
             rows = self._chance.randint(1, self._engine.slots())
             sample = self._decode([self._length() for _ in range(rows)])
@@ -226,22 +213,23 @@ class EngineProfiler:
         return tuple(self._chance.randrange(low, self._vocabulary) for _ in range(count))
 
     def _ask(self, prompts: Sequence[tuple[int, ...]], *, most: int) -> list[int]:
-        ids = []
-        for prompt in prompts:
-            self._next_id += 1
-            sampling = Sampling(max_new_tokens=most)
-            self._engine.add(GenerationRequest(self._next_id, prompt, sampling))
-            ids.append(self._next_id)
+        ids = list(itertools.islice(self._ids, len(prompts)))
+        for id, prompt in zip(ids, prompts, strict=True):
+            self._engine.add(GenerationRequest(id, prompt, Sampling(max_new_tokens=most)))
         return ids
+
+    def _timed_step(self) -> tuple[EngineLoad, EngineLoad, list[NewToken], float]:
+        before, began = self._engine.load(), self._clock()
+        tokens = self._engine.step()
+        seconds = self._clock() - began
+        return before, self._engine.load(), tokens, seconds
 
     def _read(self, prompts: Sequence[tuple[int, ...]], *, start: int = 0) -> list[StepSample]:
         ids = self._ask(prompts, most=1)
         left, place = set(ids), {id: [start, len(prompt)] for id, prompt in zip(ids, prompts, strict=True)}
         steps = []
         while left:
-            before, began = self._engine.load(), self._clock()
-            tokens = self._engine.step()
-            seconds, after = self._clock() - began, self._engine.load()
+            before, after, tokens, seconds = self._timed_step()
             read = after.prompt_tokens - before.prompt_tokens
             if read:
                 steps.append(StepSample(True, read, mean_attended_tokens(_reads(place, read)), seconds))
@@ -249,11 +237,12 @@ class EngineProfiler:
         return steps
 
     def _decode(self, lengths: Sequence[int]) -> StepSample | None:
+        lengths = sorted(lengths, reverse=True)  # if one does not fit, the first does not, and no request is left
         repeats, rows = self._effort.repeats, len(lengths)
-        parts = 1 + max(lengths) // (self.part or self._longest)
+        parts = 1 + lengths[0] // (self.part or self._longest)
         most = repeats + 8 + rows * parts  # the first requests write while the engine reads the last prompts
         if self._model_longest:
-            most = min(most, self._model_longest - max(lengths))
+            most = min(most, self._model_longest - lengths[0])
         evictions = self._engine.load().evictions
         try:
             ids = self._ask([self._document[: length - 1] + self._tokens(1) for length in lengths], most=most)
@@ -262,9 +251,7 @@ class EngineProfiler:
         written, taken = dict(zip(ids, lengths, strict=True)), list[StepSample]()
         unread, fewest = set(ids), rows - rows // 8
         while len(written) >= fewest and len(taken) <= repeats:
-            before, began = self._engine.load(), self._clock()
-            tokens = self._engine.step()
-            seconds, after = self._clock() - began, self._engine.load()
+            before, after, tokens, seconds = self._timed_step()
             if after.waiting or after.evictions > evictions:
                 break
             if after.decode_steps > before.decode_steps and not unread:
@@ -287,7 +274,7 @@ def _computed_length(engine: str, lengths: Sequence[int]) -> float:
         case "static":
             return max(lengths)
         case _:
-            return sum(lengths) / len(lengths)
+            return fmean(lengths)
 
 
 def _reads(place: dict[int, list[int]], count: int) -> list[tuple[int, int]]:
@@ -302,6 +289,5 @@ def _reads(place: dict[int, list[int]], count: int) -> list[tuple[int, int]]:
 
 
 def _median_sample(samples: Sequence[StepSample]) -> StepSample:
-    count = len(samples)
-    tokens, length = sum(sample.tokens for sample in samples) / count, sum(sample.length for sample in samples) / count
+    tokens, length = fmean(sample.tokens for sample in samples), fmean(sample.length for sample in samples)
     return StepSample(samples[0].prefill, tokens, length, median(sample.seconds for sample in samples))

@@ -1,7 +1,6 @@
 """The static engine, which supports all models of Transformers, and the choice of an engine.
 
-In the static engine, the requests of a batch start together: all waiting prompts are read in one step, and the batch
-runs until its last text has ended. `build_inference_engine` prefers the continuous engine.
+In the static engine, all waiting prompts are read in one step, and the batch runs until its last text has ended.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import torch
 
 from stoker.contexts import ambient
 from stoker.contexts.batching import BatchLimits
-from stoker.contexts.forward import ModelRunner, PrefilledBatch
+from stoker.contexts.forward import ModelRunner
 from stoker.contexts.inference.adapter import (
     EngineLoad,
     EngineMemory,
@@ -28,10 +27,9 @@ from stoker.contexts.inference.adapter import (
     NewToken,
 )
 from stoker.contexts.inference.continuous import ContinuousEngine, TookStep
-from stoker.contexts.inference.decode_graphs import DecodeGraphs, GraphBackend, graph_backend_for_device
+from stoker.contexts.inference.decode_graphs import CudaGraphs, DecodeGraphs, cuda_graphs
 from stoker.contexts.inference.decoder import LeanDecoder, build_lean_decoder
-from stoker.contexts.inference.kernels import Writing, next_tokens, packed_dtypes
-from stoker.contexts.inference.prompt_scores import positions_scored_at_once
+from stoker.contexts.inference.kernels import Writing, next_tokens, packed_dtypes, positions_scored_at_once
 
 # ---- static
 
@@ -48,7 +46,8 @@ class StaticEngine:
         self._rows = rows
         self._waiting: deque[Writing] = deque()
         self._batch: list[Writing] = []
-        self._steps: _Steps | None = None
+        self._cache: Any = None
+        self._positions = self._seen = torch.empty(0)
         self._load = EngineLoad()
         self._asleep = False
 
@@ -74,11 +73,10 @@ class StaticEngine:
     def _step(self) -> list[NewToken]:
         began, prefill = time.perf_counter(), not self._batch
         if prefill:
-            size = min(self._rows, len(self._waiting)) if self._runner.shares else min(1, len(self._waiting))
+            size = min(self._rows if self._runner.shares else 1, len(self._waiting))
             self._batch = [self._waiting.popleft() for _ in range(size)]
             if not self._batch:
                 return []
-        if prefill:
             self._score()
         logits = self._first() if prefill else self._next()
         tokens = next_tokens(self._batch, logits)
@@ -98,7 +96,7 @@ class StaticEngine:
         )  # fmt: skip
 
     def memory(self) -> EngineMemory:
-        weights = sum(part.numel() * part.element_size() for part in self._runner.model.parameters())
+        weights = sum(part.nbytes for part in self._runner.model.parameters())
         held, token = self._runner.prefixes.size_bytes, self._runner.token_bytes
         return EngineMemory(weights_bytes=weights, held_bytes=held, budget_bytes=0, token_bytes=token)
 
@@ -115,7 +113,7 @@ class StaticEngine:
         self._asleep = False
 
     def stop(self) -> None:
-        self._batch, self._steps = [], None
+        self._batch, self._cache = [], None
 
     # ---- steps
 
@@ -130,48 +128,32 @@ class StaticEngine:
         rows = [tuple(writing.ids) for writing in self._batch]
         if not self._runner.shares:
             return self._runner.whole(rows)[:, -1]
-        batch = self._runner.prefill(rows)
-        self._steps = _Steps(self._runner, batch)
+        batch, device = self._runner.prefill(rows), self._runner.device
+        self._cache, self._positions = batch.cache, torch.tensor(batch.lengths, device=device)
+        self._seen = torch.arange(batch.width, device=device)[None, :] < self._positions[:, None]
         return batch.logits
-
-    def _next(self) -> torch.Tensor:
-        if self._steps is None:  # the cache of this model cannot be cut, so each step reads the whole row again
-            return self._runner.whole([tuple(writing.ids) for writing in self._batch])[:, -1]
-        return self._steps.next([writing.ids[-1] for writing in self._batch])
 
     def _keep(self, going: list[int]) -> None:
         if len(going) == len(self._batch):
             return
         self._batch = [self._batch[at] for at in going]
         if not going:
-            self._steps = None
-        elif self._steps is not None:
-            self._steps.keep(going)
+            self._cache = None
+        elif self._cache is not None:
+            index = torch.tensor(going, device=self._runner.device)
+            for layer in self._cache.layers:
+                layer.batch_select_indices(index.to(layer.keys.device))
+            self._positions, self._seen = self._positions[index], self._seen[index]
 
-
-class _Steps:
-    def __init__(self, runner: ModelRunner, batch: PrefilledBatch) -> None:
-        self._runner = runner
-        self._cache = batch.cache
-        device = runner.device
-        self._positions = torch.tensor(batch.lengths, device=device)
-        self._seen = torch.arange(batch.width, device=device)[None, :] < self._positions[:, None]
-
-    def keep(self, rows: list[int]) -> None:
-        index = torch.tensor(rows, device=self._runner.device)
-        for layer in self._cache.layers:
-            layer.batch_select_indices(index.to(layer.keys.device))
-        self._positions, self._seen = self._positions[index], self._seen[index]
-
-    def next(self, tokens: list[int]) -> torch.Tensor:
+    def _next(self) -> torch.Tensor:
+        if self._cache is None:  # the cache of this model cannot be cut, so each step reads the whole row again
+            return self._runner.whole([tuple(writing.ids) for writing in self._batch])[:, -1]
+        tokens = [writing.ids[-1] for writing in self._batch]
         self._seen = torch.cat([self._seen, self._seen.new_ones(len(tokens), 1)], dim=1)
         output: Any = self._runner.model(
-            input_ids=torch.tensor(tokens, device=self._runner.device)[:, None],
-            attention_mask=self._seen.long(),
-            position_ids=self._positions[:, None],
-            past_key_values=self._cache,
-            use_cache=True,
-        )
+            input_ids=torch.tensor(tokens, device=self._runner.device)[:, None], attention_mask=self._seen.long(),
+            position_ids=self._positions[:, None], past_key_values=self._cache, use_cache=True,
+        )  # fmt: skip
         self._positions = self._positions + 1
         logits: torch.Tensor = output.logits[:, -1].float()
         return logits
@@ -187,27 +169,18 @@ _CPU_LIMITS = BatchLimits(rows=64, prefill_tokens=512, mixes=True)
 _GPU_LIMITS = BatchLimits(rows=256, prefill_tokens=4096, mixes=True)
 _STATIC_ROWS = 32
 PROCESS_BYTES = 500_000_000
-"""Memory of a process in bytes in addition to weights and cache, for example libraries and activations."""
+"""Bytes of a process in addition to weights and cache, for example libraries and activations."""
 LEAST_CACHE_BYTES = 64_000_000
 _LARGEST_CACHE_BYTES = {"cpu": 2_000_000_000, "cuda": 16_000_000_000}
 
 
 def build_inference_engine(
-    runner: ModelRunner,
-    texts: ModelTexts,
-    *,
-    engine: str = "auto",
-    cache_bytes: int = 0,
-    took: TookStep | None = None,
-    graphs: bool = False,
-    adapters: Mapping[str, str] | None = None,
-    backend: Callable[[torch.device], GraphBackend | None] = graph_backend_for_device,
-) -> InferenceEngine:
+    runner: ModelRunner, texts: ModelTexts, *, engine: str = "auto", cache_bytes: int = 0, took: TookStep | None = None,
+    graphs: bool = False, adapters: Mapping[str, str] | None = None,
+    backend: Callable[[torch.device], CudaGraphs | None] = cuda_graphs,
+) -> InferenceEngine:  # fmt: skip
     """Return the engine `continuous` or `static`; `auto` prefers `continuous`. Raises ValueError if the model does not
-    support the named engine.
-
-    `took` is called after each step. `graphs`: True to capture decode steps if `backend` can. `adapters`: folders of
-    PEFT adapters by name.
+    support the named engine. `took` is called after each step. `graphs`: True to capture decode steps.
     """
     why = 'engine="static" was given'
     if engine != "static":
@@ -217,7 +190,7 @@ def build_inference_engine(
             limits = _CPU_LIMITS if decoder.device.type == "cpu" else _GPU_LIMITS
             weights = decoder.weights_bytes + decoder.packed_bytes
             size = cache_bytes or default_cache_bytes(decoder.device, weights_bytes=weights)
-            captured = _graphs(decoder, backend, rows=limits.rows) if graphs else None
+            captured = _checked_graphs(decoder, backend(decoder.device), rows=limits.rows) if graphs else None
             return ContinuousEngine(
                 decoder, texts, prefixes=runner.prefixes, limits=limits, cache_bytes=size, took=took, graphs=captured,
                 adapters=adapters,
@@ -230,20 +203,17 @@ def build_inference_engine(
     return StaticEngine(runner, texts, rows=_STATIC_ROWS, chosen=why)
 
 
-def _graphs(
-    decoder: LeanDecoder, backend: Callable[[torch.device], GraphBackend | None], *, rows: int
-) -> DecodeGraphs | None:
-    found = backend(decoder.device)
-    if found is None:
+def _checked_graphs(decoder: LeanDecoder, backend: CudaGraphs | None, *, rows: int) -> DecodeGraphs | None:
+    if backend is None:
         return None
     decoder.fuse()
     with torch.inference_mode():
-        made = DecodeGraphs(decoder, found, rows=rows)
+        made = DecodeGraphs(decoder, backend, rows=rows)
         return made if made.check() else None
 
 
 def _weight_copy_dtype(model: Any) -> torch.dtype | None:
-    weights: int = sum(part.numel() * part.element_size() for part in model.parameters())
+    weights: int = sum(part.nbytes for part in model.parameters())
     declared, free = ambient.device_memory_bytes(), int(psutil.virtual_memory().available)
     for dtype in packed_dtypes(model.dtype):
         copy = weights * dtype.itemsize // model.dtype.itemsize
@@ -254,9 +224,7 @@ def _weight_copy_dtype(model: Any) -> torch.dtype | None:
 
 
 def default_cache_bytes(device: torch.device, *, weights_bytes: int) -> int:
-    """Return the cache size of a batch in bytes: the declared memory minus weights and process. If no memory is
-    declared, return a quarter of the free memory, at most 2 GB on a CPU and 16 GB on a GPU.
-    """
+    """Return the declared memory minus weights and process, or else a quarter of the free memory up to a limit."""
     declared = ambient.device_memory_bytes()
     if declared:
         return max(declared - weights_bytes - PROCESS_BYTES, LEAST_CACHE_BYTES)

@@ -1,43 +1,45 @@
-"""Rules for the next token of a request: a grammar, penalties, biases, and a restricted choice.
+"""Rules for the next token of a request, as in vLLM: biases, then penalties, the grammar, `min_p` and `top_k`.
 
-The rules have the names, meaning and order of vLLM: biases, then penalties, then the grammar, then `min_p` and `top_k`.
-All numbers are `float32` on the device of the logits.
+All numbers are `float32` on the device of the logits. The thread of the call compiles the grammar and computes its
+first tokens, so that the engine's thread does not wait, and a grammar without any valid text is refused early.
 """
 
 from __future__ import annotations
 
+import copy
+import functools
+import json
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from stoker.contexts.inference.adapter import GenerationRequest, Matcher, ModelTexts
-from stoker.contexts.inference.options import OptionRefused
+from stoker.contexts.inference.adapter import GenerationRequest, ModelTexts, Sampling
+from stoker.contexts.inference.options import ENGINE_OPTIONS, STRUCTURES, OptionRefused
 
 _ROOM = 64
 
 
 class TokenRules:
-    def __init__(self, request: GenerationRequest, *, ends: Sequence[int], matcher: Matcher | None) -> None:
+    def __init__(self, request: GenerationRequest, *, ends: Sequence[int], matcher: Any) -> None:
         sampling = request.sampling
         options = dict(sampling.engine_options)
         self.matcher = matcher
         self.failure: OptionRefused | None = None
         self.form = sampling.structure[0] if sampling.structure else ""
-        self.draws = sampling.temperature > 0
-        top_k = options.get("top_k", 0) if self.draws else 0
-        self.top_k = max(top_k, 0)
-        min_p = options.get("min_p", 0) if self.draws else 0
+        draws = sampling.temperature > 0
+        self.top_k = max(options.get("top_k", 0), 0) if draws else 0
+        min_p = options.get("min_p", 0) if draws else 0
         self.margin = sampling.temperature * math.log(min_p) if min_p else -math.inf
-        """`min_p` as a limit on the difference from the highest logit."""
+        """`min_p` as a difference from the highest logit."""
         bias = options.get("logit_bias", {})
         self.biased = np.array(list(bias), dtype=np.int64)
         self.biases = np.array(list(bias.values()), dtype=np.float32)
         self.ends = np.array(ends, dtype=np.int64)
-        self.left = int(options.get("min_tokens", 0))
-        """Number of tokens to write before the text may end."""
+        self.left = int(options.get("min_tokens", 0))  # tokens to write before the text may end
         self.repetition = float(options.get("repetition_penalty", 1))
         self.frequency = float(options.get("frequency_penalty", 0))
         self.presence = float(options.get("presence_penalty", 0))
@@ -54,16 +56,15 @@ class TokenRules:
             return False
         if not self.matcher.consume_token(token):
             self.fail()
-        return self.matcher.is_stopped()
+        return bool(self.matcher.is_stopped())
 
     def fail(self) -> None:
-        why = self.matcher.get_error() if self.matcher is not None else ""
-        why = why or "no token may follow"
+        why = self.matcher.get_error() or "no token may follow"
         self.failure = OptionRefused(self.form, f"the text cannot be continued within its {self.form}: {why}")
 
 
 class SeenTokens:
-    """The distinct tokens of a prompt and its text, with their counts in the text."""
+    """The distinct tokens of a prompt and its text, with counts in the text."""
 
     def __init__(self, prompt: Sequence[int]) -> None:
         known = list(dict.fromkeys(prompt))
@@ -89,15 +90,11 @@ class SeenTokens:
         return self._counts[: len(self._places)]
 
 
-_RULES = frozenset(
-    {
-        "top_k", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias", "min_tokens",
-    }
-)  # fmt: skip
+_RULES = frozenset(ENGINE_OPTIONS) - {*STRUCTURES, "ignore_eos", "stop_token_ids"}
 
 
 def build_token_rules(request: GenerationRequest, texts: ModelTexts) -> TokenRules | None:
-    """Return the rules of a request; None if the request has no rules. Raises OptionRefused."""
+    """Return the rules of a request; None without rules. Raises OptionRefused."""
     sampling = request.sampling
     if sampling.structure is None and not _RULES.intersection(name for name, _ in sampling.engine_options):
         return None
@@ -109,10 +106,7 @@ def build_token_rules(request: GenerationRequest, texts: ModelTexts) -> TokenRul
 
 
 def apply_token_rules(rules: Sequence[TokenRules], logits: torch.Tensor) -> torch.Tensor:
-    """Apply the rules of each row to `logits`, `[len(rules), vocabulary]`, and return `float32`; -inf forbids a token.
-
-    May change `logits`. If a grammar fails, its rules get a `failure`.
-    """
+    """Apply the rules of each row to `logits`, which may change. Return `float32`; -inf forbids a token."""
     logits = logits.float()
     _bias(rules, logits)
     _penalise(rules, logits)
@@ -166,7 +160,6 @@ def _apply_grammar_masks(rules: Sequence[TokenRules], logits: torch.Tensor) -> N
 
 
 def _cut(rules: Sequence[TokenRules], logits: torch.Tensor) -> None:
-    """Forbid tokens that are far below the likeliest token (`min_p`), or not among the `top_k` likeliest tokens."""
     cutting = [row for row, rule in enumerate(rules) if rule.top_k or rule.margin > -math.inf]
     if not cutting:
         return
@@ -191,3 +184,81 @@ def _places(
 
 def _tensor(array: NDArray[np.generic], like: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(array)).to(like.device)
+
+
+# ---- grammars
+
+_MOST_COMPILED = 128
+_MOST_CHARACTERS = 500_000
+_SHOWN_CHARACTERS = 300
+_LIMITS: dict[str, Any] = {"verbose_errors": False}
+"""Changes to llguidance's limits, which are about one second for a compilation and 20 ms for a token."""
+_SPACES = r"[ \t]?|\r?\n[ \t]{0,40}"
+"""White space between the parts of a JSON text, limited because small models repeat white space."""
+
+
+class Grammars:
+    """The compiled grammars that were used most recently. Thread-safe."""
+
+    def __init__(self, tokenizer: Any, *, ends: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._ends = ends
+        self._compiled = functools.lru_cache(_MOST_COMPILED)(self._compile)
+
+    def matcher(self, sampling: Sampling) -> Any:
+        """Return an `LLMatcher` at the start of the text, or None without a grammar. Raises OptionRefused."""
+        if sampling.structure is None:
+            return None
+        option, value = sampling.structure
+        form = value if isinstance(value, str) else json.dumps(list(value))
+        return self._compiled(option, form).deep_copy()
+
+    def _compile(self, option: str, form: str) -> Any:
+        if len(form) > _MOST_CHARACTERS:
+            why = f"the {_WORDS[option]} has {len(form):,} characters; at most {_MOST_CHARACTERS:,} are allowed"
+            raise OptionRefused(option, why)
+        try:
+            reader = self._reader
+        except ImportError as error:
+            why = f"a {_WORDS[option]} needs the package llguidance ({error}); pip install 'stoker[models]'"
+            raise OptionRefused(option, why) from error
+        except Exception as error:
+            why = f"llguidance cannot read this model's tokenizer, so its texts follow no {_WORDS[option]}"
+            raise OptionRefused(option, f"{why}: {_shortened(error)}") from error
+        import llguidance
+
+        try:
+            named: Any = option
+            if option == "json_schema":
+                grammar = llguidance.LLMatcher.grammar_from_json_schema(form, defaults={"whitespace_pattern": _SPACES})
+            else:
+                grammar = llguidance.grammar_from(named, form)
+            limits: Any = llguidance.LLParserLimits(**_LIMITS)
+            matcher = llguidance.LLMatcher(reader, grammar, log_level=0, limits=limits)
+            first = matcher.deep_copy()
+            first.compute_bitmask()
+            why = matcher.get_error() or first.get_error()
+        except Exception as error:
+            why = str(error)
+        if why:
+            what = "no text follows it" if why.startswith("NoExtension") else _shortened(why)
+            raise OptionRefused(option, f"the {_WORDS[option]} cannot be compiled: {what}")
+        return matcher
+
+    @functools.cached_property
+    def _reader(self) -> Any:
+        from llguidance.hf import from_tokenizer
+
+        if self._ends:
+            return from_tokenizer(self._tokenizer, eos_token=sorted(self._ends))
+        ending = copy.deepcopy(self._tokenizer)  # llguidance needs an end token, so add one that the model lacks
+        ending.add_special_tokens({"eos_token": "<|stoker end|>"})
+        return from_tokenizer(ending)
+
+
+_WORDS = {"json_schema": "JSON schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
+
+
+def _shortened(why: object) -> str:
+    text = " ".join(str(why).split())
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."

@@ -2,9 +2,7 @@
 
 vLLM's cache cannot be resized. Sleep (level 1, not on CPUs) moves the weights to host memory and drops the cache. Sleep
 was broken in some versions of vLLM. Therefore each sleep measures the freed memory, and each wake compares the tokens
-of a fixed prompt.
-
-Each token of a label has its own request, because vLLM's `prompt_logprobs` would read every prompt again.
+of a fixed prompt. Each token of a label has its own request, because `prompt_logprobs` would read every prompt again.
 """
 
 from __future__ import annotations
@@ -18,11 +16,10 @@ import msgspec
 from transformers import AutoTokenizer
 from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
-from vllm.sampling_params import RequestOutputKind
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from stoker.contexts import ambient
 from stoker.contexts.engine_settings import EngineSettings
-from stoker.contexts.forward import skip_check
 from stoker.contexts.inference.adapter import (
     EngineLoad,
     EngineMemory,
@@ -30,12 +27,13 @@ from stoker.contexts.inference.adapter import (
     GenerationRequest,
     NewToken,
     PromptToken,
+    Sampling,
+    TokenChance,
     Written,
 )
-from stoker.contexts.inference.options import ENGINE_OPTIONS, OptionRefused
-from stoker.contexts.inference.vllm_adapters import NO_ADAPTER, VLLMAdapter
-from stoker.contexts.inference.vllm_requests import chances_of, prompt_with_logprobs, vllm_sampling_params
-from stoker.contexts.inference.vllm_start import VLLMStart
+from stoker.contexts.inference.kernels import combine_seed_pair
+from stoker.contexts.inference.options import ENGINE_OPTIONS, STRUCTURES, OptionRefused
+from stoker.contexts.inference.vllm_start import NO_ADAPTER, VLLMAdapter, VLLMStart
 from stoker.contexts.prompts import Ids, PromptReader, end_tokens
 from stoker.contexts.snapshot import weights_folder
 from stoker.errors import StokerError
@@ -43,13 +41,10 @@ from stoker.units import show_bytes
 
 log = logging.getLogger(__name__)
 
-_NO_SETTINGS = EngineSettings()
 _USUAL_ROW_TOKENS = 512
-_LABELS_AT_ONCE = 128
-"""Maximum number of tokens whose log-likelihoods vLLM returns in one request."""
+_LABELS_AT_ONCE = 128  # maximum tokens whose log-likelihoods vLLM returns in one request
 _PROBE_TOKENS = 8
-_LEAST_FREED_SHARE = 0.5
-"""A warning is logged if a sleep frees less than this share of the engine's memory."""
+_LEAST_FREED_SHARE = 0.5  # a warning is logged if a sleep frees less than this share of the engine's memory
 
 
 class _RunningText:
@@ -62,7 +57,7 @@ class _RunningText:
 
 
 class VLLMEngine:
-    """An `adapter.InferenceEngine` with vLLM; also a `forward.TailScorer`."""
+    """An `adapter.InferenceEngine` with vLLM; also scores labels as `forward.ModelRunner` does."""
 
     name = "vllm"
 
@@ -76,8 +71,7 @@ class VLLMEngine:
         self.reused_tokens = 0
         self._texts = prompts.texts()
         self._open: dict[str, _RunningText] = {}
-        self._early: list[NewToken] = []
-        """Tokens that were written while labels were scored."""
+        self._early: list[NewToken] = []  # tokens that were written while labels were scored
         self._load = EngineLoad()
         self._numbers = 0
         self._freed_bytes = 0
@@ -88,8 +82,7 @@ class VLLMEngine:
     # ---- requests
 
     def add(self, request: GenerationRequest) -> None:
-        if self._asleep or self._broken:
-            raise ValueError(self._broken or "the model is asleep; wake it first")
+        self._check_usable()
         adapter = self._start.adapters.get(request.sampling.adapter, llm=self._llm, dtype=self._start.dtype)
         self._texts.check(request, virtual_tokens=adapter.virtual_tokens)
         if adapter.virtual_tokens and request.sampling.prompt_logprobs:
@@ -102,9 +95,13 @@ class VLLMEngine:
                 " memory (device_memory=)"
             )
         params = vllm_sampling_params(request.sampling, ends=self.prompts.ends)
-        form = request.sampling.structure
-        self._send(str(request.id), request.prompt, params, adapter=adapter, form=form[0] if form else "")
+        form, _ = request.sampling.structure or ("", None)
+        self._send(str(request.id), request.prompt, params, adapter=adapter, form=form)
         self._open[str(request.id)] = _RunningText(request, self._texts.begin(request), adapter.virtual_tokens)
+
+    def _check_usable(self) -> None:
+        if self._asleep or self._broken:
+            raise ValueError(self._broken or "the model is asleep; wake it first")
 
     def abort(self, request: int) -> None:
         self._early = [token for token in self._early if token.request != request]
@@ -131,7 +128,7 @@ class VLLMEngine:
     # ---- memory
 
     def memory(self) -> EngineMemory:
-        """Return the memory of weights and cache. During sleep, return the memory that was not freed."""
+        """Return the memory; during sleep, the memory that was not freed."""
         weights, cache, tokens = self._start.weights_bytes, self._start.cache_bytes, self._start.cache_tokens
         awake = EngineMemory(weights, cache, cache, token_bytes=cache // max(1, tokens), fixed_tokens=tokens)
         if not self._asleep:
@@ -159,21 +156,21 @@ class VLLMEngine:
             self._fingerprint = self._generate_probe_tokens()
         self.forget_prefixes()
         before = self._start.free_device_bytes()
-        if self._start.sleeps:
+        if self._start.on_gpu:
             self._llm.sleep(level=1)
         self._asleep = True
         self._freed_bytes = max(0, self._start.free_device_bytes() - before)
         held = self._start.weights_bytes + self._start.cache_bytes
-        if not self._start.sleeps:
+        if not self._start.on_gpu:
             log.info("vLLM cannot sleep on a CPU: kept prefixes are dropped, %s stay in use", show_bytes(held))
         elif self._freed_bytes < _LEAST_FREED_SHARE * held:
             log.warning("sleep has freed %s of %s", show_bytes(self._freed_bytes), show_bytes(held))
 
     def wake(self) -> None:
-        """Wake the engine after `sleep`. Raises StokerError if the tokens of a fixed prompt changed."""
+        """End `sleep`. Raises StokerError if the tokens of a fixed prompt changed."""
         if not self._asleep:
             return
-        if self._start.sleeps:
+        if self._start.on_gpu:
             self._llm.wake_up()
         self._asleep, self._freed_bytes = False, 0
         self.forget_prefixes()
@@ -199,11 +196,10 @@ class VLLMEngine:
         *,
         prefix: Ids = (),
         batch_size: int = 1,
-        check: Callable[[], None] = skip_check,
+        check: Callable[[], None] = lambda: None,
     ) -> list[list[float]]:
         del prefix, batch_size  # vLLM finds shared prefixes by itself
-        if self._asleep or self._broken:
-            raise ValueError(self._broken or "the model is asleep; wake it first")
+        self._check_usable()
         wanted: dict[Ids, dict[int, float]] = {}
         for row, some in zip(rows, tails, strict=True):
             for tail in some:
@@ -214,10 +210,7 @@ class VLLMEngine:
             tokens = sorted(chances)
             for start in range(0, len(tokens), _LABELS_AT_ONCE):
                 named = tokens[start : start + _LABELS_AT_ONCE]
-                params = SamplingParams(
-                    temperature=0.0, max_tokens=1, logprob_token_ids=named, detokenize=False, ignore_eos=True,
-                    output_kind=RequestOutputKind.DELTA,
-                )  # fmt: skip
+                params = _greedy_params(max_tokens=1, logprob_token_ids=named, output_kind=RequestOutputKind.DELTA)
                 asked[self._ask(ids, params)] = chances
         try:
             while asked:
@@ -238,8 +231,9 @@ class VLLMEngine:
         new: list[NewToken] = []
         decoded = begun = read = 0
         for output in self._llm.step():
-            if output.request_id in asked:
-                _record_logprobs(output, asked)
+            if (chances := asked.pop(output.request_id, None)) is not None:
+                [told] = output.outputs[0].logprobs
+                chances |= {token: float(chance.logprob) for token, chance in told.items() if token in chances}
             elif (writing := self._open.get(output.request_id)) is not None:
                 if writing.runs:
                     decoded += 1
@@ -257,9 +251,11 @@ class VLLMEngine:
     def _convert_output_tokens(self, output: Any, writing: _RunningText) -> list[NewToken]:
         [written] = output.outputs
         id, sampling = writing.request.id, writing.request.sampling
-        if sampling.prompt_logprobs and output.prompt_logprobs:
-            told = output.prompt_logprobs
-            writing.prompt = prompt_with_logprobs(writing.request.prompt, told, most=sampling.prompt_logprobs)
+        if (most := sampling.prompt_logprobs) and output.prompt_logprobs:
+            writing.prompt = tuple(
+                PromptToken(token, *chances_of(token, told, most=most)) if told else PromptToken(token)
+                for token, told in zip(writing.request.prompt, output.prompt_logprobs, strict=True)
+            )
         if not sampling.max_new_tokens:
             if not output.finished:
                 return []
@@ -281,16 +277,15 @@ class VLLMEngine:
                 self._llm.abort_request([output.request_id])
         elif output.finished:  # the grammar cannot be compiled or continued, or vLLM failed
             del self._open[output.request_id]
-            form = writing.request.sampling.structure
-            why = f"the text cannot be written within its {form[0]}" if form else "an error of vLLM"
+            form, _ = sampling.structure or ("", None)
+            why = f"the text cannot be written within its {form}" if form else "an error of vLLM"
             error = f"vLLM ended the request early ({written.finish_reason}): {why}; its log has the reason"
-            new.append(NewToken(id, -1, finish=Finish.STOP, error=error, option=form[0] if form else ""))
+            new.append(NewToken(id, -1, finish=Finish.STOP, error=error, option=form))
         return new
 
     def _send(
         self, id: str, prompt: Ids, params: SamplingParams, *, adapter: VLLMAdapter = NO_ADAPTER, form: str = ""
     ) -> None:
-        """Send a request to vLLM. Raises ValueError. `form`: option that constrains the form of the text."""
         try:
             self._llm.add_request(id, adapter.prompt(prompt), params, lora_request=adapter.lora)
         except VLLMValidationError as error:
@@ -305,10 +300,7 @@ class VLLMEngine:
         return name
 
     def _generate_probe_tokens(self) -> tuple[int, ...]:
-        params = SamplingParams(
-            temperature=0.0, max_tokens=_PROBE_TOKENS, ignore_eos=True, detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )  # fmt: skip
+        params = _greedy_params(max_tokens=_PROBE_TOKENS, output_kind=RequestOutputKind.FINAL_ONLY)
         name = self._ask(tuple(range(5, 21)), params)
         while True:
             for output in self._llm.step():
@@ -316,24 +308,14 @@ class VLLMEngine:
                     return tuple(output.outputs[0].token_ids)
 
 
-def _record_logprobs(output: Any, asked: dict[str, dict[int, float]]) -> None:
-    [told] = output.outputs[0].logprobs
-    chances = asked.pop(output.request_id)
-    for token, chance in told.items():
-        if token in chances:
-            chances[token] = float(chance.logprob)
+def _greedy_params(**options: Any) -> SamplingParams:
+    return SamplingParams(temperature=0.0, ignore_eos=True, detokenize=False, **options)
 
 
 def start_engine(
-    path: str,
-    *,
-    dtype: Any,
-    device: str,
-    name: str = "",
-    why: str = "",
-    settings: EngineSettings = _NO_SETTINGS,
+    path: str, *, dtype: Any, device: str, name: str, why: str, settings: EngineSettings,
     adapters: Mapping[str, str] | None = None,
-) -> tuple[VLLMEngine, str]:
+) -> tuple[VLLMEngine, str]:  # fmt: skip
     """Start vLLM with the model at `path`. Return the engine and the model's origin. `adapters`: folders by name."""
     folder, how = weights_folder(path, dtype=dtype, name=name)
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -345,3 +327,28 @@ def start_engine(
     ends = end_tokens(start.end_tokens, tokenizer)
     prompts = PromptReader(tokenizer, ends=ends, longest=start.model_longest, vocabulary=start.vocabulary)
     return VLLMEngine(start, prompts), how
+
+
+# ---- requests and log-likelihoods of vLLM
+
+_OWN_OPTIONS = ("ignore_eos", "stop_token_ids")
+
+
+def vllm_sampling_params(sampling: Sampling, *, ends: frozenset[int]) -> SamplingParams:
+    """Return the vLLM options of a request. vLLM always writes at least one token."""
+    form, value = sampling.structure or ("", None)
+    held = StructuredOutputsParams(**{"json" if form == "json_schema" else form: value}) if form else None
+    others = {name: value for name, value in sampling.engine_options if name not in (*_OWN_OPTIONS, *STRUCTURES)}
+    return SamplingParams(
+        temperature=sampling.temperature, top_p=sampling.top_p, max_tokens=max(1, sampling.max_new_tokens),
+        seed=combine_seed_pair(sampling.seed) if sampling.temperature else None, logprobs=sampling.logprobs or None,
+        stop_token_ids=sorted(sampling.ends(ends)), ignore_eos=True, detokenize=False, structured_outputs=held,
+        prompt_logprobs=sampling.prompt_logprobs or None, output_kind=RequestOutputKind.DELTA, **others,
+    )  # fmt: skip
+
+
+def chances_of(token: int, told: dict[int, Any], *, most: int) -> tuple[float, tuple[TokenChance, ...]]:
+    """Return the log-likelihoods of a token and of the likeliest tokens. `told`: vLLM's by token."""
+    ordered = sorted(told.items(), key=lambda chance: -chance[1].logprob)
+    likeliest = tuple(TokenChance(id, chance.logprob) for id, chance in ordered[:most])
+    return float(told[token].logprob), likeliest

@@ -1,72 +1,68 @@
-"""Start vLLM with a model in this process, and measure its memory."""
+"""Start vLLM with a model and its adapters in this process, and measure its memory.
+
+vLLM reserves memory for LoRA matrices when it starts, so the adapters' files are read then. If an adapter is damaged,
+only its own requests fail.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import gc
+import itertools
 import logging
 import math
 import os
 import shutil
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, get_args
 
 import torch
 import vllm
 from safetensors import safe_open
 from vllm import EngineArgs
+from vllm.config.lora import MaxLoRARanks
+from vllm.lora.request import LoRARequest
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from stoker.contexts.adapter_files import GROUPS, AdapterFiles, BaseShapes, base_shapes, read_adapter_files
 from stoker.contexts.engine_settings import EngineSettings, check_vllm_arguments
-from stoker.contexts.inference.static import default_cache_bytes
-from stoker.contexts.inference.vllm_adapters import VLLMAdapters
+from stoker.contexts.inference.options import OptionRefused
+from stoker.contexts.inference.peft_adapters import Adapter, find_adapter_folder
+from stoker.contexts.inference.static import LEAST_CACHE_BYTES, PROCESS_BYTES, default_cache_bytes
 from stoker.contexts.model_source import longest_input
+from stoker.contexts.prompts import Ids
 from stoker.errors import StokerError
 from stoker.units import show_bytes
 
 log = logging.getLogger(__name__)
 
-_NO_SETTINGS = EngineSettings()
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # run in this process, so that this thread decides when a step runs
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
-_ROWS = 256
-"""Maximum number of concurrent requests, as in `vllm.LLM` on a CPU and on most GPUs."""
+_ROWS = 256  # maximum number of concurrent requests, as in `vllm.LLM` on a CPU and on most GPUs
 _UNDECLARED_FRACTION = 0.9
-_PROCESS_BYTES = 500_000_000
 _PART_BYTES = 1_000_000_000
-"""Bytes for libraries and compiled code in each process, if a model is split over several processes."""
-_LEAST_CACHE_BYTES = 64_000_000
+"""Bytes for libraries and code in each process of a model that is split over several processes."""
 
 
 class VLLMStart:
-    """A started vLLM engine and its memory. The constructor raises StokerError if vLLM cannot start."""
+    """A started vLLM engine and its memory. Raises StokerError. `parts`: number of devices that each layer is split
+    over, starting with `device`.
+    """
 
     def __init__(
-        self,
-        folder: str,
-        *,
-        dtype: str = "auto",
-        device: str = "cpu",
-        parts: int = 1,
-        device_memory_bytes: int = 0,
-        why: str = "",
-        settings: EngineSettings = _NO_SETTINGS,
-        adapters: Mapping[str, str] | None = None,
-    ) -> None:
-        """Start vLLM. `parts`: number of devices that each layer is split over, starting with `device`. `adapters`:
-        folders of PEFT adapters by name.
-        """
+        self, folder: str, *, dtype: str = "auto", device: str = "cpu", parts: int = 1, device_memory_bytes: int = 0,
+        why: str = "", settings: EngineSettings, adapters: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         self.device = device
         self.device_memory_bytes = device_memory_bytes
         self.why = why
         self.on_gpu = not device.startswith("cpu")
-        self.sleeps = self.on_gpu
         check_vllm_arguments(
             settings.vllm, [field.name for field in dataclasses.fields(EngineArgs)], version=vllm.__version__
         )
@@ -75,30 +71,34 @@ class VLLMStart:
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         self.adapters = VLLMAdapters(adapters or {}, base=folder, on_gpu=self.on_gpu)
-        arguments: dict[str, Any] = {"gpu_memory_utilization": self._gpu_memory_fraction()} if self.on_gpu else {}
-        if not self.on_gpu:
+        arguments: dict[str, Any] = {}
+        if self.on_gpu:
+            arguments["gpu_memory_utilization"] = self._gpu_memory_fraction()
+        else:
             weights = self._weights_bytes(folder, dtype=getattr(torch, dtype, torch.float32))
+            compilers = shutil.which(os.environ.get("CXX") or "g++"), shutil.which("clang++")
             arguments |= {
                 "kv_cache_memory_bytes": self._cpu_cache_bytes(weights, parts=parts),
-                "enforce_eager": not _has_compiler(),
+                "enforce_eager": not any(compilers),
             }
         if parts > 1:  # each part of the model has its own process
             arguments |= {"tensor_parallel_size": parts, "distributed_executor_backend": "mp"}
             if not self.on_gpu:
                 os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(_cores_of_parts(parts))
+        set_num_threads = torch.set_num_threads  # vLLM replaces this function
         try:
-            with _restore_torch_thread_setter():
-                self.llm: Any = LLMEngine.from_engine_args(
-                    EngineArgs(**{
-                        "model": folder, "dtype": dtype, "seed": 0, "disable_log_stats": True,
-                        "max_num_seqs": self.rows, "max_model_len": settings.max_model_len or -1, "max_logprobs": -1,
-                        "enable_prefix_caching": True, "enable_sleep_mode": self.sleeps, **arguments, **settings.vllm,
-                        **self.adapters.arguments(),
-                    })
-                )  # fmt: skip
+            self.llm: Any = LLMEngine.from_engine_args(
+                EngineArgs(**{
+                    "model": folder, "dtype": dtype, "seed": 0, "disable_log_stats": True, "max_num_seqs": self.rows,
+                    "max_model_len": settings.max_model_len or -1, "max_logprobs": -1, "enable_prefix_caching": True,
+                    "enable_sleep_mode": self.on_gpu, **arguments, **settings.vllm, **self.adapters.arguments(),
+                })
+            )  # fmt: skip
         except Exception as error:
             given = "".join(f", {name} = {value!r}" for name, value in settings.vllm.items())
             raise StokerError(f"vLLM cannot start with {folder} on {device}{given}: {error}") from error
+        finally:
+            torch.set_num_threads = set_num_threads
         if parts > 1:
             self.llm.engine_core.engine_core.model_executor.register_failure_callback(_kill_this_process)
         config = self.llm.vllm_config
@@ -142,11 +142,11 @@ class VLLMStart:
         return weights_bytes(folder, dtype=dtype) + self.adapters.reserved_bytes(dtype=dtype)
 
     def _cpu_cache_bytes(self, weights: int, *, parts: int) -> int:
-        """Return the cache size of each part of the model, in bytes. `weights`: bytes of all parts."""
+        """Return the cache bytes of each part of the model. `weights`: bytes of all parts."""
         if not self.device_memory_bytes:
             return default_cache_bytes(torch.device("cpu"), weights_bytes=0) // parts
-        processes = _PROCESS_BYTES if parts == 1 else (parts + 1) * _PART_BYTES
-        return max((self.device_memory_bytes - weights - processes) // parts, _LEAST_CACHE_BYTES)
+        processes = PROCESS_BYTES if parts == 1 else (parts + 1) * _PART_BYTES
+        return max((self.device_memory_bytes - weights - processes) // parts, LEAST_CACHE_BYTES)
 
 
 def _cores_of_parts(parts: int) -> list[str]:
@@ -157,8 +157,7 @@ def _cores_of_parts(parts: int) -> list[str]:
 
 
 def _kill_this_process() -> None:
-    """Kill this process if a process with a part of the model has died, because vLLM cannot restart that part."""
-    log.error("a process with a part of the model has died; the library ends with it")
+    log.error("a process with a part of the model has died, and vLLM cannot restart it; the library ends")
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -170,30 +169,110 @@ def weights_bytes(folder: str, *, dtype: torch.dtype) -> int:
     return numbers * int(dtype.itemsize)
 
 
-def _has_compiler() -> bool:
-    return any(shutil.which(name) for name in (os.environ.get("CXX") or "g++", "clang++"))
-
-
-@contextlib.contextmanager
-def _restore_torch_thread_setter() -> Iterator[None]:
-    before = torch.set_num_threads
-    try:
-        yield
-    finally:
-        torch.set_num_threads = before
-
-
 def _loaded_bytes(worker: Any) -> int:
     return int(getattr(worker.model_runner, "model_memory_usage", 0) or 0)
 
 
 def _cache_bytes(worker: Any) -> int:
-    parts = {part.untyped_storage().data_ptr(): part.untyped_storage().nbytes() for part in _tensors(worker)}
-    return sum(parts.values())
-
-
-def _tensors(worker: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
+    sizes: dict[int, int] = {}
     for part in worker.model_runner.kv_caches:
-        found += part if isinstance(part, list | tuple) else [part]
-    return found
+        for tensor in part if isinstance(part, list | tuple) else [part]:
+            storage = tensor.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+    return sum(sizes.values())
+
+
+# ---- PEFT adapters: LoRA requests, and soft prompts as embeddings before the prompt's tokens
+
+_AT_ONCE = 8  # LoRA adapters in a step on a GPU, because each needs reserved memory
+
+
+class VLLMAdapter(NamedTuple):
+    """An adapter that vLLM serves. `vectors`: soft prompt, `[tokens, width]`."""
+
+    lora: LoRARequest | None = None
+    vectors: torch.Tensor | None = None
+
+    @property
+    def virtual_tokens(self) -> int:
+        return 0 if self.vectors is None else len(self.vectors)
+
+    def prompt(self, ids: Ids) -> dict[str, Any]:
+        if self.vectors is None:
+            return {"prompt_token_ids": list(ids)}
+        virtual = self.virtual_tokens
+        others = torch.zeros(len(ids), self.vectors.shape[1], dtype=self.vectors.dtype)
+        return {
+            # In a repetition penalty, vLLM counts the ids of virtual tokens. Therefore these ids repeat a prompt token.
+            "prompt_token_ids": [ids[0]] * virtual + list(ids),
+            "prompt_is_token_ids": [False] * virtual + [True] * len(ids),
+            "prompt_embeds": torch.cat([self.vectors, others]),
+        }
+
+
+NO_ADAPTER = VLLMAdapter()
+
+
+class VLLMAdapters:
+    """The adapters of a vLLM engine, by name. `base`: folder of the base model."""
+
+    def __init__(self, folders: Mapping[str, str], *, base: str, on_gpu: bool) -> None:
+        self._folders = folders
+        self._base = base_shapes(base)
+        self._ready: dict[str, VLLMAdapter] = {}
+        self._numbers = itertools.count(1)
+        files = [
+            found for folder in folders.values() if (found := _read_fitting_adapter(folder, self._base)) is not None
+        ]
+        loras = [each for each in files if each.low_rank]
+        self._count = len(loras)
+        rank, ranks = max((each.rank for each in loras), default=0), sorted(get_args(MaxLoRARanks))
+        self._rank = int(next((allowed for allowed in ranks if rank <= allowed), ranks[-1]))
+        self._projections = {part.projection for each in loras for part in each.low_rank}
+        # On a CPU, vLLM 0.32 applies the LoRA in the last slot to requests of the base model. Therefore the last slot
+        # stays empty (pull request 48421 of vLLM).
+        self._places = min(self._count, _AT_ONCE) if on_gpu else self._count + 1
+        self._has_soft_prompt = any(each.virtual_tokens for each in files)
+
+    def arguments(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"enable_prompt_embeds": True} if self._has_soft_prompt else {}
+        if self._count:
+            found |= {
+                "enable_lora": True, "max_lora_rank": self._rank, "max_loras": self._places,
+                "max_cpu_loras": max(self._count, self._places),  # all adapters, so that no step reads files
+                # Otherwise vLLM would also adapt the embeddings, which fails together with soft prompts.
+                "lora_target_modules": sorted(self._projections),
+            }  # fmt: skip
+        return found
+
+    def reserved_bytes(self, *, dtype: torch.dtype) -> int:
+        if not self._count or self._base is None:
+            return 0
+        together = [group for group in GROUPS.values() if not self._projections.isdisjoint(group)]
+        numbers = self._base.layers * sum(sum(self._base.projections[name]) for group in together for name in group)
+        return int(numbers * self._rank * self._places * dtype.itemsize)
+
+    def get(self, name: str, *, llm: Any, dtype: torch.dtype) -> VLLMAdapter:
+        """Return an adapter (empty name: the base model). Raises OptionRefused if it is unknown or unsupported."""
+        if not name:
+            return NO_ADAPTER
+        folder = find_adapter_folder(self._folders, name)
+        if name not in self._ready:
+            try:
+                checked, lora = Adapter(folder, self._base, dtype=dtype), None
+                if checked.vectors is None:
+                    lora = LoRARequest(name, next(self._numbers), folder)
+                    llm.add_lora(lora)
+            except Exception as error:  # vLLM raises many kinds of exceptions
+                raise OptionRefused("adapter", f"the adapter {name} cannot be served: {error}") from None
+            self._ready[name] = VLLMAdapter(lora, checked.vectors)
+        return self._ready[name]
+
+
+def _read_fitting_adapter(folder: str, base: BaseShapes | None) -> AdapterFiles | None:
+    try:
+        files = read_adapter_files(folder)
+        files.check_fits_base_model(base)
+    except ValueError:
+        return None
+    return files

@@ -1,8 +1,5 @@
-"""The work of the advisor process: it reads questions from its channel and sends answers.
-
-Answers omit unknown values. Separate threads answer slow questions (about sources and history) and query the language
-model.
-"""
+"""The work of the advisor process: it reads questions from its channel and sends answers. Threads answer slow
+questions."""
 
 from __future__ import annotations
 
@@ -10,10 +7,9 @@ import logging
 import os
 import socket
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
 
 import msgspec
 
@@ -22,31 +18,17 @@ from stoker.contexts.folders import state_folder
 from stoker.contexts.performance import PerformanceStore
 from stoker.errors import ConfigError
 from stoker.log_files import keep_log
-from stoker.manager.advice.endpoint import LanguageModel, ModelEndpoint
-from stoker.manager.advice.judging import diagnose_failed_call
-from stoker.manager.advice.logs import Fault, Located
+from stoker.manager.advice.endpoint import ModelEndpoint
+from stoker.manager.advice.judging import Opinion, diagnose_failed_call
 from stoker.manager.advice.logs.opinion import DOUBTED, second_opinion
 from stoker.manager.advice.metrics import FollowedLog, LineFormats, LoggedProgress, slowdown
 from stoker.manager.advice.source.agent import add_facts_from_model
 from stoker.manager.advice.source.extractor import SourceText, extract_facts
 from stoker.manager.advice.source.facts import WorkloadFacts, mask_secrets_in_facts
-from stoker.manager.core.events import (
-    LONGEST_MESSAGE,
-    AdviceArrived,
-    Answer,
-    AskAdvice,
-    ContextAdvice,
-    CostAdvice,
-    OfContext,
-    OfFailure,
-    OfFunction,
-    OfPace,
-    PaceAdvice,
-    VerdictAdvice,
-    decode_question,
-    encode,
-)
+from stoker.manager.core import events
+from stoker.manager.core.events import AdviceArrived, AskAdvice, OfContext, OfFailure, OfFunction, OfPace
 from stoker.protocol.session import SessionFolder, read_program_source
+from stoker.site import Advice
 
 log = logging.getLogger("stoker.advisor")
 
@@ -60,7 +42,7 @@ _PROOF_CHARACTERS = 400
 
 
 class Advisor:
-    """Answers questions of a session. `endpoint`: a language model to ask if rules find no answer."""
+    """Answers questions of a session. `learned`: the latest request to the model to learn line formats."""
 
     def __init__(self, folder: SessionFolder, *, endpoint: ModelEndpoint | None = None) -> None:
         self._folder = folder
@@ -70,8 +52,7 @@ class Advisor:
             self._formats = LineFormats(state_folder() / "sources.sqlite", model=endpoint.model.model)
         self._learning = ThreadPoolExecutor(1, thread_name_prefix="formats")
         self.learned: Future[None] | None = None
-        """Future of the latest request to the language model to learn line formats of logs."""
-        self._followed: OrderedDict[tuple[int, int], _Followed] = OrderedDict()
+        self._followed: dict[tuple[int, int], _Followed] = {}
         self._facts: dict[tuple[str, str], WorkloadFacts] = {}
 
     @cached_property
@@ -80,99 +61,88 @@ class Advisor:
 
     def answer(self, question: AskAdvice) -> AdviceArrived | None:
         match question.about:
-            case OfContext():
-                return self._answer_about_context(question, question.about)
-            case OfFunction():
-                return self._answer_about_function(question, question.about)
-            case OfFailure():
-                return self._answer_about_failure(question, question.about, asks=False)
-            case OfPace():
-                return self._answer_about_pace(question, question.about)
+            case OfContext() as about:
+                return self._answer_about_context(question, about)
+            case OfFunction() as about:
+                return self._answer_about_function(question, about)
+            case OfFailure() as about:
+                return self._answer_about_failure(question, about)
+            case OfPace() as about:
+                return self._answer_about_pace(question, about)
 
     def needs_model_opinion(self, found: AdviceArrived | None) -> bool:
         verdict = found.advice if found is not None else None
-        return self._endpoint is not None and isinstance(verdict, VerdictAdvice) and verdict.sure < DOUBTED
+        return self._endpoint is not None and isinstance(verdict, events.VerdictAdvice) and verdict.sure < DOUBTED
 
     def answer_with_model_opinion(self, question: AskAdvice) -> AdviceArrived | None:
-        return (
-            self._answer_about_failure(question, question.about, asks=True)
-            if isinstance(question.about, OfFailure)
-            else None
-        )
+        assert isinstance(question.about, OfFailure)
+        assert self._endpoint is not None
+        return self._answer_about_failure(question, question.about, partial(second_opinion, endpoint=self._endpoint))
 
-    def _answer_about_failure(self, question: AskAdvice, about: OfFailure, *, asks: bool) -> AdviceArrived | None:
+    def _answer_about_failure(
+        self, question: AskAdvice, about: OfFailure, opinion: Opinion | None = None
+    ) -> AdviceArrived | None:
         fault = diagnose_failed_call(
-            question.said,
-            log=question.log,
-            start=question.start,
-            end=question.end,
-            opinion=self._ask_model_about_fault if asks else None,
+            question.said, log=question.log, start=question.start, end=question.end, opinion=opinion
         )
         if fault is None:
             return None
         proof = tuple(line.text[:_PROOF_CHARACTERS] for line in fault.proof[:_PROOF_LINES])
-        verdict = VerdictAdvice(fault.kind.value, fault.component, fault.sure, fault.means, proof)
+        verdict = events.VerdictAdvice(fault.kind.value, fault.component, fault.sure, fault.means, proof)
         return AdviceArrived(about, verdict, "its log")
-
-    def _ask_model_about_fault(self, located: Located, fault: Fault) -> Fault:
-        return second_opinion(located, fault, self._endpoint) if self._endpoint is not None else fault
 
     def _answer_about_context(self, question: AskAdvice, about: OfContext) -> AdviceArrived | None:
         loader = self._extract_facts_of_source(about.recipe)
         if loader is None:
             return None
-        from stoker.manager.advice.estimating import (
-            estimate_context_loads,
-            history,
-        )  # NumPy is imported only when needed
+        from stoker.manager.advice import estimating  # NumPy is imported only when needed
 
-        history().remember(about.recipe, loader, name=question.name)
+        estimating.history().remember(about.recipe, loader, name=question.name)
         if any(known.loads for known in self._store.estimates(about.recipe).values()):
             return None  # the manager uses these measurements directly
-        return _found(about, estimate_context_loads(self._store, loader, but=about.recipe))
+        return _found(about, estimating.estimate_context_loads(self._store, loader, but=about.recipe))
 
     def _answer_about_function(self, question: AskAdvice, about: OfFunction) -> AdviceArrived | None:
-        measured = {
-            kind: ContextAdvice(run_s=known.functions[question.name].mean, run_sd_s=known.functions[question.name].sd)
-            for kind, known in self._store.estimates(about.recipe).items()
-            if question.name in known.functions
-        }
+        known = {kind: each.functions.get(question.name) for kind, each in self._store.estimates(about.recipe).items()}
+        measured = {kind: events.ContextAdvice(run_s=run.mean) for kind, run in known.items() if run}
         function = self._extract_facts_of_source(about.function)
         if function is not None:
-            from stoker.manager.advice.estimating import history, merge_loader_facts, runs_of
+            from stoker.manager.advice import estimating
 
-            facts = merge_loader_facts(self._extract_facts_of_source(about.recipe), function)
+            facts = estimating.merge_loader_facts(self._extract_facts_of_source(about.recipe), function)
             name = question.name.rpartition(":")[2]
-            history().remember(about.recipe, facts, function=question.name, name=name)
+            estimating.history().remember(about.recipe, facts, function=question.name, name=name)
             if not measured:
-                return _found(about, runs_of(self._store, facts, but=(about.recipe, question.name)))
-        return AdviceArrived(about, CostAdvice(measured)) if measured else None
+                return _found(about, estimating.runs_of(self._store, facts))
+        return AdviceArrived(about, events.CostAdvice(measured)) if measured else None
 
     def _extract_facts_of_source(self, key: str) -> WorkloadFacts | None:
         found = read_program_source(self._folder.sources, key)
         if found is None:
             return None
         source, text = found
-        known = self._facts.get((key, source.text))
-        if known is None:
+        if (key, source.text) not in self._facts:
             entry, folders = SourceText(text, source.function, source.file), [source.folder] if source.folder else []
-            if self._endpoint is not None and folders:
-                log.info("the language model at %s reads %s", self._endpoint.name, source.function)
+            model = self._endpoint if folders else None
+            if model is not None:
+                log.info("the language model at %s reads %s", model.name, source.function)
             facts = extract_facts(entry, arguments=source.arguments, folders=folders)
-            facts = add_facts_from_model(entry, facts, folders=folders, model=self._endpoint if folders else None)
-            known = self._facts[key, source.text] = mask_secrets_in_facts(facts)
-            for note in known.notes:
+            facts = mask_secrets_in_facts(add_facts_from_model(entry, facts, folders=folders, model=model))
+            self._facts[key, source.text] = facts
+            for note in facts.notes:
                 log.info("the source of %s: %s", source.function, note)
-        return known
+        return self._facts[key, source.text]
 
     def _answer_about_pace(self, question: AskAdvice, about: OfPace) -> AdviceArrived | None:
         if not question.log:
             return None
         key = (about.library, about.call)
-        followed = self._followed.setdefault(key, _Followed(question.log, start=question.start, formats=self._formats))
-        self._followed.move_to_end(key)
+        followed = self._followed.pop(key, None)
+        if followed is None:
+            followed = _Followed(question.log, start=question.start, formats=self._formats)
+        self._followed[key] = followed  # the last used is the last
         if len(self._followed) > _MOST_LOGS:
-            self._followed.popitem(last=False)
+            del self._followed[next(iter(self._followed))]
         pace = followed.current_pace()
         if self._formats is not None and self._endpoint is not None:
             unread = self._formats.take_unread_formats()
@@ -181,8 +151,8 @@ class Advisor:
         return AdviceArrived(about, pace, "what it prints") if pace is not None else None
 
 
-def _found(about: OfContext | OfFunction, by_kind: Mapping[str, ContextAdvice]) -> AdviceArrived | None:
-    return AdviceArrived(about, CostAdvice(dict(by_kind)), SIMILAR) if by_kind else None
+def _found(about: OfContext | OfFunction, by_kind: Mapping[str, events.ContextAdvice]) -> AdviceArrived | None:
+    return AdviceArrived(about, events.CostAdvice(dict(by_kind)), SIMILAR) if by_kind else None
 
 
 class _Followed:
@@ -192,63 +162,44 @@ class _Followed:
         self._log = FollowedLog(path, start=start, formats=formats)
         self._best: dict[bool, tuple[float, LoggedProgress]] = {}
 
-    def current_pace(self) -> PaceAdvice | None:
+    def current_pace(self) -> events.PaceAdvice | None:
         now = time.time()
         progress = self._log.track(at_s=now).progress
         if progress is None:
             return None
         at, best = self._best.get(progress.evaluates, (now, None))
         slower = slowdown(best, progress)
-        if best is None or (slower is not None and slower.share < 0):
+        if best is None or (slower is not None and slower < 0):
             self._best[progress.evaluates] = now, progress
-        return PaceAdvice(
-            progress.done,
-            progress.total or 0.0,
-            progress.unit,
-            progress.rate_per_s or 0.0,
-            progress.seconds_left or 0.0,
-            max(0.0, slower.share) if slower is not None else 0.0,
-            now - at,
-        )
+        return events.PaceAdvice(
+            progress.done, progress.total or 0.0, progress.unit, progress.rate_per_s or 0.0,
+            progress.seconds_left or 0.0, max(0.0, slower or 0.0), now - at,
+        )  # fmt: skip
 
 
 # ---- the channel
 
 
 def serve(session: str, channel: socket.socket) -> None:
+    """Answer questions until the manager closes the channel, then end the process."""
     folder = SessionFolder(session)
     keep_log(folder.path / "advisor.log")
     log.info("the advisor starts: pid %d", os.getpid())
     model = model_of(folder)
-    run_advisor_process(channel, Advisor(folder, endpoint=ModelEndpoint(model) if model is not None else None))
+    answer_until_closed(channel, Advisor(folder, endpoint=ModelEndpoint(model) if model is not None else None))
+    os._exit(0)  # do not wait for an answer of the language model
 
 
-def model_of(folder: SessionFolder) -> LanguageModel | None:
+def model_of(folder: SessionFolder) -> Advice | None:
     try:
-        named = next((site.advice for site in read_sites(folder.sites).values() if site.advice.url), None)
+        return next((site.advice for site in read_sites(folder.sites).values() if site.advice.url), None)
     except ConfigError as error:
         log.warning("no language model is used: %s", error)
         return None
-    if named is None:
-        return None
-    return LanguageModel(
-        named.url,
-        named.model,
-        named.key_variable,
-        time_limit_s=float(named.time_limit_s),
-        token_budget=named.tokens,
-        session_budget=named.session_tokens,
-    )
 
 
 _MOST_DOUBTED = 4
 """Maximum number of failures that wait for the language model's opinion."""
-
-
-def run_advisor_process(channel: socket.socket, advisor: Advisor) -> None:
-    """Answer questions until the manager closes the channel, then end the process."""
-    answer_until_closed(channel, advisor)
-    os._exit(0)  # do not wait for an answer of the language model
 
 
 def answer_until_closed(channel: socket.socket, advisor: Advisor) -> None:
@@ -256,7 +207,7 @@ def answer_until_closed(channel: socket.socket, advisor: Advisor) -> None:
     doubted: list[Future[None]] = []
     while True:
         try:
-            data = channel.recv(LONGEST_MESSAGE)
+            data = channel.recv(events.LONGEST_MESSAGE)
         except OSError:
             data = b""
         if not data:
@@ -264,32 +215,28 @@ def answer_until_closed(channel: socket.socket, advisor: Advisor) -> None:
                 pool.shutdown(wait=False, cancel_futures=True)
             return
         try:
-            question = decode_question(data)
+            question = events.decode_question(data)
         except msgspec.MsgspecError as error:
             log.warning("a question cannot be read: %s", error)
             continue
         if isinstance(question.about, OfContext | OfFunction):
-            slow.submit(_answer, channel, advisor, question)
+            slow.submit(lambda asked: _send(channel, asked, _answer(advisor.answer, asked)), question)
             continue
-        found = _answer_or_none(advisor.answer, question)
+        found = _answer(advisor.answer, question)
         doubted = [each for each in doubted if not each.done()]
         if advisor.needs_model_opinion(found) and len(doubted) < _MOST_DOUBTED:
-            doubted.append(failures.submit(_send_answer_with_opinion, channel, advisor, question, found))
+            doubted.append(failures.submit(_send_with_opinion, channel, advisor, question, found))
         else:
             _send(channel, question, found)
 
 
-def _answer(channel: socket.socket, advisor: Advisor, question: AskAdvice) -> None:
-    _send(channel, question, _answer_or_none(advisor.answer, question))
-
-
-def _send_answer_with_opinion(
+def _send_with_opinion(
     channel: socket.socket, advisor: Advisor, question: AskAdvice, found: AdviceArrived | None
 ) -> None:
-    _send(channel, question, _answer_or_none(advisor.answer_with_model_opinion, question) or found)
+    _send(channel, question, _answer(advisor.answer_with_model_opinion, question) or found)
 
 
-def _answer_or_none(answer: Callable[[AskAdvice], AdviceArrived | None], question: AskAdvice) -> AdviceArrived | None:
+def _answer(answer: Callable[[AskAdvice], AdviceArrived | None], question: AskAdvice) -> AdviceArrived | None:
     try:
         return answer(question)
     except ImportError as error:
@@ -301,6 +248,6 @@ def _answer_or_none(answer: Callable[[AskAdvice], AdviceArrived | None], questio
 
 def _send(channel: socket.socket, question: AskAdvice, found: AdviceArrived | None) -> None:
     try:
-        channel.send(encode(Answer(question.about, found)))
+        channel.send(events.encode(events.Answer(question.about, found)))
     except OSError as error:
         log.info("an answer could not be sent to the manager: %s", error)

@@ -1,8 +1,5 @@
-"""The endpoint of the language model that the advisor may ask.
-
-The endpoint is compatible with OpenAI's API. Each conversation has a time limit and a token budget; the session also
-has a token budget. Secrets are masked.
-"""
+"""The language model that the advisor may ask, at an endpoint compatible with OpenAI's API, within limits of time and
+tokens. Secrets are masked."""
 
 from __future__ import annotations
 
@@ -16,9 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-import msgspec
-
 from stoker.manager.advice.secrets import masked
+from stoker.site import Advice
 
 Messages = list[dict[str, str]]
 
@@ -32,19 +28,6 @@ _NO_SCHEMAS = frozenset({400, 422, 501})
 """HTTP status codes of an endpoint that does not support answer schemas."""
 
 
-class LanguageModel(msgspec.Struct, frozen=True):
-    """A model and the limits of one conversation. `url`: the part before `/chat/completions`. `key_variable`: the
-    environment variable that contains the API key, or empty. `session_budget`: tokens of all conversations."""
-
-    url: str
-    model: str
-    key_variable: str = ""
-    time_limit_s: float = 60.0
-    token_budget: int = 30_000
-    turns: int = 12
-    session_budget: int = 300_000
-
-
 class EndpointError(Exception):
     """The endpoint returned no usable answer. This error stays inside the advisor."""
 
@@ -54,22 +37,18 @@ class EndpointError(Exception):
 
 
 class ModelEndpoint:
-    """A model, and the tokens that the session has spent on it. Several threads may use an endpoint."""
+    """A model, and the tokens that the session has left for it. Thread-safe."""
 
-    def __init__(self, model: LanguageModel, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, model: Advice, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.model = model
         self.clock = clock
         self.takes_schemas = True
-        self._spent = 0
+        self.tokens_left = model.session_tokens
         self._lock = threading.Lock()
 
     @property
     def name(self) -> str:
         return masked(self.model.url)
-
-    @property
-    def tokens_left(self) -> int:
-        return max(0, self.model.session_budget - self._spent)
 
     def models(self) -> list[str]:
         """Return the names of the endpoint's models. Raises EndpointError."""
@@ -81,7 +60,7 @@ class ModelEndpoint:
 
     def spend(self, tokens: int) -> None:
         with self._lock:
-            self._spent += tokens
+            self.tokens_left = max(0, self.tokens_left - tokens)
 
     def ask(self, instruction: str, question: str, *, schema: Mapping[str, object]) -> dict[str, object]:
         """Return the JSON object that answers one question. Raises EndpointError."""
@@ -93,22 +72,20 @@ class ModelEndpoint:
 
 
 class Conversation:
-    """Questions that share a time limit and a token budget. Raises EndpointError if `httpx` is not installed."""
+    """Questions that share a time limit and a token budget. Needs `httpx`."""
 
     def __init__(self, endpoint: ModelEndpoint) -> None:
-        self.turns = endpoint.model.turns
         self.tokens = 0
         self._endpoint = endpoint
         self._model = endpoint.model
-        self._ends_at = endpoint.clock() + endpoint.model.time_limit_s
+        self._ends_at = endpoint.clock() + float(endpoint.model.time_limit_s)
         try:
             self._httpx = importlib.import_module("httpx")
         except ImportError:
             raise EndpointError("httpx is not installed: pip install httpx") from None
 
     def ask(self, messages: Messages, *, schema: Mapping[str, object] | None = None) -> str:
-        """Return the model's answer to the messages. `schema`: JSON schema of the answer, if the endpoint supports
-        schemas. Raises EndpointError."""
+        """Return the model's answer, by a JSON schema if the endpoint supports schemas. Raises EndpointError."""
         asked = sum(len(message["content"]) for message in messages) // _CHARACTERS_A_TOKEN
         most = min(_MOST_ANSWER_TOKENS, self._room(asked))
         sent = [{**message, "content": masked(message["content"])} for message in messages]
@@ -125,17 +102,16 @@ class Conversation:
         spent = max(told, asked + len(text) // _CHARACTERS_A_TOKEN)
         self.tokens += spent
         self._endpoint.spend(spent)
-        if self.tokens > self._model.token_budget:
-            raise EndpointError(f"the budget of {self._model.token_budget:,} tokens is spent: it took {self.tokens:,}")
+        if self.tokens > self._model.tokens:
+            raise EndpointError(f"the budget of {self._model.tokens:,} tokens is spent: it took {self.tokens:,}")
         return text
 
     def _room(self, asked: int) -> int:
-        room = self._model.token_budget - self.tokens - asked
+        room, of_session = self._model.tokens - self.tokens - asked, self._endpoint.tokens_left - asked
         if room <= 0:
-            raise EndpointError(f"the budget of {self._model.token_budget:,} tokens is spent")
-        of_session = self._endpoint.tokens_left - asked
+            raise EndpointError(f"the budget of {self._model.tokens:,} tokens is spent")
         if of_session <= 0:
-            raise EndpointError(f"the session's budget of {self._model.session_budget:,} tokens is spent")
+            raise EndpointError(f"the session's budget of {self._model.session_tokens:,} tokens is spent")
         return min(room, of_session)
 
     def _answer(self, body: dict[str, Any], schema: Mapping[str, object] | None) -> bytes:

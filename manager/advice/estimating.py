@@ -1,10 +1,7 @@
-"""Estimate the costs of a recipe without measurements from similar recipes (SchedMate §3.1).
-
-The costs are load time, run time, memory and pace (seconds per unit of work). If another recipe has equal normalised
-source, its measurements are the estimate. Otherwise measurements are scaled and averaged, weighted by similarity. The
-effect of each number in the code (for example time ~ steps^0.9) is fitted by weighted ridge regression on logarithms,
-with usual exponents as prior.
-"""
+"""Estimate the costs of a recipe (load time, run time, memory, pace) from similar recipes (SchedMate §3.1). A recipe
+with equal normalised source is the estimate. Otherwise measurements are scaled and averaged, weighted by similarity.
+The effect of each number in the code (time ~ steps^0.9) is fitted by weighted ridge regression on logarithms, with
+usual exponents as prior."""
 
 from __future__ import annotations
 
@@ -33,8 +30,6 @@ Array = npt.NDArray[np.float64]
 FEWEST_TO_FIT = 3
 _RIDGE = 1.0
 _MOST_SCALING = math.log(64)
-_MOST_EXTRAPOLATION = 2.0
-"""An effect is extrapolated by at most this many doublings beyond the measured range."""
 _COUNTED = {"steps": 0.9, "epochs": 0.9, "items": 0.9, "sequence_length": 0.9, "parameters": 0.8}
 _PER_ITEM = ("items", "epochs")
 _SIZES = re.compile(r"layer|depth|loop|round|repeat|token|width|hidden|dim|channel|size|d_model|cluster|feature", re.I)
@@ -47,30 +42,21 @@ class MeasuredSample(msgspec.Struct, frozen=True):
     similarity: float
     numbers: dict[str, float] = {}
 
-    @property
-    def sound(self) -> bool:
-        return 0 < self.value < math.inf and 0 <= self.sd < math.inf
-
 
 class FittedEffects(msgspec.Struct, frozen=True):
-    """Effects of numbers in the code (such as steps) on a measured quantity. `exponents`: change of the quantity's
-    logarithm if a number doubles. `log_sd`: deviation of recipes from their estimates by other recipes."""
+    """Effects of numbers in the code (such as steps) on a quantity. `exponents`: change of its logarithm if a number
+    doubles. `log_sd`: error of recipes estimated by other recipes."""
 
     exponents: dict[str, float]
-    ranges: dict[str, tuple[float, float]]
     log_sd: float
 
     def log_scale_factor(self, measured: Mapping[str, float], asked: Mapping[str, float]) -> float:
-        total = 0.0
-        for name, exponent in self.exponents.items():
-            least, most = self.ranges[name]
-            within = min(max(math.log2(asked[name]), least - _MOST_EXTRAPOLATION), most + _MOST_EXTRAPOLATION)
-            total += exponent * (within - math.log2(measured[name]))
+        total = sum(each * math.log2(asked[name] / measured[name]) for name, each in self.exponents.items())
         return min(max(total, -_MOST_SCALING), _MOST_SCALING)
 
 
 def usual_exponent(name: str, numbers: Mapping[str, float]) -> float:
-    """Return the usual exponent of a named number. A batch size has the exponent 0 if items or epochs are counted."""
+    """Return the usual exponent of a named number: 0 for a batch size if items or epochs are counted."""
     if name == "batch_size":
         return 0.0 if any(other in numbers for other in _PER_ITEM) else 0.8
     if name in _COUNTED:
@@ -82,8 +68,8 @@ def usual_exponent(name: str, numbers: Mapping[str, float]) -> float:
 def fit_effects(
     samples: Sequence[MeasuredSample], numbers: Mapping[str, float], *, width: float
 ) -> FittedEffects | None:
-    """Return the effects of the numbers that all samples and `numbers` contain, or None if there are too few samples
-    or differences. `width`: the drop in similarity that divides a sample's weight by e."""
+    """Return the effects of the numbers that all samples and `numbers` contain, or None without enough samples.
+    `width`: the drop in similarity that divides a weight by e."""
     if len(samples) < FEWEST_TO_FIT:
         return None
     names, x = _columns(samples, numbers)
@@ -103,7 +89,6 @@ def fit_effects(
     distances = (rest - centered @ moved) / np.maximum(1 - leverage, 0.1)
     return FittedEffects(
         exponents=dict(zip(names, map(float, usual + moved), strict=True)),
-        ranges={name: (float(x[:, at].min()), float(x[:, at].max())) for at, name in enumerate(names)},
         log_sd=math.sqrt(float(weights @ distances**2 / weights.sum())),
     )
 
@@ -111,15 +96,13 @@ def fit_effects(
 def _columns(samples: Sequence[MeasuredSample], numbers: Mapping[str, float]) -> tuple[list[str], Array]:
     shared = [name for name in numbers if all(name in sample.numbers for sample in samples)]
     shared.sort(key=lambda name: (name not in FIELDS, bool(_NUMBERED.fullmatch(name)), name))
-    kept, columns = list[str](), list[Array]()
+    kept: dict[str, Array] = {}
     for name in shared:
         column = np.array([math.log2(sample.numbers[name]) for sample in samples])
-        asked_differs = abs(math.log2(numbers[name]) - column).max() > 0.1
-        if not asked_differs or any(_are_collinear(column, other) for other in columns):
-            continue
-        kept.append(name)
-        columns.append(column)
-    return kept, np.stack(columns, axis=1) if columns else np.zeros((len(samples), 0))
+        differs = abs(math.log2(numbers[name]) - column).max() > 0.1
+        if differs and not any(_are_collinear(column, other) for other in kept.values()):
+            kept[name] = column
+    return [*kept], np.stack([*kept.values()], axis=1) if kept else np.zeros((len(samples), 0))
 
 
 def _are_collinear(first: Array, second: Array) -> bool:
@@ -138,8 +121,7 @@ _ONE_IN_TEN = 1.2816
 
 
 class ScatteredValue(msgspec.Struct, frozen=True):
-    """A log-normal quantity: median, 10th and 90th percentiles, and standard deviation of the logarithm, from `recipes`
-    recipes."""
+    """A log-normal quantity, with its 10th and 90th percentiles."""
 
     median: float
     low: float
@@ -159,10 +141,7 @@ class ScatteredValue(msgspec.Struct, frozen=True):
 def estimate_from_samples(
     samples: Sequence[MeasuredSample], numbers: Mapping[str, float], *, most: int
 ) -> ScatteredValue | None:
-    """Return the distribution of a quantity from the first `most` samples (most similar first), or None without a
-    positive measurement. Effects of `numbers` are fitted on all samples.
-    """
-    samples = [sample for sample in samples if sample.sound]
+    """Return the distribution of a quantity from the first `most` samples, most similar first."""
     same = [sample for sample in samples if sample.similarity >= 1.0]
     nearest = (same or samples)[:most]
     if not nearest:
@@ -197,48 +176,22 @@ def estimate_from_samples(
 THRESHOLD = 0.55
 """Minimum similarity of recipes that are used for estimates."""
 MOST_SIMILAR = 5
-_WIDER = 30
 _MOST_LOOKED_UP = 300
 
 Found = list[tuple[SimilarSource, Estimate]]
 
 
-class SimilarRecipe(msgspec.Struct, frozen=True):
-    recipe: str
-    function: str
-    name: str
-    similarity: float
-
-
 class RetrievedEstimate(msgspec.Struct, frozen=True):
-    """The cost of a recipe on one kind of device, in seconds and bytes. `why`: reasons for missing values.
+    """The cost of a recipe on one kind of device, in seconds and bytes. `from_loads`, `from_runs`: the similar recipes.
+    `why`: reasons for missing values."""
 
-    `pace_s`: seconds per unit of work, by gang size. `from_loads`: similar recipes used for load time and memory.
-    `from_runs`: similar recipes used for run time and pace. Both list the most similar recipe first.
-    """
-
-    kind: str
     load_s: ScatteredValue | None = None
     resident_bytes: ScatteredValue | None = None
     peak_bytes: ScatteredValue | None = None
     run_s: ScatteredValue | None = None
-    pace_s: dict[int, ScatteredValue] = {}
-    from_loads: tuple[SimilarRecipe, ...] = ()
-    from_runs: tuple[SimilarRecipe, ...] = ()
+    from_loads: tuple[SimilarSource, ...] = ()
+    from_runs: tuple[SimilarSource, ...] = ()
     why: dict[str, str] = {}
-
-    def as_advice(self) -> ContextAdvice:
-        """Return the mean times and paces, and the 90th percentiles of memory."""
-        load, run = self.load_s, self.run_s
-        return ContextAdvice(
-            load_s=load.mean if load else 0.0,
-            load_sd_s=load.sd if load else 0.0,
-            resident_bytes=int(self.resident_bytes.high) if self.resident_bytes else 0,
-            peak_bytes=int(self.peak_bytes.high) if self.peak_bytes else 0,
-            run_s=run.mean if run else 0.0,
-            run_sd_s=run.sd if run else 0.0,
-            paces={size: pace.mean for size, pace in self.pace_s.items()},
-        )
 
 
 class Estimator:
@@ -251,30 +204,21 @@ class Estimator:
     def estimate(
         self, kind: str, *, loader: WorkloadFacts | None = None, function: WorkloadFacts | None = None
     ) -> RetrievedEstimate:
-        """Return the estimate on a kind of device. `function`: the joined facts of the function and its loader
-        (`merge_loader_facts`)."""
+        """Return the estimate. `function`: the joined facts of the function and its loader (`merge_loader_facts`)."""
         why = dict[str, str]()
         loads = self._measured(loader, kind, why, "load_s", of_loaders=True)
         runs = self._measured(function, kind, why, "run_s", of_loaders=False)
         on_host = kind.startswith("cpu")
-        paces = dict[int, ScatteredValue]()
-        for size in sorted({size for _, e in runs for size in e.paces}):
-            values = [(e.paces[size].mean, e.paces[size].sd) if size in e.paces else _NONE for _, e in runs]
-            if (pace := _estimate_from_sources(runs, function, values)) is not None:
-                paces[size] = pace
-        measured = [e.functions.get(source.row.function) for source, e in runs]
-        run_s = [(each.mean, each.sd) if each is not None else _NONE for each in measured]
-        resident = [(float(e.resident_bytes if on_host else e.device_bytes), 0.0) for _, e in loads]
-        peak = [(float(e.peak_bytes if on_host else e.device_bytes), 0.0) for _, e in loads]
+        resident = [Measured(float(e.resident_bytes if on_host else e.device_bytes)) for _, e in loads]
+        peak = [Measured(float(e.peak_bytes if on_host else e.device_bytes)) for _, e in loads]
+        load_s = [Measured(e.load_s + e.start_s, e.load_sd) for _, e in loads]
         return RetrievedEstimate(
-            kind=kind,
-            load_s=_estimate_from_sources(loads, loader, [(e.load_s + e.start_s, e.load_sd) for _, e in loads]),
-            resident_bytes=_estimate_from_sources(loads, loader, resident),
-            peak_bytes=_estimate_from_sources(loads, loader, peak),
-            run_s=_estimate_from_sources(runs, function, run_s),
-            pace_s=paces,
-            from_loads=_named(loads),
-            from_runs=_named(runs),
+            load_s=_from_sources(loads, loader, load_s),
+            resident_bytes=_from_sources(loads, loader, resident),
+            peak_bytes=_from_sources(loads, loader, peak),
+            run_s=_from_sources(runs, function, [e.functions[source.row.function] for source, e in runs]),
+            from_loads=tuple(source for source, _ in loads[:MOST_SIMILAR]),
+            from_runs=tuple(source for source, _ in runs[:MOST_SIMILAR]),
             why=why,
         )
 
@@ -282,23 +226,14 @@ class Estimator:
         self, facts: WorkloadFacts | None, kind: str, why: dict[str, str], what: str, *, of_loaders: bool
     ) -> Found:
         if facts is None or not (facts.text or facts.known_facts()):
-            notes = f": {facts.notes[0]}" if facts is not None and facts.notes else ""
-            why[what] = f"the source is not known{notes}"
+            why[what] = ": ".join(["the source is not known", *(facts.notes[:1] if facts is not None else ())])
             return []
         similar = self._similar.most_similar(facts, of_loaders=of_loaders, threshold=THRESHOLD)
-        known = dict[str, Estimate | None]()
         found: Found = []
         for source in similar[:_MOST_LOOKED_UP]:
-            row = source.row
-            if row.recipe not in known:
-                known[row.recipe] = self._estimates_of(row.recipe).get(kind)
-            estimate = known[row.recipe]
-            if estimate is None:
-                continue
-            if estimate.loads > 0 if of_loaders else row.function in estimate.functions or estimate.paces:
+            estimate = self._estimates_of(source.row.recipe).get(kind)
+            if estimate is not None and (estimate.loads if of_loaders else source.row.function in estimate.functions):
                 found.append((source, estimate))
-            if len(found) == _WIDER:
-                break
         if not similar:
             why[what] = f"no recipe in the history has a similarity of {THRESHOLD:g} or more"
         elif not found:
@@ -306,27 +241,17 @@ class Estimator:
         return found
 
 
-_NONE = (0.0, 0.0)
-
-
-def _estimate_from_sources(
-    found: Found, facts: WorkloadFacts | None, values: Sequence[tuple[float, float]]
-) -> ScatteredValue | None:
+def _from_sources(found: Found, facts: WorkloadFacts | None, values: Sequence[Measured]) -> ScatteredValue | None:
     samples = [
-        MeasuredSample(value, sd, source.similarity, numbers_of(source.row.facts))
-        for (source, _), (value, sd) in zip(found, values, strict=True)
-        if value > 0
+        MeasuredSample(value.mean, value.sd, source.similarity, numbers_of(source.row.facts))
+        for (source, _), value in zip(found, values, strict=True)
+        if value.mean > 0
     ]
     return estimate_from_samples(samples, numbers_of(facts) if facts is not None else {}, most=MOST_SIMILAR)
 
 
-def _named(found: Found) -> tuple[SimilarRecipe, ...]:
-    rows = [(source.row, source.similarity) for source, _ in found[:MOST_SIMILAR]]
-    return tuple(SimilarRecipe(row.recipe, row.function, row.name, similarity) for row, similarity in rows)
-
-
 def merge_loader_facts(loader: WorkloadFacts | None, function: WorkloadFacts) -> WorkloadFacts:
-    """Return the facts of a function with its context's loader: the more certain fact of each field."""
+    """Return the more certain fact of each field, of a function and its context's loader."""
     if loader is None:
         return function
     known, own = loader.known_facts(), function.known_facts()
@@ -349,7 +274,7 @@ SAME = 0.995
 """Minimum similarity at which the memory of one recipe is trusted."""
 _NARROW = 1.5
 _MANY = 5
-"""Minimum number of less similar recipes whose memory is trusted, if they agree within `_NARROW`."""
+"""Number of less similar recipes whose memory is trusted, if they agree within `_NARROW`."""
 
 
 @cache
@@ -358,35 +283,26 @@ def history() -> SourceHistory:
 
 
 def estimate_context_loads(store: PerformanceStore, loader: WorkloadFacts, *, but: str) -> dict[str, ContextAdvice]:
-    estimates = _make_estimator(store, but=(but, None))
-    found = {kind: estimates.estimate(kind, loader=loader) for kind in store.kinds()}
-    return {kind: _load(each) for kind, each in found.items() if each.load_s is not None}
+    """Return the estimated loads by kind of device, without measurements of the recipe `but`."""
+    estimator = Estimator(history(), cache(lambda recipe: {} if recipe == but else store.estimates(recipe)))
+    found = {kind: estimator.estimate(kind, loader=loader) for kind in store.kinds()}
+    return {kind: _load(each, each.load_s) for kind, each in found.items() if each.load_s is not None}
 
 
-def runs_of(store: PerformanceStore, function: WorkloadFacts, *, but: tuple[str, str]) -> dict[str, ContextAdvice]:
-    estimates = _make_estimator(store, but=but)
-    found = {kind: estimates.estimate(kind, function=function).run_s for kind in store.kinds()}
-    return {kind: ContextAdvice(run_s=run.mean, run_sd_s=run.sd) for kind, run in found.items() if run is not None}
+def runs_of(store: PerformanceStore, function: WorkloadFacts) -> dict[str, ContextAdvice]:
+    estimator = Estimator(history(), cache(store.estimates))
+    found = {kind: estimator.estimate(kind, function=function).run_s for kind in store.kinds()}
+    return {kind: ContextAdvice(run_s=run.mean) for kind, run in found.items() if run is not None}
 
 
-def _load(found: RetrievedEstimate) -> ContextAdvice:
+def _load(found: RetrievedEstimate, load: ScatteredValue) -> ContextAdvice:
     best = max((each.similarity for each in found.from_loads), default=0.0)
-    resident, peak = found.resident_bytes, found.peak_bytes
-    agree = resident is not None and resident.recipes >= _MANY and resident.high <= _NARROW * resident.low
-    believed = best >= SAME or (agree and peak is not None and peak.high <= _NARROW * peak.low)
-    advice = found.as_advice()
-    return advice if believed else msgspec.structs.replace(advice, resident_bytes=0, peak_bytes=0)
-
-
-def _make_estimator(store: PerformanceStore, *, but: tuple[str, str | None]) -> Estimator:
-    known: dict[str, dict[str, Estimate]] = {}
-
-    def estimates_of(recipe: str) -> dict[str, Estimate]:
-        if recipe not in known:
-            known[recipe] = {} if (recipe, None) == but else store.estimates(recipe)
-        return known[recipe]
-
-    return Estimator(history(), estimates_of)
+    memory = [found.resident_bytes, found.peak_bytes]
+    narrow = [each is not None and each.high <= _NARROW * each.low for each in memory]
+    many = found.resident_bytes is not None and found.resident_bytes.recipes >= _MANY
+    believed = best >= SAME or (many and all(narrow))
+    resident, peak = (int(each.high) if each is not None and believed else 0 for each in memory)
+    return ContextAdvice(load_s=load.mean, resident_bytes=resident, peak_bytes=peak)
 
 
 # ---- for `stoker plan`
@@ -411,7 +327,7 @@ class EstimatedFunction:
 
 
 def estimated(file: Path, function: str, store: PerformanceStore, history: SourceHistory) -> EstimatedFunction:
-    """Return estimates for a function of a source file. Raises ConfigError with the reason if there are none."""
+    """Return estimates for a function of a source file. Raises ConfigError without estimates."""
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
@@ -420,19 +336,18 @@ def estimated(file: Path, function: str, store: PerformanceStore, history: Sourc
     facts = extract_facts(SourceText(text, function, place), folders=folders)
     if not facts.text:
         raise ConfigError(f"{function} of {file} cannot be planned: {'; '.join(facts.notes) or 'it has no source'}")
-    named = loader_of(text, function)
     loader = None
-    if named is not None:
-        loader = extract_facts(SourceText(text, named.loader, place), arguments=named.arguments, folders=folders)
+    if named := loader_of(text, function):
+        loader = extract_facts(SourceText(text, named[0], place), arguments=named[1], folders=folders)
     by_kind, why, similar = dict[str, Estimate](), list[str](), dict[str, None]()
     estimator = Estimator(history, store.estimates)
     for kind in store.kinds():
         found = estimator.estimate(kind, loader=loader, function=merge_loader_facts(loader, facts))
-        if found.run_s is None:
+        if (run := found.run_s) is None:
             why.append(f"on {kind}, {found.why.get('run_s', 'nothing was found')}")
             continue
-        load, run = found.load_s, found.run_s
-        similar |= dict.fromkeys(f"{each.name} (similarity {each.similarity:.2f})" for each in found.from_runs)
+        similar |= dict.fromkeys(f"{each.row.name} (similarity {each.similarity:.2f})" for each in found.from_runs)
+        load, resident, peak = found.load_s, found.resident_bytes, found.peak_bytes
         by_kind[kind] = Estimate(
             load_s=load.mean if load else 0.0,
             load_sd=load.sd if load else 0.0,
@@ -442,12 +357,10 @@ def estimated(file: Path, function: str, store: PerformanceStore, history: Sourc
             runs=run.recipes,
             functions={function: Measured(mean=run.mean, sd=run.sd, most=run.high, count=run.recipes)},
             calls={function: run.recipes},
-            resident_bytes=int(found.resident_bytes.high) if found.resident_bytes else 0,
-            device_bytes=0 if kind.startswith("cpu") or not found.peak_bytes else int(found.peak_bytes.high),
+            resident_bytes=int(resident.high) if resident else 0,
+            device_bytes=0 if kind.startswith("cpu") or not peak else int(peak.high),
         )
     if not by_kind:
-        raise ConfigError(
-            f"no function like {function} of {file} was measured yet"
-            f" ({'; '.join(why) or 'no call was measured'}); make a short run first"
-        )
+        reasons = "; ".join(why) or "no call was measured"
+        raise ConfigError(f"no function like {function} of {file} was measured yet ({reasons}); make a short run first")
     return EstimatedFunction(function, by_kind, tuple(similar))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import stat
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -27,8 +28,7 @@ MOST_BYTES = 16 << 20
 
 
 class LogPart(NamedTuple):
-    """A log, or lines of text that replace a log. `source`: displayed name of the log. `start`, `end`: byte range in
-    the log."""
+    """A log, or lines of text. `source`: displayed name. `start`, `end`: byte range."""
 
     source: str
     text: bytes = b""
@@ -38,81 +38,65 @@ class LogPart(NamedTuple):
 
 
 class LogParts:
-    """Several log parts, presented as one file that can be read once."""
+    """Iterates once over the lines of several log parts."""
 
     def __init__(self, parts: Iterable[LogPart]) -> None:
+        self._parts = parts
         self._begun: list[tuple[int, LogPart, int]] = []
-        """For each part: the number of its first line in the joined text, and the number of lines before the part in
-        its file (-1: unknown).
-        """
-        self._size = 0
-        self._blocks = self._read_all(parts)
+        """For each part: the number of its first line among all lines, and the number of lines before the part in its
+        file (-1: unknown)."""
 
-    def read(self, size: int) -> bytes:
-        self._size = size
-        return next(self._blocks, b"")
-
-    def close(self) -> None:
-        self._blocks.close()
+    def __iter__(self) -> Iterator[bytes]:
+        number = 0
+        for part in self._parts:
+            opened = _open(part) if part.path is not None else (io.BytesIO(part.text), len(part.text), 0)
+            if opened is None:
+                continue
+            file, left, skipped = opened
+            self._begun.append((number + 1, part, skipped))
+            with file, suppress(OSError, ValueError):
+                while line := file.readline(left):
+                    left, number = left - len(line), number + 1
+                    yield line
 
     def place(self, number: int) -> tuple[str, int]:
-        """Return the source of a line, and its number in the source, from 1 (0: not in a file, or unknown)."""
+        """Return the source of a line, and its number there, from 1 (0: unknown)."""
         for first, part, skipped in reversed(self._begun):
             if number >= first:
                 is_counted = part.path is not None and skipped >= 0
                 return part.source, number - first + 1 + skipped if is_counted else 0
         return "", 0
 
-    def _read_all(self, parts: Iterable[LogPart]) -> Generator[bytes]:
-        lines, last = 0, b""
-        for part in parts:
-            file, left, skipped = _open(part) if part.path is not None else (None, 0, 0)
-            if part.path is not None and file is None:
-                continue
-            if last and not last.endswith(b"\n"):
-                lines += 1
-                yield b"\n"
-            self._begun.append((lines + 1, part, skipped))
-            for last in self._read_blocks(file, left) if file is not None else filter(None, [part.text]):
-                lines += last.count(b"\n")
-                yield last
 
-    def _read_blocks(self, file: IO[bytes], left: int) -> Iterator[bytes]:
-        with file, suppress(OSError, ValueError):
-            while block := file.read(min(self._size, left)):
-                left -= len(block)
-                yield block
-
-
-def _open(part: LogPart) -> tuple[IO[bytes] | None, int, int]:
+def _open(part: LogPart) -> tuple[IO[bytes], int, int] | None:
+    """Return the file, the number of bytes to read, and the number of lines before (-1: unknown), or None for an
+    unreadable or special file."""
     assert part.path is not None
     with suppress(OSError, ValueError):
-        file = os.fdopen(os.open(part.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0)
+        file = os.fdopen(os.open(part.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
         facts = os.fstat(file.fileno())
-        if not stat.S_ISREG(facts.st_mode):
-            file.close()
-            return None, 0, 0
-        end = facts.st_size if part.end is None else min(part.end, facts.st_size)
-        first = max(part.start, end - MOST_BYTES, 0)
-        skipped = -1
-        if first <= MOST_BYTES:  # counting lines of a larger file is slow
-            skipped = sum(file.read(min(1 << 20, first - at)).count(b"\n") for at in range(0, first, 1 << 20))
-        file.seek(first)
-        return file, max(0, end - first), skipped
-    return None, 0, 0
+        if stat.S_ISREG(facts.st_mode):
+            end = facts.st_size if part.end is None else min(part.end, facts.st_size)
+            first = max(part.start, end - MOST_BYTES, 0)
+            skipped = -1
+            if first <= MOST_BYTES:  # counting lines of a larger file is slow
+                skipped = sum(file.read(min(1 << 20, first - at)).count(b"\n") for at in range(0, first, 1 << 20))
+            file.seek(first)
+            return file, max(0, end - first), skipped
+        file.close()
+    return None
 
 
 # ---- judgements
 
 
 Opinion = Callable[[Located, Fault], Fault]
-"""A function that receives a failure and an uncertain verdict, and returns a new or unchanged verdict."""
+"""Receives a failure and an uncertain verdict, and returns a new or unchanged verdict."""
 _PLACE = re.compile(r"at (?P<file>.+):(?P<line>\d+) in (?P<name>.+)")
 
 
 class ProofLine(msgspec.Struct, frozen=True):
-    """A line that shows the fault. `source`: the log's name for `stoker logs`. `number`: the line's number in the log;
-    0 for messages."""
+    """A line that shows the fault. `source`: the log's name for `stoker logs`. `number`: 0 for messages."""
 
     source: str
     number: int
@@ -122,16 +106,9 @@ class ProofLine(msgspec.Struct, frozen=True):
 def diagnose_failed_call(
     said: str, *, log: str = "", start: int = 0, end: int = 0, opinion: Opinion | None = None
 ) -> Fault | None:
-    """Return the party at fault for a failed call or load.
-
-    Args:
-        said: how the library ended, or a short form of the exception with a line `at FILE:LINE in NAME` per frame of
-            the user's code.
-        log: path of the library's log.
-        start: the log's first byte that the call wrote.
-        end: end of the call's bytes; 0 for the end of the log.
-        opinion: called if the rules' verdict is less certain than `DOUBTED`.
-    """
+    """Return the party at fault for a failed call or load. `said`: how the library ended, or the exception with a line
+    `at FILE:LINE in NAME` per frame of the user's code. `start`, `end`: the call's bytes in the library's `log`.
+    `opinion`: called for doubted verdicts."""
     parts = [LogPart(Path(log).stem, path=Path(log), start=start, end=end or None)] if log else []
     raises = any(_PLACE.fullmatch(line.strip()) for line in said.splitlines())
     if said:
@@ -148,23 +125,18 @@ def log_part_of_text(text: str) -> LogPart:
 
 
 def log_part_of_exception(raised: str) -> LogPart:
-    said, frames = list[str](), list[str]()
-    for line in raised.splitlines():
-        hit = _PLACE.fullmatch(line.strip())
-        if hit is None:
-            said.append(line)
-        else:
-            frames.append(f'  File "{hit["file"]}", line {hit["line"]}, in {hit["name"]}')
-    return log_part_of_text("\n".join([TRACEBACK + ":", *frames, *said]))
+    hits = [(_PLACE.fullmatch(line.strip()), line) for line in raised.splitlines()]
+    frames = [f'  File "{hit["file"]}", line {hit["line"]}, in {hit["name"]}' for hit, _ in hits if hit]
+    return log_part_of_text("\n".join([TRACEBACK + ":", *frames, *(line for hit, line in hits if not hit)]))
 
 
 def judged(
     parts: list[LogPart], said: list[str], rules: tuple[FaultRule, ...], *, opinion: Opinion | None = None
 ) -> tuple[Fault, tuple[ProofLine, ...]] | None:
-    """Return the fault and the lines that show it, or None without a failure. `parts`: logs, oldest first. `said`: the
-    session's messages; they decide if they are more certain than the logs. `opinion`: see `diagnose_failed_call`."""
-    with closing(LogParts(parts)) as logs:
-        located = locate(logs, rules=rules) if parts else None  # type: ignore[arg-type]  # it needs only `read`
+    """Return the fault and the lines that show it. `parts`: logs, oldest first. `said`: the session's messages, which
+    decide if they are more certain than the logs."""
+    logs = LogParts(parts)
+    located = locate(logs, rules=rules)
     by_log = classify(located, rules=rules) if located is not None else None
     by_word = _fault_in_messages(said, SAID if rules is OF_CALLS else (*JOB, *SAID))
     if by_word is not None and (by_log is None or by_word.sure > by_log.sure or by_log.means.startswith(GUESSED)):
@@ -180,11 +152,10 @@ def _fault_in_messages(said: Iterable[str], rules: tuple[FaultRule, ...]) -> Fau
     for text in said:
         lines = text.splitlines()
         for line in reversed(lines):
-            rule = next(iter(matching_rules(line, rules)), None)
-            if rule is not None:
+            if found := matching_rules(line, rules):
                 shown = dict.fromkeys(masked(one.strip()) for one in (lines[0], line))
                 proof = tuple(LogLine(0, one) for one in shown)
-                return Fault(rule.kind, rule.component, rule.sure, rule.means, proof)
+                return Fault(found[0].kind, found[0].component, found[0].sure, found[0].means, proof)
     return None
 
 

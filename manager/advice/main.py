@@ -1,8 +1,5 @@
-"""The advisor process: `python -m stoker.manager.advice.main --session DIR --channel FD`.
-
-The manager starts the process for its first question (`stoker.manager.live.advisor`). The process runs at low priority
-and ends when the channel closes.
-"""
+"""The advisor process: `python -m stoker.manager.advice.main --session DIR --channel FD`. `stoker.manager.live.advisor`
+starts it. It runs at low priority and ends when the channel closes."""
 
 from __future__ import annotations
 

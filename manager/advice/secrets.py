@@ -1,9 +1,6 @@
-"""Hide secrets in displayed texts.
-
-`masked` replaces each secret by `***`. `masked` recognises secrets by their format (tokens, private keys), by their
-position (the password in a URL, an Authorization header), and by the name before the secret (`password=`,
-`"api_key": `, `--token `). Numbers after such names are not replaced (`max_token: 512`).
-"""
+"""Hide secrets in displayed texts: by their format (tokens, private keys), position (the password in a URL, an
+Authorization header), or the name before them (`password=`, `--token `). Numbers after such names stay (`max_token:
+512`)."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ _BY_FORM = re.compile(
 _PRIVATE_KEY = re.compile(
     r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----)(.*?)(-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)", re.DOTALL
 )
-_IN_URL = re.compile(r"(\b[A-Za-z][A-Za-z0-9+.-]{1,20}://)([^\s/@'\"]{1,500})@")
+_IN_URL = re.compile(r"(\b[A-Za-z][A-Za-z0-9+.-]{1,20}://)([^\s/@:'\"]{0,500}:)?[^\s/@'\"]{1,500}@")
 _HEADER = re.compile(
     r"(\b(?:authorization|x-api-key|x-auth-token|cookie)\b['\"]?\s{0,4}[:=]\s{0,4}['\"]?"
     r"(?:(?:bearer|basic|token)\s{1,4})?)([^\s'\",;]{4,})",
@@ -44,9 +41,7 @@ _BY_NAME = re.compile(
 )
 _OPTION = re.compile(r"(?:^|\s)--[\w.-]*$")
 _LEAST = 6
-"""Minimum length in characters of a secret after a command-line option or the name `token`. A shorter value is an
-ordinary word or setting.
-"""
+"""Minimum length of a secret after an option or the name `token`."""
 _HARMLESS = re.compile(r"[-+]?[\d.,]+(?:[eE][-+]?\d+)?%?|<.*|None|null|True|False|true|false|\*+", re.DOTALL)
 
 
@@ -60,20 +55,11 @@ def masked(text: str) -> str:
     if not _MAY_HAVE_ONE.search(text.lower()):
         return text
     text = _PRIVATE_KEY.sub(rf"\1{HIDDEN}\3", text)
-    text = _BY_FORM.sub(_hide_all_but_beginning, text)
-    text = _IN_URL.sub(_hide_password_after_user, text)
+    text = _BY_FORM.sub(lambda found: found[0][:4] + HIDDEN, text)
+    text = _IN_URL.sub(rf"\1\2{HIDDEN}@", text)
     text = _HEADER.sub(rf"\1{HIDDEN}", text)
     text = _BEARER.sub(rf"\1{HIDDEN}", text)
     return _BY_NAME.sub(_hide_value_after_name, text)
-
-
-def _hide_all_but_beginning(found: re.Match[str]) -> str:
-    return found[0][:4] + HIDDEN
-
-
-def _hide_password_after_user(found: re.Match[str]) -> str:
-    user, colon, _ = found[2].partition(":")
-    return f"{found[1]}{user}:{HIDDEN}@" if colon else f"{found[1]}{HIDDEN}@"
 
 
 def _hide_value_after_name(found: re.Match[str]) -> str:

@@ -1,13 +1,10 @@
 """Find the recipes of earlier sessions with the most similar source code, by cosine similarity (SchedMate §3.1, Similar
-Job Retrieval).
-
-A recipe's vector has 2 blocks of length 1. One block holds the facts of the recipe. The other block holds the terms of
-the normalised source code, weighted by TF-IDF. Both blocks are hashed. A number becomes a bell curve on a logarithmic
-scale, so 32 is similar to 48, but not to 2,048.
-"""
+Job Retrieval). A recipe's vector has 2 hashed blocks: its facts, and the terms of its normalised source code, weighted
+by TF-IDF. A number becomes a bell curve on a logarithmic scale, so 32 is similar to 48, but not to 2,048."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
@@ -23,6 +20,7 @@ import numpy.typing as npt
 
 from stoker.contexts.folders import state_folder
 from stoker.contexts.performance import Measurements
+from stoker.decoding import UNREADABLE
 from stoker.manager.advice.source.facts import SourceFact, WorkloadFacts
 
 # ---- vectors
@@ -31,12 +29,11 @@ from stoker.manager.advice.source.facts import SourceFact, WorkloadFacts
 Vector = npt.NDArray[np.float32]
 
 SHARE_OF_FACTS = 0.6
-"""Weight of the facts in the cosine similarity. The remaining weight applies to the terms of the source."""
+"""Weight of the facts in the similarity; the rest is the weight of the source."""
 _BITS = 20
 _WEIGHTS = {"model": 1.5, "task": 1.2, "framework": 1.2, "data": 0.6}
 _BUMP_OCTAVES = 0.75
-"""Width, in octaves, of the bell curve that represents a number. The cosine similarity of 2 numbers is 0.64 if one is
-twice the other, and 0.17 if one is 4 times the other."""
+"""Width of a number's bell curve: the similarity is 0.64 at twice the number, and 0.17 at 4 times."""
 _PIECES = re.compile(r"[A-Za-z]+|[0-9]+(?:\.[0-9]+)?")
 _TERMS = re.compile(r"[A-Za-z_][A-Za-z_0-9]*|[0-9]+(?:\.[0-9]+)?")
 _RENAMED = re.compile(r"[avg][0-9]+")
@@ -68,9 +65,7 @@ def terms_of_text(text: str) -> Counter[str]:
 
 
 def hash_terms_to_vector(terms: Mapping[str, float]) -> tuple[npt.NDArray[np.int64], Vector]:
-    """Return the terms as a sparse vector: the positions and the values. Collisions of positions are rare, and the
-    signs of the values are random.
-    """
+    """Return the terms as a sparse vector (positions and values) with random signs."""
     codes = [zlib.crc32(term.encode(errors="replace")) for term in terms]
     signs = np.array([1.0 if code >> 31 else -1.0 for code in codes], np.float32)
     places = np.array([code & ((1 << _BITS) - 1) for code in codes], np.int64)
@@ -113,9 +108,7 @@ def _add_number_terms(terms: dict[str, float], name: str, number: float) -> None
 
 
 def _add_text_fact_terms(terms: dict[str, float], name: str, fact: SourceFact) -> None:
-    """Add the text of a fact to `terms`, both as a whole and split into words and numbers. Names of 2 sizes of one
-    model are thus similar.
-    """
+    """Add a text as a whole and in pieces, so names of 2 sizes of one model are similar."""
     value = str(fact.value).lower()
     weight = _WEIGHTS.get(name, 1.0)
     pieces = set(_PIECES.findall(value))
@@ -128,17 +121,15 @@ def _add_text_fact_terms(terms: dict[str, float], name: str, fact: SourceFact) -
 
 
 MOST_ROWS = 3_000
-"""Maximum number of rows in the SQLite file. If the file has more rows, the oldest rows are deleted."""
+"""Maximum number of rows in the SQLite file; the oldest rows are deleted."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS sources (
     recipe TEXT NOT NULL, function TEXT NOT NULL, name TEXT NOT NULL, facts BLOB NOT NULL, at REAL NOT NULL,
-    encoder TEXT NOT NULL DEFAULT '', vector BLOB,
     PRIMARY KEY (recipe, function)
 );
 """
-# The columns `encoder` and `vector` are unused. Files of earlier versions have these columns.
-_SHAPE = "SELECT recipe, function, name, facts, at, encoder, vector FROM sources LIMIT 1"
+_SHAPE = "SELECT recipe, function, name, facts, at FROM sources LIMIT 1"
 _PUT = """
 INSERT INTO sources (recipe, function, name, facts, at) VALUES (?, ?, ?, ?, ?)
 ON CONFLICT (recipe, function) DO UPDATE SET name = excluded.name, at = excluded.at, facts = excluded.facts
@@ -157,16 +148,15 @@ class SourceRow(msgspec.Struct, frozen=True):
 
 
 class SourceHistory:
-    """Stores the facts of recipes and functions in one SQLite file. If the disk fails, no method raises an exception. A
-    damaged file is replaced."""
+    """Stores the facts of recipes and functions in one SQLite file. A failing disk raises nothing."""
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self._file = Measurements(path or state_folder() / "sources.sqlite", schema=_SCHEMA, shape=_SHAPE)
         self._rows: dict[tuple[str, str], SourceRow] = {}
 
     def remember(self, recipe: str, facts: WorkloadFacts, *, function: str = "", name: str = "") -> None:
-        """Store the facts of a recipe's loader. If `function` is given (the function's key in the measurements, or its
-        name), `facts` are those of the function together with the loader. `name` is the name to display."""
+        """Store the facts of a recipe's loader, or of a `function` (its key in the measurements) together with the
+        loader."""
         row = (recipe, function, name, msgspec.json.encode(facts), time.time())
         self._file.write((_PUT, [row]), (_DROP, [(MOST_ROWS,)]))
 
@@ -186,15 +176,10 @@ class SourceHistory:
         self._file.close()
 
     def _row(self, recipe: str, function: str) -> SourceRow | None:
-        found = self._file.read(
-            "SELECT name, facts, at FROM sources WHERE recipe = ? AND function = ?", (recipe, function)
-        )
-        for name, data, at in found:
-            try:
-                facts = msgspec.json.decode(data, type=WorkloadFacts)
-            except (msgspec.DecodeError, UnicodeDecodeError):  # a later version wrote the row, or the row is damaged
-                return None
-            return SourceRow(recipe, function, name, facts, at)
+        query = "SELECT name, facts, at FROM sources WHERE recipe = ? AND function = ?"
+        for name, data, at in self._file.read(query, (recipe, function)):
+            with contextlib.suppress(*UNREADABLE):  # the row is damaged
+                return SourceRow(recipe, function, name, msgspec.json.decode(data, type=WorkloadFacts), at)
         return None
 
 
@@ -209,17 +194,19 @@ class SimilarSource(msgspec.Struct, frozen=True):
 class SimilarSources:
     def __init__(self, history: SourceHistory) -> None:
         self._history = history
-        self._tables: dict[bool, _Tables] = {}
+        self._tables: dict[bool, tuple[list[SourceRow], TermTable, TermTable]] = {}
 
     def most_similar(self, facts: WorkloadFacts, *, of_loaders: bool, threshold: float) -> list[SimilarSource]:
         rows = [row for row in self._history.rows() if (not row.function) == of_loaders]
         if not rows:
             return []
-        tables = self._tables.get(of_loaders)
-        if tables is None or tables.rows != rows:
-            tables = self._tables[of_loaders] = _Tables(rows)
-        of_text = tables.texts.cosines(terms_of_text(facts.text))
-        alike = SHARE_OF_FACTS * tables.facts.cosines(terms_of_facts(facts)) + (1 - SHARE_OF_FACTS) * of_text
+        if of_loaders not in self._tables or self._tables[of_loaders][0] != rows:
+            by_facts = TermTable([terms_of_facts(row.facts) for row in rows], idf=False)
+            by_text = TermTable([terms_of_text(row.facts.text) for row in rows], idf=True)
+            self._tables[of_loaders] = rows, by_facts, by_text
+        _, by_facts, by_text = self._tables[of_loaders]
+        of_text = by_text.cosines(terms_of_text(facts.text))
+        alike = SHARE_OF_FACTS * by_facts.cosines(terms_of_facts(facts)) + (1 - SHARE_OF_FACTS) * of_text
         for place, row in enumerate(rows):
             if facts.same and row.facts.same == facts.same:
                 alike[place] = 1.0
@@ -229,10 +216,3 @@ class SimilarSources:
             for place in order
             if alike[place] >= threshold
         ]
-
-
-class _Tables:
-    def __init__(self, rows: list[SourceRow]) -> None:
-        self.rows = rows
-        self.facts = TermTable([terms_of_facts(row.facts) for row in rows], idf=False)
-        self.texts = TermTable([terms_of_text(row.facts.text) for row in rows], idf=True)

@@ -1,16 +1,13 @@
 """`stoker run`: run an application, or a user's program.
 
-Installed packages add to the command line by entry points:
+Installed packages add to the command line by entry points, which are loaded on use:
 
     stoker.apps         NAME = module:command     a click command: `stoker run NAME`
     stoker.commands     NAME = module:command     a click command or group: `stoker NAME`
     stoker.forecasts    NAME = module:WORK        a `stoker.planning.Work`: `stoker plan SITE NAME`
 
-An entry point is loaded on use, so that a broken application does not affect other applications. The checkout's
-setup.cfg is also read, because an editable install keeps old entry points.
-
-`stoker run ./my_app.py` runs the file as `__main__`. If the file has no `if __name__ == "__main__"` and defines a click
-command called `command`, this command receives the arguments.
+The checkout's setup.cfg is also read, because an editable install keeps old entry points. A file without `if __name__
+== "__main__"` that defines a click command called `command` gets the arguments of `stoker run ./my_app.py`.
 """
 
 from __future__ import annotations
@@ -45,7 +42,7 @@ RENEW = (
     " (in a checkout: make install, or pip install -e .)"
 )
 CHECKOUT = Path(stoker.__file__).parents[2] / "setup.cfg"
-"""The setup.cfg of a source checkout. An installed Stoker does not have this file."""
+"""The setup.cfg of a source checkout."""
 
 
 def names(group: str) -> list[str]:
@@ -57,33 +54,31 @@ def matching(group: str, name: str) -> str:
 
 
 def load(group: str, name: str) -> Any:
-    """Load an entry point. Raises StokerError if the entry point is broken or declared twice."""
+    """Load an entry point. Raises StokerError if it is broken or declared twice."""
     points = {point.value: point for point in _entry_points(group) if point.name == name}
     if not points:
         raise StokerError(f"no installed package declares {name} in {group}")
+    owners = {value: point.dist.name if point.dist else value.partition(".")[0] for value, point in points.items()}
     if len(points) > 1:
-        by = " and ".join(sorted(f"{_package_name_of_entry_point(point)} ({point.value})" for point in points.values()))
+        by = " and ".join(sorted(f"{owner} ({value})" for value, owner in owners.items()))
         raise StokerError(f"{name} is declared twice in {group}, by {by}; uninstall one of them")
-    [point] = points.values()
+    [(value, point)] = points.items()
     try:
         return point.load()
-    except ModuleNotFoundError as error:
-        missing = error.name or str(error)
-        if point.module == missing or point.module.startswith(f"{missing}."):
-            raise _import_error(name, point, error) from error
-        extra = ': pip install "stoker[models]"' if _package_name_of_entry_point(point) == "stoker" else ""
-        raise StokerError(f"{name} needs the module {missing}, which is not installed{extra}") from error
     except Exception as error:  # importing a package may raise any error
-        raise _import_error(name, point, error) from error
+        missing = (error.name or str(error)) if isinstance(error, ModuleNotFoundError) else ""
+        if missing and point.module != missing and not point.module.startswith(f"{missing}."):
+            extra = ': pip install "stoker[models]"' if owners[value] == "stoker" else ""
+            raise StokerError(f"{name} needs the module {missing}, which is not installed{extra}") from error
+        what = f"{name} cannot be imported ({value}, of the package {owners[value]})"
+        raise StokerError(f"{what}: {type(error).__name__}: {error}") from error
 
 
 def load_command(group: str, name: str) -> click.Command:
     found = load(group, name)
     if not isinstance(found, click.Command):
-        raise StokerError(
-            f"{name} in {group} leads to a {type(found).__name__}, not to a click command: put"
-            " @click.command() above the function"
-        )
+        fix = "put @click.command() above the function"
+        raise StokerError(f"{name} in {group} leads to a {type(found).__name__}, not to a click command: {fix}")
     return found
 
 
@@ -98,17 +93,6 @@ def _entry_points(group: str) -> Iterable[EntryPoint]:
     own = [EntryPoint(name.strip(), value.strip(), group) for name, value in pairs]
     there = {(point.name, point.value) for point in found}
     return [*found, *(point for point in own if (point.name, point.value) not in there)]
-
-
-def _import_error(name: str, point: EntryPoint, error: Exception) -> StokerError:
-    return StokerError(
-        f"{name} cannot be imported ({point.value}, of the package {_package_name_of_entry_point(point)}):"
-        f" {type(error).__name__}: {error}"
-    )
-
-
-def _package_name_of_entry_point(point: EntryPoint) -> str:
-    return point.dist.name if point.dist is not None else point.value.partition(".")[0]
 
 
 # ---- programs of the user
@@ -157,6 +141,17 @@ class FromEntryPoints(click.Group):
             with formatter.section("Commands"):
                 formatter.write_dl(rows)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            ctx.fail(self.explain_unknown(args[0], self.list_commands(ctx)))
+        return super().resolve_command(ctx, args)
+
+    def explain_unknown(self, name: str, known: list[str]) -> str:
+        hint = did_you_mean(name, known, cutoff=0.4, otherwise="stoker --help lists them")
+        return f"no command {name!r}; {hint}"
+
 
 class Apps(FromEntryPoints):
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's interface
@@ -190,19 +185,12 @@ class Apps(FromEntryPoints):
         runs.start([*before, *given], name=ctx.params["name"], what=name)
         return None
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0].endswith(".py"):
-            return super().resolve_command(ctx, args)
-        if args and not args[0].startswith("-") and not matching(APPS, args[0]):
-            known = self.list_commands(ctx)
-            hint = did_you_mean(args[0], known, cutoff=0.4) if known else RENEW
-            hint += "; name your own program by its file: stoker run ./my_app.py"
-            if Path(f"{args[0]}.py").is_file():
-                hint = f"did you mean ./{args[0]}.py?"
-            ctx.fail(f"no application {args[0]!r}; {hint}")
-        return super().resolve_command(ctx, args)
+    def explain_unknown(self, name: str, known: list[str]) -> str:
+        hint = did_you_mean(name, known, cutoff=0.4) if known else RENEW
+        hint += "; name your own program by its file: stoker run ./my_app.py"
+        if Path(f"{name}.py").is_file():
+            hint = f"did you mean ./{name}.py?"
+        return f"no application {name!r}; {hint}"
 
 
 _SESSION = "stoker.manager.cli.apps.session"
@@ -232,7 +220,6 @@ def add_session_option(command: click.Command) -> click.Command:
 
 
 def _program_command(path: Path) -> click.Command:
-
     @click.command(
         str(path), add_help_option=False, context_settings={"ignore_unknown_options": True}, help=f"Run {path}."
     )

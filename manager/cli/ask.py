@@ -1,13 +1,10 @@
-"""Send questions to a session's manager as an observer. An observer is a client that submits no calls and does not keep
-the session alive. The frames of an observer have no numbers (see `protocol.wire`), so the observer repeats a question
-if the connection is lost."""
+"""Ask a session's manager as an observer: a client that submits no calls and does not keep the session alive. Its
+frames have no numbers (see `protocol.wire`), so it repeats a question if the connection is lost."""
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import time
-from types import TracebackType
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -19,15 +16,13 @@ from stoker.manager.executor import detached
 from stoker.manager.live import lease, presence
 from stoker.protocol import to_client, to_manager, wire
 from stoker.protocol.calls import ListedState
-from stoker.protocol.session import SessionFile, SessionFolder
+from stoker.protocol.session import SessionFile, SessionFolder, modification_time
 
 TIMEOUT_S = 5.0
 
 _POLL_S = 0.2
 
-A = TypeVar(
-    "A", bound=to_client.Status | to_client.Story | to_client.Calls | to_client.ClientWelcome | to_client.SessionOver
-)
+A = TypeVar("A")
 
 
 class SessionEndedError(SessionError):
@@ -74,9 +69,7 @@ class Observer:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -142,46 +135,36 @@ class Observer:
                 if isinstance(message, to_client.SessionOver):
                     raise SessionEndedError(f"session {self.file.session} is over: {message.reason}")
         holder = lease.read_if_whole(self.folder.lease)
-        by_hand = ""
+        who = f"the manager of session {self.file.session}{presence.elsewhere(self.folder)} at {self.file.address}"
+        text = f"{who} does not answer within {self._timeout_s:g} s; its log may show why: {self.folder.manager_log}"
         if holder is not None and lease.is_alive(holder):
-            by_hand = (
+            text += (
                 f"; if the manager stays silent, kill it (kill -9 {holder.pid}): its program, or `stoker attach"
                 f" {self.folder.path}`, starts another manager, which continues from the journal"
             )
-        who = f"the manager of session {self.file.session}{presence.elsewhere(self.folder)} at {self.file.address}"
-        raise NoAnswerError(
-            f"{who} does not answer within {self._timeout_s:g} s; its log may show why: {self.folder.manager_log}"
-            f"{by_hand}",
-            session=self.file.session,
-            log=str(self.folder.manager_log),
-        )
+        raise NoAnswerError(text, session=self.file.session, log=str(self.folder.manager_log))
 
 
 def _version_advice(folder: SessionFolder, file: SessionFile) -> str:
     if file.protocol == wire.VERSION:
         return ""
     holder = lease.read(folder.lease)
-    where = f"its manager ({holder})" if holder is not None else "its manager"
+    who = f"its manager ({holder})" if holder is not None else "its manager"
     return (
-        ". Use the version of Stoker that started the session. If that is no longer installed, kill"
-        f" {where} by hand, then run `stoker down {file.session}` to end the rest"
+        f". Use the version of Stoker that started the session. If that is no longer installed, kill {who} by hand,"
+        f" then run `stoker down {file.session}` to end the rest"
     )
 
 
 def explain_silent_manager(folder: SessionFolder, file: SessionFile) -> str:
     why = detached.over(folder)
     if why or not detached.is_detached(folder):
-        newest = 0.0  # time at which the manager last wrote a file
-        for path in (folder.journal, folder.manager_log, folder.file):
-            with contextlib.suppress(OSError):
-                newest = max(newest, path.stat().st_mtime)
-        at = datetime.datetime.fromtimestamp(newest)
+        newest = max(map(modification_time, (folder.journal, folder.manager_log, folder.file)))
+        at = datetime.datetime.fromtimestamp(newest)  # when the manager last wrote a file
         day = "" if at.date() == datetime.date.today() else f"{at:%Y-%m-%d} "
         return f"session {file.session} ended at {day}{at:%H:%M:%S}" + (f" ({why})" if why else "")
     holder = lease.read_if_whole(folder.lease)
     if holder is not None and lease.is_alive(holder):
-        return (
-            f"the manager of session {file.session} ({holder}) does not listen yet: it reads its journal; its log: "
-            f"{folder.manager_log}"
-        )
+        who = f"the manager of session {file.session} ({holder})"
+        return f"{who} does not listen yet: it reads its journal; its log: {folder.manager_log}"
     return f"the manager of session {file.session} has ended; `stoker attach {file.session}` restarts the manager"

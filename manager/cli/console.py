@@ -1,8 +1,5 @@
-"""Print all output of the `stoker` command, and define click types for its options. Other modules do not print.
-
-On a terminal, some words have a colour, and `--watch` redraws the output in place. With `--json`, stdout contains only
-one JSON document.
-"""
+"""Print all output of the `stoker` command, and define click types for its options. Other modules do not print. With
+`--json`, stdout contains only one JSON document."""
 
 from __future__ import annotations
 
@@ -130,6 +127,10 @@ class Redrawn:
             self._live.update(Text("\n").join(_style_first_word(text) for text in texts), refresh=True)
 
 
+def count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 @contextlib.contextmanager
 def redrawn() -> Iterator[Redrawn]:
     """Yield a block of printed lines that can be replaced."""
@@ -147,8 +148,8 @@ def progress_bar(name: str, *, total: float, facts: Callable[[], str], below: Li
 
 @contextlib.contextmanager
 def exit_silently_on_closed_pipe() -> Iterator[None]:
-    """End the command silently if the reader of the output pipe has exited (`stoker logs | head`). End the command with
-    an error message if the disk is full."""
+    """End the command silently if the reader of the pipe has exited (`stoker logs | head`), or with an error if the
+    disk is full."""
     try:
         yield
     except BrokenPipeError:
@@ -158,9 +159,7 @@ def exit_silently_on_closed_pipe() -> Iterator[None]:
         if trouble.errno not in _NO_ROOM:
             raise
         _discard_further_output()
-        error(
-            f"the output cannot be written: {trouble.strerror}; make room on that disk, or write the output to another"
-        )
+        error(f"the output cannot be written: {trouble.strerror}; make room on that disk, or use another")
         raise SystemExit(1) from None
 
 

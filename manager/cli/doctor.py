@@ -1,7 +1,4 @@
-"""`stoker doctor`: check this machine and site files, and show how to fix problems.
-
-`CHECKS` lists all checks. The checks in this module find remains of ended sessions.
-"""
+"""`stoker doctor`: check this machine and site files, and show how to fix problems. `CHECKS` lists all checks."""
 
 from __future__ import annotations
 
@@ -25,9 +22,8 @@ from stoker.manager.cli.session_remains import size_bytes
 from stoker.manager.cli.sessions import SessionState
 from stoker.manager.executor import detached, new_sessions
 from stoker.manager.live import lease, node_store
-from stoker.protocol import show_nodes
+from stoker.protocol import show_status
 from stoker.protocol.session import SessionFolder, is_begun, is_session_folder
-from stoker.site import Site
 from stoker.units import show_bytes
 
 # ---- earlier sessions
@@ -39,19 +35,19 @@ STORE = "performance.sqlite"
 def check_measurement_store() -> Iterator[Finding]:
     path = state_folder() / STORE
     if not path.exists():
-        yield ok("store", f"no measurements yet: the first run creates {path}")
+        yield ok(f"no measurements yet: the first run creates {path}")
         return
     try:
         with contextlib.closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=2)) as db:
             verdict = db.execute("PRAGMA quick_check").fetchone()[0]
             count = db.execute("SELECT count(DISTINCT recipe) FROM measured").fetchone()[0]
     except sqlite3.Error as error:
-        verdict, count = str(error), 0
+        verdict = str(error)
     if verdict == "ok":
-        yield ok("store", f"measurements of {_count(count, 'context', 'contexts')} in {path}")
+        yield ok(f"measurements of {console.count(count, 'context')} in {path}")
     else:
         fix = f"move the file away, and Stoker creates a new file: mv {path} {path}.damaged"
-        yield warn("store", f"measurements cannot be read: {path}: {verdict}", fix)
+        yield warn(f"measurements cannot be read: {path}: {verdict}", fix)
 
 
 def check_earlier_sessions() -> Iterator[Finding]:
@@ -60,35 +56,18 @@ def check_earlier_sessions() -> Iterator[Finding]:
     over = [Path(each.folder) for each in found if each.state is SessionState.OVER]
     links = sorted((state_folder() / "sessions").glob("*"))
     dangling = [link for link in links if not (is_session_folder(link) or is_begun(link))]
-    names = f": {', '.join(alive)}" if alive else ""
-    yield ok("sessions", _count(len(alive), "live session", "live sessions") + names)
+    yield ok(": ".join(filter(None, [console.count(len(alive), "live session"), ", ".join(alive)])))
     for name in (each.session for each in found if each.state is SessionState.LOST):
         fix = f"restart the session's manager: stoker attach {name}; or end the session: stoker down {name}"
-        yield warn("sessions", f"session {name} is not over, but has no manager", fix)
+        yield warn(f"session {name} is not over, but has no manager", fix)
     if over:
         size = sum(map(size_bytes, over))
-        keep = _count(len(over), "session that is over keeps", "sessions that are over keep")
-        text = f"{keep} {show_bytes(size)} of logs and journals"
-        yield Finding("sessions", Level.OK if size < 1e9 else Level.WARN, text, describe_removable_folders(over))
+        text = f"{console.count(len(over), 'ended session')} with {show_bytes(size)} of logs and journals"
+        fix = "stoker sessions --prune removes the old ones"
+        yield Finding(Level.OK if size < 1e9 else Level.WARN, text, fix)
     if dangling:
-        one, many = "link to a session whose folder is gone", "links to sessions whose folders are gone"
-        yield warn("sessions", _count(len(dangling), one, many), "rm " + " ".join(map(str, dangling)))
-
-
-def describe_removable_folders(folders: Sequence[Path]) -> str:
-    places: dict[Path, list[Path]] = {}
-    for folder in folders:
-        run = folder.parent if folder.parent.parent.name == "runinfo" else folder
-        places.setdefault(run.parent, []).append(run)
-    lines = []
-    for place, runs in places.items():
-        names = runs[0].name if len(runs) == 1 else f"{runs[0].name} … {runs[-1].name}"
-        lines.append(f"  {place}: {_count(len(runs), 'folder', 'folders')}, {names}")
-    return "\n".join(["stoker sessions --prune removes the old ones; or by hand (rm -r):", *lines])
-
-
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number} {one if number == 1 else many}"
+        text = f"{console.count(len(dangling), 'link')} to sessions whose folders are gone"
+        yield warn(text, "rm " + " ".join(map(str, dangling)))
 
 
 # ---- excluded nodes
@@ -97,37 +76,26 @@ def _count(number: int, one: str, many: str) -> str:
 def excluded_nodes() -> Iterator[Finding]:
     found = node_store.excluded_nodes()
     if not found:
-        yield ok("nodes", "no node is excluded because its devices failed")
+        yield ok("no node is excluded because its devices failed")
     for record in found:
         fix = f"after its repair: stoker doctor --clear {record.node} (a probe without a fault also clears the node)"
-        yield warn("nodes", f"no block starts on node {show_nodes.describe_excluded_node(record)}", fix)
-
-
-def clear_node(node: str) -> Iterator[str]:
-    """Let blocks start on an excluded node again. Yield a message for each site that excluded the node. Raises
-    StokerError if the node is not excluded.
-    """
-    for record in node_store.clear(node):
-        yield (
-            f"blocks of site {record.source} may start on {node} again; running sessions notice the change within"
-            f" {node_store.LOOK_S:g} s"
-        )
+        yield warn(f"no block starts on node {show_status.describe_excluded_node(record)}", fix)
 
 
 # ---- processes and jobs of ended sessions
 
 
 _PATIENCE_S = 3.0
-"""Seconds between two checks for orphaned processes. A session may be ending or restarting its manager."""
+"""Seconds between two checks for orphaned processes, because a session may be ending."""
 
 
 def check_orphaned_processes() -> Iterator[Finding]:
     found = list(find_orphaned_processes())
     if not found:
-        yield ok("processes", "no process was left behind")
+        yield ok("no process was left behind")
         return
-    what = ", ".join(f"{each.kind} {each.pid} of {each.folder}" for each in found)
-    yield warn("processes", f"left behind: {what}", "kill " + " ".join(str(each.pid) for each in found))
+    what = ", ".join(f"{kind} {pid} of {folder}" for pid, kind, folder in found)
+    yield warn(f"left behind: {what}", " ".join(["kill", *(str(pid) for pid, _, _ in found)]))
 
 
 def check_orphaned_jobs() -> Iterator[Finding]:
@@ -135,36 +103,28 @@ def check_orphaned_jobs() -> Iterator[Finding]:
         folder = SessionFolder(link.resolve())
         if detached.over(folder) and session_remains.may_have_jobs(folder):
             for each in session_remains.jobs(folder, None):
-                yield warn("jobs", f"left behind: {each.what}, of session {link.name}", each.remove)
+                yield warn(f"left behind: {each.what}, of session {link.name}", each.remove)
 
 
-class OrphanProcess(msgspec.Struct, frozen=True):
-    pid: int
-    kind: str
-    folder: str
-
-
-def find_orphaned_processes() -> Iterator[OrphanProcess]:
-    """Yield processes of ended sessions that still run on this machine, including pilots with an unexpired lease."""
+def find_orphaned_processes() -> Iterator[tuple[int, str, Path]]:
+    """Yield the id, kind and session folder of processes of ended sessions, including pilots with an unexpired
+    lease."""
     found = list(session_remains.iter_own_session_processes())
     gone = _ended_session_folders(found)
     if any(path.exists() for path in gone):
         time.sleep(_PATIENCE_S)
         gone &= _ended_session_folders(found)
-    for process, kind, path in found:
-        if path in gone and process.is_running():
-            yield OrphanProcess(process.pid, kind, str(path))
+    yield from ((process.pid, kind, path) for process, kind, path in found if path in gone and process.is_running())
 
 
 def _ended_session_folders(found: Sequence[tuple[psutil.Process, str, Path]]) -> set[Path]:
-    """Return the folders of sessions that have ended, or whose program and manager have died."""
     managed = {path for process, kind, path in found if kind == "manager" and process.is_running()}
     gone = set[Path]()
     for path in {path for _, _, path in found}:
         folder = SessionFolder(path)
         died = False
         with contextlib.suppress(OSError, StokerError):
-            holder = lease.read(lease.lease_file(folder))
+            holder = lease.read(folder.lease)
             died = holder is not None and lease.is_alive(holder) is False and not detached.is_detached(folder)
         if not path.exists() or detached.over(folder) or (path not in managed and died):
             gone.add(path)
@@ -204,13 +164,7 @@ _PROBE_WITHIN_S = 300.0
 @click.option("--probe", is_flag=True, help="Submit a one-minute pilot to each SITE: do compute nodes reach this host?")
 @click.option("--tests", is_flag=True, help="Run the site suite on each SITE and report which checks pass.")
 @click.option("-k", "chosen", metavar="EXPR", default="", help="With --tests: the tests to run, as for pytest -k.")
-@click.option(
-    "--wait",
-    "wait_s",
-    metavar="S",
-    type=Seconds(),
-    help="Wait this many seconds for a pilot of --probe or --tests. [300]",
-)
+@click.option("--wait", "wait_s", metavar="S", type=Seconds(), help="Seconds to wait for a pilot. [300]")
 @click.option("--clear", "cleared", metavar="NODE", help="Let blocks start on an excluded node again; do nothing else.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 def doctor(
@@ -228,30 +182,39 @@ def doctor(
     With SITE files: also check that they fit this cluster. With --tests: start pilots there and test each promise of
     Stoker; the exit code is 1 if a promise fails.
     """
-    if (probe or tests) and not sites:
-        option = "--tests" if tests else "--probe"
-        raise click.UsageError(f"{option} needs a site file, which describes the job: stoker doctor site.toml {option}")
-    if probe and tests:
-        raise click.UsageError("--probe and --tests: use only one of these options; the site suite starts pilots, too")
-    if wait_s is not None and not (probe or tests):
-        raise click.UsageError("--wait is for --probe and --tests: stoker doctor site.toml --probe --wait 600")
-    if chosen and not tests:
-        raise click.UsageError("-k is for --tests: stoker doctor site.toml --tests -k peer")
+    option = "--tests" if tests else "--probe"
+    wrong = {
+        f"{option} needs a site file, which describes the job: stoker doctor site.toml {option}": (
+            (probe or tests) and not sites
+        ),
+        "--probe and --tests: use only one of these options; the site suite starts pilots, too": probe and tests,
+        "--wait is for --probe and --tests: stoker doctor site.toml --probe --wait 600": (
+            wait_s is not None and not (probe or tests)
+        ),
+        "-k is for --tests: stoker doctor site.toml --tests -k peer": chosen and not tests,
+        "--clear takes one node and nothing else: stoker doctor --clear n2": cleared is not None and (sites or as_json),
+    }
+    for text, is_wrong in wrong.items():
+        if is_wrong:
+            raise click.UsageError(text)
     if cleared is not None:
-        if sites or as_json:
-            raise click.UsageError("--clear takes one node and nothing else: stoker doctor --clear n2")
-        console.lines(clear_node(cleared))
+        later = f"running sessions notice the change within {node_store.LOOK_S:g} s"
+        for record in node_store.clear(cleared):
+            console.line(f"blocks of site {record.source} may start on {cleared} again; {later}")
         return
     wanted = new_sessions.collect(sites) if sites else ()
     if tests:
         _run_site_suites(sites, wait_s=wait_s, chosen=chosen, as_json=as_json)
         return
-    wait_s = _PROBE_WITHIN_S if wait_s is None else wait_s
-    checks = [*CHECKS, *(_make_site_check("site_fits", site, doctor_site.site_fits) for site in wanted)]
-    if probe:
-        ask = functools.partial(doctor_site.probe, wait_s=wait_s, say=console.note)
-        checks += [_make_site_check("probe", site, ask) for site in wanted]
-    findings = list(examine(checks))
+    ask = functools.partial(doctor_site.probe, wait_s=_PROBE_WITHIN_S if wait_s is None else wait_s, say=console.note)
+    questions = [("site", "Does site {} fit this cluster?", doctor_site.site_fits)]
+    questions += [("probe", "Do pilots of {} reach this host?", ask)] if probe else []
+    checks = [
+        Check(f"{name} {site.name}", question.format(site.name), functools.partial(run, site))
+        for name, question, run in questions
+        for site in wanted
+    ]
+    findings = list(examine([*CHECKS, *checks]))
     if as_json:
         console.json({"findings": findings})
     else:
@@ -274,19 +237,11 @@ def _run_site_suites(sites: Iterable[Path], *, wait_s: float | None, chosen: str
         raise click.exceptions.Exit(1)
 
 
-def _make_site_check(name: str, site: Site, run: Callable[[Site], Iterable[Finding]]) -> Check:
-    question = (
-        f"Does site {site.name} fit this cluster?"
-        if name == "site_fits"
-        else f"Do pilots of {site.name} reach this host?"
-    )
-    return Check(name, question, functools.partial(run, site))
-
-
 def examine(checks: Iterable[Check] | None = None) -> Iterator[Finding]:
     for check in CHECKS if checks is None else checks:
         try:
-            yield from check.run()
+            for finding in check.run():
+                yield msgspec.structs.replace(finding, topic=check.name)
         except Exception as error:
             what = f"{check.name} could not be checked ({check.question})"
-            yield warn(check.name, f"{what}: {type(error).__name__}: {error}")
+            yield Finding(Level.WARN, f"{what}: {type(error).__name__}: {error}", topic=check.name)

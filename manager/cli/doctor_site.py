@@ -1,9 +1,5 @@
 """Checks of `stoker doctor` and `stoker up`: does a site file fit the cluster, and does the batch system accept the
-job?
-
-Only Slurm can check a submit script without submitting it (`sbatch --test-only`). Slurm then also applies limits that
-commands such as `sinfo` do not show.
-"""
+job? Only Slurm can check a submit script without submitting it (`sbatch --test-only`)."""
 
 from __future__ import annotations
 
@@ -21,17 +17,19 @@ import msgspec
 
 from stoker.contexts.folders import state_folder
 from stoker.errors import ConfigError, StokerError
-from stoker.manager.advice.endpoint import EndpointError, LanguageModel, ModelEndpoint
+from stoker.manager.advice.endpoint import EndpointError, ModelEndpoint
 from stoker.manager.cli import doctor_machine, down, surroundings
 from stoker.manager.cli.ask import Observer
 from stoker.manager.cli.doctor_machine import Finding, Level, need, no, ok, warn
 from stoker.manager.cli.init import describe
 from stoker.manager.cli.surroundings import COMMAND_LIMIT_S, IMAGE, HostFacts, Slurm, inspect_host
 from stoker.manager.executor import detached, engines, new_sessions
-from stoker.manager.factory import pacing, parsl_parts
+from stoker.manager.factory import pacing
 from stoker.manager.factory.allowed_nodes import PROBE_WALLTIME_S
 from stoker.manager.factory.batch import BatchTrouble
+from stoker.manager.factory.batches import SUBMIT_COMMANDS, dry_run
 from stoker.manager.factory.commands import CommandRunner
+from stoker.manager.factory.submitting import is_temporary_submission_error
 from stoker.manager.live import interfaces
 from stoker.pilot.taskvine import factory as taskvine_factory
 from stoker.protocol import show_status
@@ -54,71 +52,47 @@ from stoker.units import show_bytes, show_seconds
 
 
 _ENDPOINT_S = 10.0
-"""Seconds within which the endpoint of a language model must list its models."""
 _EXAMPLE = "k3v9"
 
 
-class SlurmVerdict(msgspec.Struct, frozen=True):
-    """Slurm's answer to a submit script; `refused` is None if Slurm did not answer."""
-
-    words: str
-    refused: bool | None = None
-
-
-class DryRunLines(msgspec.Struct, frozen=True):
-    lines: tuple[str, ...]
-    refused: bool = False
-
-
-def show(site: Site) -> DryRunLines:
-    """Return the lines that `stoker up --dry-run` prints. Raises ConfigError for settings that the batch system does
-    not support.
-    """
-    parsl_parts.import_in_parts()
-    from stoker.manager.factory.batches import SUBMIT_COMMANDS  # imports parts of Parsl
-
+def show(site: Site) -> tuple[list[str], bool]:
+    """Return the lines of `stoker up --dry-run`, and True if Slurm refuses the job. Raises ConfigError."""
     folder, text = _script(site)
     blocks = f"{site.pilot.init_blocks} at first, up to {site.pilot.max_blocks}"
     how = f"submitted with {SUBMIT_COMMANDS.get(site.provider.kind, 'kubectl')}" if not site.is_local else "run here"
     number = "one in all" if site.engine is Engine.TASKVINE else blocks
     head = f"# site {site.name}: block b1 of session {_EXAMPLE} (the real one has another id); {how}, {number}"
-    lines = (head, *text.rstrip("\n").split("\n"))
+    lines = [head, *text.rstrip("\n").split("\n")]
     if site.engine is Engine.TASKVINE:
         factory = engines.factory_command(site, folder, session=_EXAMPLE)
-        return DryRunLines((*lines, f"# which has TaskVine start workers, {blocks}:", factory))
+        return [*lines, f"# which has TaskVine start workers, {blocks}:", factory], False
     if site.provider.kind is not ProviderKind.SLURM:
-        return DryRunLines(lines)
-    verdict = _judge(site, text)
-    return DryRunLines((*lines, f"# site {site.name}: {verdict.words}"), refused=verdict.refused is True)
+        return lines, False
+    words, refused = _judge(site, text)
+    return [*lines, f"# site {site.name}: {words}"], bool(refused)
 
 
 def _script(site: Site) -> tuple[SessionFolder, str]:
-    parsl_parts.import_in_parts()
-    from stoker.manager.factory.batches import dry_run  # imports parts of Parsl
-
     folder = SessionFolder(new_sessions.default_place(_EXAMPLE))
     return folder, dry_run(site, session=_EXAMPLE, folder=folder, block="b1", python_path=new_sessions.python_path())
 
 
-def _judge(site: Site, script: str) -> SlurmVerdict:
-    from stoker.manager.factory.submitting import is_temporary_submission_error  # slow import of Parsl
-
+def _judge(site: Site, script: str) -> tuple[str, bool | None]:
+    """Return Slurm's answer to a submit script, and whether Slurm refuses it (None: no answer)."""
     if shutil.which("sbatch") is None:
-        return SlurmVerdict("Slurm did not check this script: no sbatch on the PATH of this host")
+        return "Slurm did not check this script: no sbatch on the PATH of this host", None
     with tempfile.TemporaryDirectory(prefix="stoker-dry-run-") as folder:
         path = Path(folder) / "script.sh"
         path.write_text(script, errors="surrogateescape")
         try:
-            said = CommandRunner(limit_s=site.provider.command_limit_s, folder=path.parent).run(
-                ["sbatch", "--test-only", path.name]
-            )
+            run = CommandRunner(limit_s=site.provider.command_limit_s, folder=path.parent).run
+            said = run(["sbatch", "--test-only", path.name])
         except BatchTrouble as trouble:
-            return SlurmVerdict(f"Slurm could not check this script: {trouble}")
+            return f"Slurm could not check this script: {trouble}", None
     words = said.words.removeprefix("sbatch: ")
     if said.code and is_temporary_submission_error(words):
-        return SlurmVerdict(f"Slurm could not check this script: {words}")
-    refused = said.code != 0
-    return SlurmVerdict(f"Slurm {'refuses' if refused else 'would accept'} this script: {words}", refused)
+        return f"Slurm could not check this script: {words}", None
+    return f"Slurm {'refuses' if said.code else 'would accept'} this script: {words}", said.code != 0
 
 
 # ---- site file against Slurm
@@ -128,53 +102,44 @@ _CHOOSES = re.compile(r"(?:^|\s)(?:--(?:qos|partition|time)\b|-[qpt])")
 """Options of `sbatch` that change a job's time limit."""
 
 
-class SiteFault(msgspec.Struct, frozen=True):
-    """A setting of a site file that does not fit the cluster. `never`: True if a job with this setting never starts."""
-
-    text: str
-    never: bool = False
-
-
 def refuse(sites: Iterable[Site]) -> list[str]:
-    """Raise ConfigError if the jobs of a site would never start. Otherwise return descriptions of the settings that do
-    not fit the cluster.
-    """
+    """Raise ConfigError if the jobs of a site would never start, or return the settings that do not fit the cluster."""
     asked = [site for site in sites if not site.is_local and site.provider.kind is ProviderKind.SLURM]
     if not asked:
         return []
     slurm = surroundings.ask(CommandRunner(limit_s=COMMAND_LIMIT_S, folder=Path(tempfile.gettempdir())).run)
-    if slurm.trouble:
-        return []
-    found = [(site, fault) for site in asked for fault in slurm_faults(site, slurm)]
-    for site, fault in found:
-        if fault.never:
-            raise ConfigError(f"site {site.name}: {fault.text}; jobs of this site would wait forever", key="walltime")
-    return [f"site {site.name}: {fault.text}" for site, fault in found]
+    notes = []
+    for site in asked if not slurm.trouble else ():
+        for text, never in slurm_faults(site, slurm):
+            if never:
+                raise ConfigError(f"site {site.name}: {text}; jobs of this site would wait forever", key="walltime")
+            notes.append(f"site {site.name}: {text}")
+    return notes
 
 
-def slurm_faults(site: Site, slurm: Slurm) -> Iterator[SiteFault]:
+def slurm_faults(site: Site, slurm: Slurm) -> Iterator[tuple[str, bool]]:
+    """Yield settings that do not fit the cluster, with True if a job never starts because of them."""
     ask = site.provider
     known = {each.name: each for each in slurm.partitions}
     names = ask.partition.split(",") if ask.partition else [each.name for each in slurm.partitions if each.default]
     chosen = [known[name] for name in names if name in known]
     for name in names:
         if name not in known:
-            yield SiteFault(f"[provider] partition {name} is not up; known partitions: {', '.join(known)}")
+            yield f"[provider] partition {name} is not up; known partitions: {', '.join(known)}", False
     if ask.account and slurm.accounts and ask.account not in slurm.accounts:
-        yield SiteFault(f"[provider] account {ask.account} is not yours; your accounts are {', '.join(slurm.accounts)}")
+        yield f"[provider] account {ask.account} is not yours; your accounts are {', '.join(slurm.accounts)}", False
     # A job never starts if all its partitions have a shorter limit, unless its QOS or `options` change the limit.
     short = [each for each in chosen if each.limit_s and ask.walltime_s > each.limit_s]
     never = len(short) == len(names) and not (ask.qos or any(map(_CHOOSES.search, ask.options)))
     for each in short:
-        most = show_seconds(each.limit_s)
         text = f"[provider] walltime {show_seconds(ask.walltime_s)} is more than partition {each.name} allows"
-        yield SiteFault(f"{text}, {most}; set walltime to at most that", never)
+        yield f"{text}, {show_seconds(each.limit_s)}; set walltime to at most that", never
     there = [gpus for each in chosen for gpus in each.gpus]
     fit = any(gpus.count >= ask.gpu_count and ask.gpu_type in ("", gpus.type) for gpus in there)
     if ask.gpu_count and chosen and not fit:
         shown = ", ".join(dict.fromkeys(map(str, there))) or "none"
         where = ", ".join(each.name for each in chosen)
-        yield SiteFault(f'[provider] no node has gpus = "{ask.gpus}" in {where}; they have {shown}')
+        yield f'[provider] no node has gpus = "{ask.gpus}" in {where}; they have {shown}', False
 
 
 # ---- checks of doctor
@@ -185,152 +150,151 @@ _ASK_EVERY_S = 0.5
 _SHOWN_DOMAINS = 3
 _SEND_FILES = '[provider] shared_files = false with [environment] kind = "packed"'
 _SLACK_S = 60.0
-"""If the probe command is killed, its session ends this many seconds after the probe's time limit."""
+"""The session of a killed probe ends this many seconds after the time limit."""
 
 
 def batch_system() -> Iterator[Finding]:
     around = inspect_host()
     slurm = around.slurm
     if around.kind is ProviderKind.LOCAL:
-        yield no("batch", "no batch system on PATH: pilots run on this machine")
+        yield no("no batch system on PATH: pilots run on this machine")
         return
     if slurm is None:
         queues = f": queues {', '.join(around.queues)}" if around.queues else ""
-        yield ok("batch", f"{around.kind.value} ({around.command}) as user {around.user}{queues}")
+        yield ok(f"{around.kind.value} ({around.command}) as user {around.user}{queues}")
     elif slurm.trouble:
         text = f"Slurm {slurm.version} is installed, and does not answer: {slurm.trouble}"
-        yield warn("batch", text, "is this a login node of the cluster? try: sinfo")
+        yield warn(text, "is this a login node of the cluster? try: sinfo")
     else:
         partitions = ", ".join(describe(slurm, each) for each in slurm.partitions) or "none is up"
-        yield ok("batch", f"Slurm {slurm.version} as user {around.user}: partitions {partitions}")
+        yield ok(f"Slurm {slurm.version} as user {around.user}: partitions {partitions}")
         accounts = f"accounts: {', '.join(slurm.accounts)}" if slurm.accounts else ""
-        yield ok("account", accounts or "no accounting here: jobs need no account")
+        yield ok(accounts or "no accounting here: jobs need no account")
     for each in around.scratch:
         seen = "seen by other hosts too" if each.shared else "of this host"
-        yield ok("scratch", f"scratch {each.path}, {show_bytes(each.free_bytes)} free, {seen}")
+        yield ok(f"scratch {each.path}, {show_bytes(each.free_bytes)} free, {seen}")
     if around.home_shared:
-        yield ok("home", f"session folders are in {around.home}, on a file system that other hosts see")
+        yield ok(f"session folders are in {around.home}, on a file system that other hosts see")
     else:
         text = f"session folders are in {around.home}, which does not look like a file system that compute nodes see"
-        yield warn("home", text, "if they do not see it: stoker up --folder DIR, or export STOKER_HOME=DIR")
-
-
-def check_advice_endpoint(site: Site) -> Iterator[Finding]:
-    topic, named = f"site {site.name}", site.advice
-    if not named.url:
-        return
-    model = LanguageModel(named.url, named.model, named.key_variable, time_limit_s=_ENDPOINT_S)
-    endpoint = ModelEndpoint(model)
-    if named.key_variable and not os.environ.get(named.key_variable):
-        fix = f"export {named.key_variable}=KEY, where `stoker up` runs"
-        yield warn(topic, f"{topic}: the variable {named.key_variable} ([advice] key_variable) is not set", fix)
-    try:
-        names = endpoint.models()
-    except EndpointError as error:
-        text = f"{topic}: the language model of [advice] cannot be reached, so advice comes from rules: {error}"
-        yield warn(topic, text, f"fix [advice] url = {endpoint.name}; the URL must end before /chat/completions")
-        return
-    if named.model in names:
-        yield ok(topic, f"{topic}: advice may ask {named.model} at {endpoint.name}")
-    else:
-        served = ", ".join(names[:5]) or "no model"
-        yield warn(
-            topic,
-            f"{topic}: {endpoint.name} has no model {named.model}",
-            f"fix [advice] model: the endpoint serves {served}",
-        )
+        yield warn(text, "if they do not see it: stoker up --folder DIR, or export STOKER_HOME=DIR")
 
 
 def site_fits(site: Site) -> Iterator[Finding]:
-    topic, ask = f"site {site.name}", site.provider
-    yield from check_advice_endpoint(site)
+    for checks in (check_advice_endpoint(site), _engine_and_network_fit(site), _batch_site_fits(site)):
+        for finding in checks:
+            yield msgspec.structs.replace(finding, text=f"site {site.name}: {finding.text}")
+
+
+def check_advice_endpoint(site: Site) -> Iterator[Finding]:
+    named = site.advice
+    if not named.url:
+        return
+    endpoint = ModelEndpoint(msgspec.structs.replace(named, time_limit_s=Duration(_ENDPOINT_S)))
+    if named.key_variable and not os.environ.get(named.key_variable):
+        fix = f"export {named.key_variable}=KEY, where `stoker up` runs"
+        yield warn(f"the variable {named.key_variable} ([advice] key_variable) is not set", fix)
+    try:
+        names = endpoint.models()
+    except EndpointError as error:
+        fix = f"fix [advice] url = {endpoint.name}; the URL must end before /chat/completions"
+        text = f"the language model of [advice] cannot be reached, so advice comes from rules: {error}"
+        yield warn(text, fix)
+        return
+    if named.model in names:
+        yield ok(f"advice may ask {named.model} at {endpoint.name}")
+    else:
+        fix = f"fix [advice] model: the endpoint serves {', '.join(names[:5]) or 'no model'}"
+        yield warn(f"{endpoint.name} has no model {named.model}", fix)
+
+
+def _engine_and_network_fit(site: Site) -> Iterator[Finding]:
     if site.engine is Engine.TASKVINE:
         try:
-            programs = taskvine_factory.find_programs()
-            yield ok(topic, f"{topic}: TaskVine's programs are {programs.factory} and {programs.worker}")
+            worker, factory = taskvine_factory.find_programs()
+            yield ok(f"TaskVine's programs are {factory} and {worker}")
         except ConfigError as error:
-            yield need(topic, f"{topic}: {error}", taskvine_factory.INSTALL)
+            yield need(str(error), taskvine_factory.INSTALL)
         site = msgspec.structs.replace(site, engine=Engine.STOKER)  # check the workers' nodes with a pilot
     if site.is_local:
         yield from doctor_machine.devices_of(site)
     if site.session.interface or not site.is_local:
         try:
             address = interfaces.resolve(site.session.interface or interfaces.AUTO)
-            named = f"{site.session.interface} " if site.session.interface else ""
-            yield ok(topic, f"{topic}: the manager will listen on {named}{address}:{site.session.ports}")
+            where = f"{site.session.interface} {address}".lstrip()
+            yield ok(f"the manager will listen on {where}:{site.session.ports}")
         except StokerError as error:
-            yield need(topic, f"{topic}: {error}", "fix [session] interface")
-    if site.is_local:
+            yield need(str(error), "fix [session] interface")
+
+
+def _batch_site_fits(site: Site) -> Iterator[Finding]:
+    if msgspec.structs.replace(site, engine=Engine.STOKER).is_local:
         return
+    ask, is_condor = site.provider, site.provider.kind is ProviderKind.CONDOR
     shares_python = site.environment.kind is EnvironmentKind.SHARED
     python = Path(site.environment.python or sys.executable).absolute()
-    if ask.kind is ProviderKind.CONDOR and shares_python:
-        yield from warn_about_closed_folders(topic, python)
+    if is_condor and shares_python:
+        yield from warn_about_closed_folders(python)
     around = inspect_host()
     if around.kind is not ask.kind and ask.kind not in around.others:
         here = around.kind.value if around.command else "no batch system"
-        text = f"{topic} is for {ask.kind.value}; this host has {here}"
-        yield need(topic, text, "use it on a login node of that cluster, or write another site file: stoker init")
+        fix = "use it on a login node of that cluster, or write another site file: stoker init"
+        yield need(f"it is for {ask.kind.value}; this host has {here}", fix)
         return
     if ask.image == IMAGE:
-        text = f"{topic}: [provider] image is {IMAGE}, which `stoker init` wrote in place of a name"
-        yield need(topic, text, "write the name of your container image, with Stoker installed")
-    asks = f"{topic}: a session asks {ask.kind.title} for {pacing.in_words(ask.poll_s)}"
-    yield ok(topic, f"{asks} ([provider] poll)")
+        text = f"[provider] image is {IMAGE}, which `stoker init` wrote in place of a name"
+        yield need(text, "write the name of your container image, with Stoker installed")
+    yield ok(f"a session asks {ask.kind.title} for {pacing.in_words(ask.poll_s)} ([provider] poll)")
     if ask.kind not in EXCLUDES_NODES:
-        yield no(topic, f"{topic}: {node_exclusion_warning(ask.kind)}")
+        yield no(node_exclusion_warning(ask.kind))
     if shares_python:
-        yield from warn_about_folders_in_tmp(topic, python, state_folder())
-    if ask.kind is ProviderKind.CONDOR and ask.shared_files:
-        yield from slot_users(topic, around)
+        yield from warn_about_folders_in_tmp(python, state_folder())
+    if is_condor and ask.shared_files:
+        yield from slot_users(around)
     if around.slurm is not None and ask.kind is ProviderKind.SLURM and not around.slurm.trouble:
-        faults = list(slurm_faults(site, around.slurm))
-        for fault in faults:
-            yield need(topic, f"{topic}: {fault.text}", "fix the site file; `stoker init --output -` shows a valid one")
+        faults = [text for text, _ in slurm_faults(site, around.slurm)]
+        for text in faults:
+            yield need(text, "fix the site file; `stoker init --output -` shows a valid one")
         if not faults:
-            yield ok(topic, f"{topic}: partition, account, walltime and GPUs are available")
-            verdict = _judge(site, _script(site)[1])  # Slurm applies limits that `sinfo` does not show
-            level = {None: Level.WARN, False: Level.OK, True: Level.NEED}[verdict.refused]
-            fix = "fix the site file; `stoker up SITE --dry-run` prints the script" if verdict.refused else ""
-            yield Finding(topic, level, f"{topic}: {verdict.words}", fix)
+            yield ok("partition, account, walltime and GPUs are available")
+            words, refused = _judge(site, _script(site)[1])  # Slurm applies limits that `sinfo` does not show
+            level = {None: Level.WARN, False: Level.OK, True: Level.NEED}[refused]
+            yield Finding(
+                level, words, "fix the site file; `stoker up SITE --dry-run` prints the script" if refused else ""
+            )
 
 
-def warn_about_closed_folders(topic: str, python: Path) -> Iterator[Finding]:
-    """Warn if other users cannot enter a folder on the path of Python. Many HTCondor pools run jobs as other users."""
+def warn_about_closed_folders(python: Path) -> Iterator[Finding]:
+    """Warn if other users, as whom many HTCondor pools run jobs, cannot reach Python."""
     closed = next((each for each in reversed(python.absolute().parents) if not _is_open(each)), None)
     if closed is not None:
-        text = f"{topic}: {closed} is closed to other users; where HTCondor runs jobs as slot users, they cannot run"
-        yield warn(topic, f"{text} {python}", f"chmod o+x {closed}, or {_SEND_FILES}")
+        text = f"{closed} is closed to other users; where HTCondor runs jobs as slot users, they cannot run {python}"
+        yield warn(text, f"chmod o+x {closed}, or {_SEND_FILES}")
 
 
-def warn_about_folders_in_tmp(topic: str, python: Path, state: Path) -> Iterator[Finding]:
-    """Warn if Python or the session folders are in /tmp. Jobs may have a private /tmp (HTCondor's MOUNT_UNDER_SCRATCH,
-    Slurm's job_container/tmpfs)."""
+def warn_about_folders_in_tmp(python: Path, state: Path) -> Iterator[Finding]:
+    """Warn if Python or the session folders are in /tmp, which jobs may have for themselves (HTCondor's
+    MOUNT_UNDER_SCRATCH, Slurm's job_container/tmpfs)."""
     packed = 'install it elsewhere, or set [environment] kind = "packed" and shared_files = false'
-    for what, path, action in (
-        ("Python is", python, packed),
-        ("session folders are in", state, "export STOKER_HOME=DIR"),
-    ):
+    for what, path, fix in (
+        ("Python is", python, packed), ("session folders are in", state, "export STOKER_HOME=DIR"),
+    ):  # fmt: skip
         private = next((folder for folder in _PRIVATE if path.is_relative_to(folder)), "")
         if private:
-            text = f"{topic}: {what} {path}, which jobs do not see where each has a {private} of its own"
-            yield warn(topic, text, action)
+            yield warn(f"{what} {path}, which jobs do not see where each has a {private} of its own", fix)
 
 
-def slot_users(topic: str, around: HostFacts) -> Iterator[Finding]:
-    """Warn if HTCondor runs jobs as other users."""
+def slot_users(around: HostFacts) -> Iterator[Finding]:
     known = [node for node in around.nodes if node.user_domain]
-    others = [node for node in known if node.user_domain.lower() != around.user_domain.lower()]
+    others = [node.user_domain for node in known if node.user_domain.lower() != around.user_domain.lower()]
     if not around.user_domain or not others:
         return
     of_all = "machines" if len(others) == len(known) else f"{len(others)} of {len(known)} machines"
-    theirs = ", ".join(sorted({node.user_domain for node in others})[:_SHOWN_DOMAINS])
     text = (
-        f"{topic}: {of_all} of the pool run jobs as their own users, who may not read a session's folder: their"
-        f" UID_DOMAIN is {theirs}, and this host's is {around.user_domain}"
+        f"{of_all} of the pool run jobs as their own users, who may not read a session's folder: their UID_DOMAIN is"
+        f" {', '.join(sorted(set(others))[:_SHOWN_DOMAINS])}, and this host's is {around.user_domain}"
     )
-    level = Level.NEED if len(others) == len(known) else Level.WARN
-    yield Finding(topic, level, text, _SEND_FILES)
+    yield Finding(Level.NEED if len(others) == len(known) else Level.WARN, text, _SEND_FILES)
 
 
 def _is_open(folder: Path) -> bool:
@@ -341,9 +305,8 @@ def _is_open(folder: Path) -> bool:
 
 
 def probe(site: Site, *, wait_s: float, say: Callable[[str], None]) -> Iterator[Finding]:
-    """Submit a one-minute pilot and wait until the pilot joins the session. A pilot that joins proves that compute
-    nodes can access the environment and the session folder, and can reach this host."""
-    topic = f"probe {site.name}"
+    """Submit a one-minute pilot and wait until it joins. This proves that compute nodes can access the environment and
+    the session folder, and can reach this host."""
     folder = new_sessions.make([make_probe_site(site)], idle_s=wait_s + _SLACK_S)
     say(f"the probe's session, {folder.path}, submits one job of at most a minute to site {site.name}")
     began = time.monotonic()
@@ -362,16 +325,16 @@ def probe(site: Site, *, wait_s: float, say: Callable[[str], None]) -> Iterator[
         lacks = _explain_unusable_pilots(status, site)
         if lacks:
             fix = f'the pilot\'s log: {folder.path / "pilots"}; to use only the cores: [pilot] devices = "cpu"'
-            yield need(topic, f"compute nodes reach this host, but {lacks}", fix)
+            yield need(f"compute nodes reach this host, but {lacks}", fix)
         elif status.pilots:
             hosts = ", ".join(pilot.host for pilot in status.pilots)
-            yield ok(topic, f"compute nodes reach this host on {address} (asked a pilot on {hosts}; {took})")
+            yield ok(f"compute nodes reach this host on {address} (asked a pilot on {hosts}; {took})")
         else:
-            yield need(topic, *_explain_missing_pilot(status, folder, address=address, took=took))
+            yield need(*_explain_missing_pilot(status, folder, address=address, took=took))
     finally:
         before = down.end(folder)
         remains = down.wait_until_gone(folder, before, wait_s=60.0, waiting=say)
-        yield from (warn(topic, f"the probe left behind: {each.what}", each.remove) for each in remains)
+        yield from (warn(f"the probe left behind: {each.what}", each.remove) for each in remains)
     if status.pilots and not lacks and not remains:
         detached.forget(folder)
 
@@ -413,23 +376,17 @@ def _explain_unusable_pilots(status: Status, site: Site) -> str:
 
 
 def _explain_missing_pilot(status: Status, folder: SessionFolder, *, address: str, took: str) -> tuple[str, str]:
-    pending = show_status.pending_blocks(status.jobs)
-    if pending:
+    if pending := show_status.pending_blocks(status.jobs):
         why = show_status.reasons(pending) or "no reason given"
         return f"the probe still waits in the queue after {took}: {why}", "try again when the cluster is less busy"
+    output = folder.path / "submit"
     if status.trouble or status.ended_blocks:
-        said = [*status.trouble.values(), *show_status.format_counts_by_reason(status.ended_blocks)]
-        return (
-            f"the job of the probe started no pilot: {'; '.join(said)}",
-            f"the job's scripts and output: {folder.path / 'submit'}",
-        )
+        said = "; ".join([*status.trouble.values(), *show_status.format_counts_by_reason(status.ended_blocks)])
+        return f"the job of the probe started no pilot: {said}", f"the job's scripts and output: {output}"
     if all(job.phase == BlockPhase.ASKED.value for job in status.jobs):
-        return (
-            f"the probe was not submitted within {took}",
-            f"see the log of the factory: {folder.path / 'factory.log'}",
-        )
+        fix = f"see the log of the factory: {folder.path / 'factory.log'}"
+        return f"the probe was not submitted within {took}", fix
     fix = (
-        "is a firewall between them? name their common network: [session] interface, ports; the job's output: "
-        f"{folder.path / 'submit'}"
+        f"is a firewall between them? name their common network: [session] interface, ports; the job's output: {output}"
     )
     return f"the probe runs, but its pilot has not reached {address} within {took}", fix

@@ -47,24 +47,18 @@ def down(*, session: str, wait_s: float, as_json: bool) -> None:
     before = end(folder)
     remains = wait_until_gone(folder, before, wait_s=wait_s, waiting=console.note)
     shutil.rmtree(folder.objects, ignore_errors=True)  # arguments and results are useless without their session
-    name = folder.read().session
-    brought = before is not None and bool(before.pilots or before.gone_pilots)
-    unwritten = detached.unwritten(folder)
+    name, unwritten = folder.read().session, detached.unwritten(folder)
     stays: list[str] = []
-    with contextlib.suppress(ConfigError):  # the session has ended even if its site files are invalid
-        stays = sessions.stays(detached.sites_of(folder).values()) if brought else []
+    if before is not None and (before.pilots or before.gone_pilots):
+        with contextlib.suppress(ConfigError):  # the session has ended even if its site files are invalid
+            stays = sessions.stays(detached.sites_of(folder).values())
     if as_json:
         console.json({"session": name, "left": remains, "stays": stays, "status": before, "unwritten": unwritten})
-    elif remains:
-        console.lines(render(remains, name=name))
     else:
-        console.line(ended(before, name=name))
-    if not as_json:
+        console.lines(render(remains, name=name) if remains else [ended(before, name=name)])
         if unwritten:
-            console.note(
-                f"the last records of its journal are not written ({unwritten}, {folder.journal}):"
-                " `stoker status` and `stoker explain` may miss its last events"
-            )
+            why = f"the last records of its journal are not written ({unwritten}, {folder.journal})"
+            console.note(f"{why}: `stoker status` and `stoker explain` may miss its last events")
         for text in stays:
             console.note(text)
     if remains:
@@ -72,8 +66,8 @@ def down(*, session: str, wait_s: float, as_json: bool) -> None:
 
 
 def end(folder: SessionFolder, *, reason: str = "stoker down") -> Status | None:
-    """End the session. Return the session's last status, or None if the manager has not answered. A dead manager is
-    restarted first, because only the manager knows the jobs of the session. Raises SessionError."""
+    """End the session. Return its last status, if the manager has answered. A dead manager is restarted first, because
+    only it knows the jobs. Raises SessionError."""
     for _ in range(2):
         try:
             with Observer(folder) as observer:
@@ -98,7 +92,7 @@ def end(folder: SessionFolder, *, reason: str = "stoker down") -> Status | None:
 
 
 def _end_by_file(folder: SessionFolder) -> bool:
-    """End a session whose manager reads no messages because the disk is full. Return False if the attempt fails."""
+    """End a session whose manager reads no messages because the disk is full. Return False on failure."""
     try:
         try:
             until = time.monotonic() + _FILE_S
@@ -117,7 +111,7 @@ def wait_until_gone(
 ) -> list[session_remains.LeftBehind]:
     began, said = time.monotonic(), ""
     while True:
-        here = [*session_remains.processes(folder), *session_remains.factory(folder)]
+        here = list(session_remains.processes(folder))
         remains = here or list(session_remains.jobs(folder, before))
         took = time.monotonic() - began
         if not remains or took > wait_s:
@@ -145,13 +139,9 @@ def ended(before: Status | None, *, name: str) -> str:
 def _summary(status: Status | None) -> str:
     if status is None:
         return " already"
-    facts = [f"{status.done:,} call{'s' * (status.done != 1)} done"]
-    if status.failed:
-        facts.append(f"{status.failed:,} failed")
-    if cancelled := status.cancelled + status.queued + status.running:
-        facts.append(f"{cancelled:,} cancelled")
-    if status.pilots:
-        facts.append(f"{len(status.pilots)} pilot{'s' * (len(status.pilots) != 1)} released")
-    if status.jobs:
-        facts.append(f"{len(status.jobs)} job{'s' * (len(status.jobs) != 1)} ended")
+    cancelled = status.cancelled + status.queued + status.running
+    facts = [f"{console.count(status.done, 'call')} done"]
+    facts += [f"{number:,} {what}" for number, what in ((status.failed, "failed"), (cancelled, "cancelled")) if number]
+    for things, noun, what in ((status.pilots, "pilot", "released"), (status.jobs, "job", "ended")):
+        facts += [f"{console.count(len(things), noun)} {what}"] if things else []
     return f": {', '.join(facts)}"

@@ -1,7 +1,5 @@
-"""Entry point of the `stoker` command, and its signal handling.
-
-Ctrl-C during imports ends the command silently. After the imports, SIGTERM and SIGHUP act like Ctrl-C.
-"""
+"""Entry point of the `stoker` command. Ctrl-C during imports ends the command silently. Afterwards, SIGTERM and SIGHUP
+act like Ctrl-C."""
 
 from __future__ import annotations
 
@@ -18,18 +16,17 @@ from types import FrameType
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _PATIENCE_S = 5.0
-"""Seconds after the first signal during which further signals are ignored. A closing terminal may send SIGHUP twice. A
-later signal kills the command."""
+"""Seconds for which further signals are ignored: a closing terminal may send SIGHUP twice. A later signal kills."""
 
 
 class Terminated(KeyboardInterrupt):
-    """The process received SIGTERM or SIGHUP (from `scancel`, `timeout`, or a closed terminal)."""
+    """SIGTERM or SIGHUP arrived (from `scancel`, `timeout`, or a closed terminal)."""
 
 
 @contextlib.contextmanager
 def as_ctrl_c() -> Iterator[list[int]]:
-    """Raise Terminated in the `with` block when the first SIGTERM or SIGHUP arrives. A signal that is already ignored
-    (`nohup`) or handled stays so. Yield the list of received signals."""
+    """Raise Terminated in the block at the first SIGTERM or SIGHUP that is not ignored (`nohup`) or handled. Yield the
+    list of received signals."""
     came: list[int] = []
     owner, ended_at = os.getpid(), 0.0
 
@@ -56,7 +53,7 @@ def as_ctrl_c() -> Iterator[list[int]]:
 
 
 def flush_or_discard_output() -> None:
-    """Flush stdout and stderr. If the terminal is closed, discard the output, which Python cannot write at exit."""
+    """Flush stdout and stderr. If the terminal is closed, discard the output."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()

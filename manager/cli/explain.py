@@ -1,8 +1,5 @@
-"""`stoker explain`: show why a call, pilot, library, context or block is in its state.
-
-For a failure, the command also shows the cause, a remedy, and what Stoker has done so far to recover. The command reads
-only logs that this machine can access.
-"""
+"""`stoker explain`: show why a call, pilot, library, context or block is in its state, and the cause of a failure, a
+remedy, and what Stoker has done to recover."""
 
 from __future__ import annotations
 
@@ -39,8 +36,7 @@ from stoker.units import first_words, show_about, show_seconds
 
 
 def read_printed_progress(folder: SessionFolder, story: Story) -> LoggedProgress | None:
-    """Return the progress that a running call has printed. Return None if the log is unreadable or if several calls run
-    in the library."""
+    """Return the progress that a running call has printed, unless several calls share the log."""
     if not is_call(story.subject) or len(story.runs_in) != 1 or story.waits_for or story.runs_from < 0:
         return None
     own = [file for file in files(folder) if file.name.rpartition("/")[2] == story.runs_in[0]]
@@ -50,7 +46,7 @@ def read_printed_progress(folder: SessionFolder, story: Story) -> LoggedProgress
 
 
 def progress_line(progress: LoggedProgress) -> str:
-    """Return a line that shows progress, such as `90 of 200 steps, 3.0 steps/s, about 36 s left, loss 0.31`."""
+    """Return a line such as `90 of 200 steps, 3.0 steps/s, about 36 s left, loss 0.31`."""
     of = f" of {progress.total:,g}" if progress.total else ""
     parts = [f"{progress.done:,g}{of} {progress.unit}s"]
     rate = progress.rate_per_s
@@ -92,14 +88,16 @@ _DONE = tuple((re.compile(pattern), words) for pattern, words in (
     (r"^(?P<where>\S{1,200}) quarantined: ", "{where} was probed, failed, and is no longer used (quarantined)"),
     (r"^(?P<where>\S{1,200}) works again", "{where} was probed again, and is used again"),
 ))  # fmt: skip
-_MOST_DONE = 6
 _SHOWN = 6
-_WHOSE = {FaultKind.USER: "the program", FaultKind.FRAMEWORK: "what is installed"}
+_WHOSE = {
+    FaultKind.USER: "the program", FaultKind.FRAMEWORK: "what is installed",
+    FaultKind.INFRASTRUCTURE: "the infrastructure",
+}  # fmt: skip
 _SETTINGS = frozenset({"other_user", "site", "walltime", "time", "declared_memory"})
 
 
 class FailureVerdict(msgspec.Struct, frozen=True):
-    """The cause of a failure (see `Fault`). `do`: a remedy. `done`: what Stoker has done so far to recover."""
+    """The cause of a failure (see `Fault`). `do`: a remedy. `done`: what Stoker has done to recover."""
 
     kind: FaultKind
     component: str
@@ -134,22 +132,15 @@ def diagnose_story_failure(folder: SessionFolder, story: Story) -> FailureVerdic
         return None
     fault, proof = found
     hits = [(words, hit) for text in texts for pattern, words in _DONE if (hit := pattern.search(text))]
-    done = list(dict.fromkeys(words.format(**hit.groupdict()) for words, hit in hits))[-_MOST_DONE:]
+    done = dict.fromkeys(words.format(**hit.groupdict()) for words, hit in hits)
     return FailureVerdict(
-        fault.kind,
-        fault.component,
-        fault.sure,
-        fault.means,
-        proof,
-        remedy(fault, subject),
-        tuple(done),
-        _what_happened(story, said),
-        _suggest_log_command(story),
-    )
+        fault.kind, fault.component, fault.sure, fault.means, proof, remedy(fault, subject),
+        tuple(done)[-_SHOWN:], _what_happened(story, said), _suggest_log_command(subject, texts),
+    )  # fmt: skip
 
 
 def verdict_lines(verdict: FailureVerdict) -> list[str]:
-    done = [f"  done      {what}" for what in verdict.done[-_SHOWN:]]
+    done = [f"  done      {what}" for what in verdict.done]
     proof = []
     for line in verdict.proof[:_SHOWN]:
         where = f"{line.source}:{line.number}: " if line.number else f"{line.source}: " if line.source else ""
@@ -157,42 +148,37 @@ def verdict_lines(verdict: FailureVerdict) -> list[str]:
     if verdict.sure < LEAST_SURE:
         told = [line for line in proof if line.strip() not in verdict.happened]
         return [f"  happened  {verdict.happened}", *told, *done, f"  look      {verdict.look}"]
-    whose = _WHOSE.get(verdict.kind, "the infrastructure")
-    if verdict.kind is FaultKind.USER and verdict.component in _SETTINGS:
-        whose = "the request"
+    is_request = verdict.kind is FaultKind.USER and verdict.component in _SETTINGS
+    whose = "the request" if is_request else _WHOSE[verdict.kind]
     head = f"  verdict   {whose} ({verdict.component}), {verdict.sure:.0%} sure: {verdict.means}"
     return [head, *proof, *done, f"  do        {verdict.do}"]
 
 
 def _what_happened(story: Story, said: list[str]) -> str:
-    for index, line in reversed(list(enumerate(story.lines))):
+    place, sent_at, happened = None, 0.0, ""
+    for line in story.lines:
+        if sent := _SENT.fullmatch(line.text):
+            place, sent_at = sent["pilot"], line.at
         end = _RAISED.fullmatch(line.text) or _NO_RESULT.fullmatch(line.text)
         if end is None:
             continue
-        sent = next((each for each in reversed(story.lines[:index]) if _SENT.fullmatch(each.text)), None)
-        what = first_words(end["what"])
-        place = _SENT.fullmatch(sent.text) if sent is not None else None
-        if sent is None or place is None:
-            return what
-        where = "" if place["pilot"] in what else f" on {place['pilot']}"
-        ran_s = end.groupdict().get("ran_s")
-        since = (
-            f"{ran_s} s after it began" if ran_s else f"{show_seconds(line.at - sent.at)} after the call was sent there"
-        )
-        return f"{what}{where}, {since}"
-    return first_words(said[0]) if said else story.headline.strip()
+        happened = first_words(end["what"])
+        if place is not None:
+            ran_s = end.groupdict().get("ran_s")
+            after = f"{ran_s} s after it began" if ran_s else ""
+            after = after or f"{show_seconds(line.at - sent_at)} after the call was sent there"
+            happened += f"{'' if place in happened else f' on {place}'}, {after}"
+    return happened or (first_words(said[0]) if said else story.headline.strip())
 
 
-def _suggest_log_command(story: Story) -> str:
-    if is_call(story.subject):
-        texts = [line.text for line in story.lines]
-        libraries = logs.died(texts)
-        if logs.printed(texts):
-            return f"its output: stoker logs {story.subject}"
-        if libraries:
-            return f"the call printed nothing; its library's log, also of other calls: stoker logs {libraries[-1]}"
-        return "the call printed nothing; run the function alone with the same arguments"
-    return f"stoker logs {story.subject}"
+def _suggest_log_command(subject: str, texts: list[str]) -> str:
+    if not is_call(subject):
+        return f"stoker logs {subject}"
+    if logs.printed(texts):
+        return f"its output: stoker logs {subject}"
+    if libraries := logs.died(texts):
+        return f"the call printed nothing; its library's log, also of other calls: stoker logs {libraries[-1]}"
+    return "the call printed nothing; run the function alone with the same arguments"
 
 
 def _log_parts_of_call(texts: list[str]) -> Iterator[LogPart]:
@@ -202,8 +188,7 @@ def _log_parts_of_call(texts: list[str]) -> Iterator[LogPart]:
         return
     for path, start, end in logs.printed(texts)[-1:]:
         yield LogPart(path.stem, path=path, start=start, end=end)
-    log = logs.log_of_failed_loader(texts)
-    if log is not None:
+    if (log := logs.log_of_failed_loader(texts)) is not None:
         yield LogPart(log.stem, path=log)
     if failed is not None:
         yield log_part_of_text(failed["what"])

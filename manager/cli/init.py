@@ -12,7 +12,7 @@ import msgspec
 from stoker.config import parse_site
 from stoker.errors import ConfigError
 from stoker.manager.cli import console
-from stoker.manager.cli.surroundings import IMAGE, HostFacts, Node, Partition, Slurm, inspect_host
+from stoker.manager.cli.surroundings import FAST_NETWORKS, IMAGE, HostFacts, Node, Partition, Slurm, inspect_host
 from stoker.site import ProviderKind
 from stoker.units import show_bytes, show_seconds
 
@@ -20,26 +20,28 @@ from stoker.units import show_bytes, show_seconds
 
 
 _WALLTIME_S = 4 * 3600.0
-"""Time limit of a job in seconds. The limit is short because shorter jobs start sooner."""
+"""Time limit of a job in seconds; shorter jobs start sooner."""
 _BLOCKS = 8
 _CORES, _MEMORY_BYTES = 4, 16 * 10**9
 """Cores, and bytes of memory, that a pilot requests per GPU if the sizes of the machines are unknown."""
 _CPU_DEVICE_BYTES = 4 * 10**9
-"""Bytes of memory for a pilot without a GPU, enough for a small language model."""
+"""Memory for a pilot without a GPU, enough for a small language model."""
 _NO_MEMORY = 64 * 1024**2
-"""A node's memory counts as unknown up to this many bytes. Slurm reports 1 MiB if no memory is configured."""
+"""Slurm reports 1 MiB if no memory is configured."""
 _COMMENT_AT = 32
 _WITHOUT_QUEUES = (ProviderKind.LOCAL, ProviderKind.CONDOR, ProviderKind.KUBERNETES)
 
 
 class Draft(msgspec.Struct, frozen=True):
+    """A site file, whose comments are the reasons for its settings. `notes`: what else the user must know."""
+
     text: str
     headline: str
-    reasons: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 def draft(around: HostFacts, *, partition: str = "") -> Draft:
-    """Return a site file for this host. Raises ConfigError if the partition or queue does not exist."""
+    """Return a site file for this host. Raises ConfigError for an unknown partition or queue."""
     if partition and around.kind in _WITHOUT_QUEUES:
         here = "no batch system is here" if around.kind is ProviderKind.LOCAL else f"{around.kind.title} has none"
         raise ConfigError(f"--partition {partition}: {here}; leave it out", key="partition")
@@ -53,8 +55,7 @@ def draft(around: HostFacts, *, partition: str = "") -> Draft:
 
 
 def choose(slurm: Slurm) -> Partition | None:
-    """Return the best partition. Prefer partitions with GPUs, then preemptible partitions, because a lost pilot costs
-    little."""
+    """Return the best partition: with GPUs, then preemptible, because a lost pilot costs little."""
 
     def worth(each: Partition) -> tuple[bool, bool, int, bool]:
         return each.gpu_count > 0, slurm.is_preemptible(each), each.gpu_count, each.default
@@ -63,51 +64,35 @@ def choose(slurm: Slurm) -> Partition | None:
 
 
 def _slurm(around: HostFacts, slurm: Slurm, named: str) -> Draft:
-    if named and named not in [each.name for each in slurm.partitions]:
+    chosen = next((each for each in slurm.partitions if each.name == named), None) if named else choose(slurm)
+    if named and chosen is None:
         there = ", ".join(each.name for each in slurm.partitions) or f"none ({slurm.trouble})"
         raise ConfigError(f"there is no partition {named}; known partitions: {there}", key="partition")
-    chosen = next((each for each in slurm.partitions if each.name == named), None) if named else choose(slurm)
-    name = chosen.name if chosen else "slurm"
-    lines = [*_head(around, name, f"Slurm {slurm.version}"), "", "[provider]", 'kind = "slurm"']
+    lines = [*_head(around, chosen.name if chosen else "slurm", f"Slurm {slurm.version}"), 'kind = "slurm"']
     if chosen is None:
         why = f"its partitions could not be listed ({slurm.trouble})" if slurm.trouble else "it shows no partition"
-        return Draft(
-            _text([*lines, '# partition = "NAME"']),
-            "Slurm",
-            (f"Slurm is here, but {why}: write a partition into the file",),
-        )
+        note = f"Slurm is here, but {why}: write a partition into the file"
+        return Draft(_text([*lines, '# partition = "NAME"']), "Slurm", (note,))
     others = ", ".join(describe(slurm, each) for each in slurm.partitions if each is not chosen)
-    facts = ["it has GPUs"] if chosen.gpus else []
-    if slurm.is_preemptible(chosen):
-        facts.append("it uses idle nodes, and a preempted pilot costs only its running calls")
-    why = ", and ".join(facts) or ("the default" if chosen.default else "the first one")
-    reasons = [f"partition {describe(slurm, chosen)}: {'as you said' if named else why}"]
-    lines.append(_line("partition", chosen.name, f"also: {others}" if others else "the only partition that is up"))
+    idle = "; idle nodes, and a preempted pilot costs only its calls" if slurm.is_preemptible(chosen) else ""
+    also = f"also: {others}" if others else "the only partition that is up"
+    lines.append(_line("partition", chosen.name, f"{describe(slurm, chosen)}{idle}; {also}"))
     if slurm.accounts:
         first, *more = slurm.accounts
         lines.append(_line("account", first, f"also: {', '.join(more)}" if more else "your only account"))
-        reasons.append(
-            f"account {first}: the first that Slurm has for you" if more else f"account {first}: your only account"
-        )
-    walltime_s = min(_WALLTIME_S, chosen.limit_s or _WALLTIME_S)
-    allowed = f"the partition allows {show_seconds(chosen.limit_s)}" if chosen.limit_s else "the partition has no limit"
-    lines.append(_line("walltime", _format_duration(walltime_s), f"{allowed}; shorter jobs start sooner"))
+    limit = f"allows {show_seconds(chosen.limit_s)}" if chosen.limit_s else "has no limit"
+    walltime = _format_duration(min(_WALLTIME_S, chosen.limit_s or _WALLTIME_S))
+    lines.append(_line("walltime", walltime, f"the partition {limit}; shorter jobs start sooner"))
     if chosen.gpus:
         each = ", ".join(dict.fromkeys(str(gpus) for gpus in chosen.gpus))
         kinds = [gpus for gpus in chosen.gpus if gpus.type]
         alone = f'; write "{kinds[0].type}:1" for one kind alone' if kinds else ""
         lines.append(_line("gpus", "1", f"per node; there are {each} nodes{alone}"))
-        reasons.append("gpus: one per job, of any kind; small jobs start sooner")
-    else:
-        reasons.append("no GPUs: pilots run on CPU cores")
-    cores, memory = chosen.share
     known = chosen.memory_bytes > _NO_MEMORY
-    has = f"its nodes have {chosen.cores}, {show_bytes(chosen.memory_bytes)}" if known else ""
-    lines += _core_and_memory_lines(cores, memory, has, gpus=bool(chosen.gpus))
-    reasons.append(_explain_job_size(cores, memory, "the smallest node" if has else "", gpus=bool(chosen.gpus)))
-    size = None if chosen.gpus else (cores, memory)
-    lines += ["", *_pilot(around, cpu=size), *_session(around, reasons)]
-    return Draft(_text(lines), f"Slurm, partition {chosen.name}", tuple(reasons))
+    has = f"the smallest node has {chosen.cores}, {show_bytes(chosen.memory_bytes)}" if known else ""
+    lines += _size(*chosen.share, has or _GUESS, gpus=bool(chosen.gpus))
+    rest, notes = _pilot_and_session(around, cpu=None if chosen.gpus else chosen.share)
+    return Draft(_text([*lines, *rest]), f"Slurm, partition {chosen.name}", tuple(notes))
 
 
 def _queue(around: HostFacts, named: str) -> Draft:
@@ -115,108 +100,87 @@ def _queue(around: HostFacts, named: str) -> Draft:
     if named and around.queues and named not in around.queues:
         raise ConfigError(f"there is no queue {named}; known queues: {', '.join(around.queues)}", key="queue")
     queue = named or (around.queues[0] if around.queues else "")
-    lines = [*_head(around, kind, f"{around.command}"), "", "[provider]", f'kind = "{kind}"']
-    reasons = [f"{kind}: {around.command} is on PATH"]
+    lines = [*_head(around, kind, around.command), f'kind = "{kind}"']
     if around.kind is ProviderKind.CONDOR:
         lines.append('# requirements = "GPUs_Capability >= 8.0"')
         lines.append(_with_comment("shared_files = true", 'false, with [environment] kind = "packed", where it is not'))
     elif around.kind is ProviderKind.KUBERNETES:
-        lines.append(_line("image", IMAGE, "your container image, with Stoker installed"))
-        reasons.append("image: Kubernetes runs pilots in a container; write the container's image into the file")
+        lines.append(_line("image", IMAGE, "write the name of your container image, with Stoker installed"))
     elif queue:
         others = ", ".join(name for name in around.queues if name != queue)
         lines.append(_line("queue", queue, f"also: {others}" if others else ""))
-        reasons.append(f"queue {queue}: " + ("as you said" if named else "the first that is open"))
     lines.append(_line("walltime", _format_duration(_WALLTIME_S), "shorter jobs start sooner"))
     has_gpus = not around.nodes or any(node.gpus for node in around.nodes)
     if has_gpus:
         lines.append(_line("gpus", "1", "per node; omit this line for CPU cores"))
     else:
         lines.append(_with_comment('# gpus = "1"', "no machine of the pool has a GPU"))
-        reasons.append("gpus: no machine of the pool has GPUs")
     cores, memory, has = _share(around.nodes)
-    lines += _core_and_memory_lines(cores, memory, has, gpus=has_gpus)
-    smallest = f"the smallest machine{' with GPUs' if has_gpus else ''}" if has else ""
-    reasons.append(_explain_job_size(cores, memory, smallest, gpus=has_gpus))
-    lines += ["", *_pilot(around, cpu=None if has_gpus else (cores, memory)), *_session(around, reasons)]
-    return Draft(_text(lines), kind, tuple(reasons))
+    lines += _size(cores, memory, has, gpus=has_gpus)
+    rest, notes = _pilot_and_session(around, cpu=None if has_gpus else (cores, memory))
+    return Draft(_text([*lines, *rest]), kind, tuple(notes))
+
+
+_GUESS = "a guess, because the machines are not known; change it"
 
 
 def _share(nodes: Sequence[Node]) -> tuple[int, int, str]:
-    """Return the cores and the memory of a pilot, and a comment for the site file. If machines have GPUs, a pilot gets
-    the cores and memory per GPU of the smallest machine. Otherwise a pilot gets the whole smallest machine."""
+    """Return the cores and the memory of a pilot, and a comment: one GPU's part of the smallest machine with GPUs, or
+    the whole smallest machine."""
     able = [node for node in nodes if node.gpus] or list(nodes)
     if not able:
-        return _CORES, _MEMORY_BYTES, ""
+        return _CORES, _MEMORY_BYTES, _GUESS
     cores = min(max(1, node.cores // max(1, node.gpus)) for node in able)
     memory = min(node.memory_bytes // max(1, node.gpus) for node in able)
     smallest = min(able, key=lambda node: (node.memory_bytes, node.cores))
-    return cores, memory, f"machines have at least {smallest.cores}, {show_bytes(smallest.memory_bytes)}"
+    return cores, memory, f"the smallest machine has {smallest.cores}, {show_bytes(smallest.memory_bytes)}"
 
 
-def _core_and_memory_lines(cores: int, memory: int, has: str, *, gpus: bool) -> list[str]:
-    part = "next to the GPU" if gpus else "most of a node; smaller jobs start sooner"
-    lines = [_with_comment(f"cores = {cores}", f"{part}{f'; {has}' if has else ''}")]
-    if memory > _NO_MEMORY:
-        lines.append(_line("memory", _format_memory(memory), "for loading models and caching their files"))
-    else:
-        lines.append(_with_comment('# memory = "16 GB"', "Slurm does not know the memory of its nodes"))
-    return lines
-
-
-def _format_memory(memory: int) -> str:
-    return f"{memory // 10**9} GB" if memory >= 10**9 else f"{memory // 10**6} MB"
-
-
-def _explain_job_size(cores: int, memory: int, smallest: str, *, gpus: bool) -> str:
-    size = f" and {_format_memory(memory)}" if memory > _NO_MEMORY else ""
-    if not smallest:
-        return f"{cores} cores{size}: a guess, because the machines are not known; change it"
-    return f"{cores} cores{size}: {f'the part of one GPU of {smallest}' if gpus else f'most of {smallest}'}"
+def _size(cores: int, memory: int, has: str, *, gpus: bool) -> list[str]:
+    part = "the part of one GPU" if gpus else "most of a node; smaller jobs start sooner"
+    line = _with_comment(f"cores = {cores}", f"{part}; {has}")
+    if memory <= _NO_MEMORY:
+        return [line, _with_comment('# memory = "16 GB"', "Slurm does not know the memory of its nodes")]
+    shown = f"{memory // 10**9} GB" if memory >= 10**9 else f"{memory // 10**6} MB"
+    return [line, _line("memory", shown, "for loading models and caching their files")]
 
 
 def _local(around: HostFacts) -> Draft:
-    lines = [*_head(around, "local", "no batch system"), "", "[provider]", 'kind = "local"']
-    lines += [
+    lines = [
+        *_head(around, "local", "no batch system"),
+        'kind = "local"',
         "",
         "[pilot]",
         _with_comment('devices = "auto"', 'all GPUs, else one CPU device per core; "gpu+cpu:1"'),
-        " " * _COMMENT_AT + '# also offers the spare cores, to contexts with kinds="cpu"',
+        _with_comment("", 'also offers the spare cores, to contexts with kinds="cpu"'),
     ]
     return Draft(_text(lines), "this machine", ("no batch system is on PATH: pilots run on this machine",))
 
 
 def _head(around: HostFacts, name: str, system: str) -> list[str]:
     safe = re.sub(r"[^A-Za-z0-9._-]", "-", name).lstrip("._-")[:40] or "site"
-    return [f"# {system} as user {around.user}, found by `stoker init` on {around.host}.", f'name = "{safe}"']
+    found = f"# {system} as user {around.user}, found by `stoker init` on {around.host}."
+    return [found, f'name = "{safe}"', "", "[provider]"]
 
 
-def _pilot(around: HostFacts, *, cpu: tuple[int, int] | None) -> list[str]:
-    lines = ["[pilot]", _with_comment(f"max_blocks = {_BLOCKS}", "jobs at once; your share of the cluster")]
+def _pilot_and_session(around: HostFacts, *, cpu: tuple[int, int] | None) -> tuple[list[str], list[str]]:
+    """Return the tables [pilot] and [session], and notes."""
+    lines = ["", "[pilot]", _with_comment(f"max_blocks = {_BLOCKS}", "jobs at once; your share of the cluster")]
     cores, memory = cpu or (0, 0)
     if memory > _NO_MEMORY and (count := max(1, memory // _CPU_DEVICE_BYTES)) < cores:
         each = f"at least {show_bytes(_CPU_DEVICE_BYTES)} each" if count > 1 else "all of its memory"
         lines.append(_line("devices", f"cpu:{count}", f'CPU devices of a pilot, {each}; "cpu": one a core'))
     local = [each for each in around.scratch if not each.shared]
     shown = ", ".join(f"{each.path} ({show_bytes(each.free_bytes)} free)" for each in around.scratch)
-    place = local[0].path if local else "$TMPDIR"
-    here = f"; here: {shown}" if shown else ""
-    return [*lines, _with_comment(f'# scratch = "{place}"', f"disk of the compute nodes{here}")]
-
-
-def _session(around: HostFacts, reasons: list[str]) -> list[str]:
-    fast = around.fast_network
-    if not around.home_shared:
-        reasons.append(
-            f"{around.home} does not look like a shared file system: if compute nodes do not see it, name a folder that"
-            " they see: stoker up --folder DIR"
-        )
-    if not fast:
-        reasons.append(f"pilots will reach this host at {around.reached_at}, the address of its name")
-        return []
-    reasons.append(f"pilots will reach this host over {fast} ({around.networks[fast]})")
+    place, here = local[0].path if local else "$TMPDIR", f"; here: {shown}" if shown else ""
+    lines.append(_with_comment(f'# scratch = "{place}"', f"disk of the compute nodes{here}"))
+    unseen = f"{around.home} does not look like a shared file system: if compute nodes do not see it"
+    notes = [] if around.home_shared else [f"{unseen}, name a folder that they see: stoker up --folder DIR"]
+    if not (fast := next((name for name in around.networks if name.startswith(FAST_NETWORKS)), "")):
+        return lines, [*notes, f"pilots will reach this host at {around.reached_at}, the address of its name"]
     known = ", ".join(f"{name} {address}" for name, address in around.networks.items() if name != fast)
-    return ["", "[session]", _line("interface", fast, f"also: {known}")]
+    lines += ["", "[session]", _line("interface", fast, f"{around.networks[fast]}; also: {known}")]
+    return lines, notes
 
 
 def describe(slurm: Slurm, each: Partition) -> str:
@@ -251,7 +215,7 @@ def _text(lines: Sequence[str]) -> str:
 def init(*, output: Path, partition: str) -> None:
     """Find the scheduler, its partitions, accounts and GPUs, and write a site file of a dozen lines for them.
 
-    The command submits and overwrites nothing. The command prints its choices and reasons.
+    The command submits and overwrites nothing. The command prints the file, whose comments have the reasons.
     """
     to_stdout = str(output) == "-"
     if output.exists() and not to_stdout:
@@ -269,12 +233,13 @@ def init(*, output: Path, partition: str) -> None:
 
 
 def render(made: Draft, *, output: Path) -> list[str]:
-    out = [f"wrote {output}: {made.headline}", ""]
-    out += [f"  {why}" for why in made.reasons]
-    out += [
+    return [
+        f"wrote {output}: {made.headline}",
+        "",
+        *(f"  {line}" for line in made.text.splitlines()),
+        *(f"note: {each}" for each in made.notes),
         "",
         f"next: stoker up {output} --dry-run    print the exact submit script",
         f"      stoker doctor {output}          check the site file; --probe submits a one-minute pilot",
         f"      stoker up {output}",
     ]
-    return out

@@ -1,4 +1,4 @@
-"""`stoker logs`: show a session's log files, and the output of one call or of a block's job."""
+"""`stoker logs`: show a session's log files, and the output of a call or a block's job."""
 
 from __future__ import annotations
 
@@ -38,9 +38,7 @@ class LogFile(msgspec.Struct, frozen=True):
 
 
 def show_call(session: str, call: str) -> None:
-    """Print the output of a call, or the output of the call's loader if the loader failed. Raises SessionError if the
-    call is unknown or a log cannot be read.
-    """
+    """Print the output of a call, or of its failed loader. Raises SessionError."""
     _, story, over = find_story_of_subject(session, call)
     if not story.found:
         raise SessionError(f"{story.subject}: {story.headline}")
@@ -48,20 +46,16 @@ def show_call(session: str, call: str) -> None:
     places = printed(texts)
     for path, start, end in places:
         _show(story.subject, path, start=start, end=end)
-    if places:
-        return
-    log = log_of_failed_loader(texts)
-    if log is not None:
-        console.note(
-            f"{story.subject} did not run: its context could not be loaded; this is {log}, the log of that load"
-        )
+    if not places and (log := log_of_failed_loader(texts)) is not None:
+        why = "its context could not be loaded"
+        console.note(f"{story.subject} did not run: {why}; this is {log}, the log of that load")
         _show(story.subject, log)
-        return
-    console.note(explain_missing_output(story, over=over))
+    elif not places:
+        console.note(explain_missing_output(story, over=over))
 
 
 def explain_missing_output(story: Story, *, over: str = "") -> str:
-    """Return a message that explains why a call has no output. `over`: why the session has ended."""
+    """Return why a call has no output. `over`: why the session has ended."""
     call, texts, libraries = story.subject, [line.text for line in story.lines], ", ".join(story.runs_in)
     if over and (story.waits_for or libraries):
         kept = f"; its output, if any: stoker logs {story.runs_in[0]}" if libraries else ""
@@ -81,15 +75,13 @@ def explain_missing_output(story: Story, *, over: str = "") -> str:
 
 
 def printed(texts: list[str]) -> list[tuple[Path, int, int | None]]:
-    """Return where each execution of a call printed its output: the file, the first byte, and the end (None for the end
-    of the file).
-    """
+    """Return where each execution of a call printed: file, first byte, and end (None: the end of the file)."""
     found = (_PRINTED.search(text) for text in texts)
     return [(Path(hit["path"]), int(hit["start"]), int(hit["end"]) if hit["end"] else None) for hit in found if hit]
 
 
 def died(texts: list[str]) -> list[str]:
-    """Return the ids of the libraries that died during a call. Their logs contain the last output of the call."""
+    """Return the libraries that died during a call. Their logs have its last output."""
     return [library for text in texts if "died" in text for library in re.findall(r"\blib-\d+", text)]
 
 
@@ -105,22 +97,20 @@ def _show(subject: str, path: Path, *, start: int = 0, end: int | None = None) -
             said = file.read() if end is None else file.read(end - start)
     except OSError as error:
         raise SessionError(f"{subject} printed to {path}, which cannot be read here: {error}") from None
-    parts = [part for part in _DROPPED.split(said) if part]
-    dropped = len(said) - sum(map(len, parts))
-    for part in parts:
+    parts = _DROPPED.split(said)
+    for part in filter(None, parts):
         console.raw(part.replace(b"\0", b""))
-    if dropped:
-        console.note(
-            f"{show_bytes(dropped)} of the output of {subject} are lost: the log of its library grew too long, and its"
-            " middle was dropped; print less, or write the output to a file in the call"
-        )
+    if dropped := len(said) - sum(map(len, parts)):
+        why = "the log of its library grew too long, and its middle was dropped"
+        hint = "print less, or write the output to a file in the call"
+        console.note(f"{show_bytes(dropped)} of the output of {subject} are lost: {why}; {hint}")
 
 
 # ---- a block
 
 
 def show_block(folder: SessionFolder, block: str, files: Sequence[LogFile]) -> None:
-    """Print the output of a block's job, or a note. Raises SessionError for an unknown block."""
+    """Print the output of a block's job, or a note. Raises SessionError."""
     for file in files:
         if len(files) > 1:
             console.note(f"{file.name}:")
@@ -132,10 +122,8 @@ def show_block(folder: SessionFolder, block: str, files: Sequence[LogFile]) -> N
         _, story, _ = find_story_of_subject(str(folder.path), block)
     if not story.found:
         raise SessionError(f"{block}: {story.headline}; `stoker logs` lists the logs")
-    console.note(
-        f"the job of {story.subject} has no output here yet ({story.headline}); some batch systems copy the output"
-        " after the job ends; for the logs of its pilots: stoker logs"
-    )
+    hint = "some batch systems copy the output after the job ends; for the logs of its pilots: stoker logs"
+    console.note(f"the job of {story.subject} has no output here yet ({story.headline}); {hint}")
 
 
 _FOLLOW_EVERY_S = 0.2
@@ -156,25 +144,21 @@ def logs(*, what: str, follow: bool, session: str) -> None:
         _print_file(run.log, follow=follow)
         return
     folder = session_choice.session_to_show(session)
+    if follow and not what:
+        raise click.UsageError("--follow needs a log to follow: stoker logs manager -f")
+    if follow and is_call(what):
+        library = f"follow the library that runs it (stoker explain {what} names it): stoker logs lib-3 -f"
+        raise click.UsageError(f"--follow cannot follow a call; {library}")
     if not what:
-        if follow:
-            raise click.UsageError("--follow needs a log to follow: stoker logs manager -f")
         there = files(folder)
         width = max((len(file.name) for file in there), default=0)
-        console.line(
-            f"logs of the session in {folder.path}" if there else f"session folder {folder.path} has no logs yet"
-        )
-        console.lines(
-            f"  {each.name:<{width}}  {show_bytes(each.path.stat().st_size):>8}  {each.path}" for each in there
-        )
+        head = f"logs of the session in {folder.path}" if there else f"session folder {folder.path} has no logs yet"
+        sizes = [show_bytes(each.path.stat().st_size) for each in there]
+        rows = [f"  {each.name:<{width}}  {size:>8}  {each.path}" for each, size in zip(there, sizes, strict=True)]
+        console.lines([head, *rows])
         if there:
             console.note("print one: stoker logs manager; a call's output: stoker logs c-0")
     elif is_call(what):
-        if follow:
-            raise click.UsageError(
-                f"--follow cannot follow a call: follow the library that runs it (stoker explain {what} names it),"
-                " as in: stoker logs lib-3 -f"
-            )
         show_call(session, what)
     elif _BLOCK.fullmatch(what) and not follow:
         show_block(folder, what, [file for file in files(folder) if file.name.partition(".")[0] == what])
@@ -205,7 +189,7 @@ def files(folder: SessionFolder) -> list[LogFile]:
 
 
 def find(folder: SessionFolder, what: str) -> LogFile:
-    """Return the log file whose name begins with `what`. Raises SessionError if no file or several files match."""
+    """Return the log file whose name begins with `what`. Raises SessionError unless one matches."""
     there = files(folder)
     exact = [file for file in there if what in (file.name, file.name.rpartition("/")[2], file.name.partition(".")[0])]
     matches = exact or [file for file in there if file.name.startswith(what)]

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 import click
 
-from stoker.config_errors import did_you_mean
 from stoker.errors import StokerError
 from stoker.folders import FOLDER_REMOVED, is_working_folder_removed
 from stoker.manager.cli import apps, console
@@ -20,8 +19,7 @@ OWN = {
     "status": "status", "calls": "calls", "explain": "explain", "logs": "logs", "replay": "replay", "plan": "plan",
     "simulate": "simulate", "sessions": "sessions", "caches": "sessions",
 }  # fmt: skip
-"""Stoker's own commands, and the module of each command in `stoker.manager.cli`. A module is imported when its command
-runs."""
+"""Stoker's own commands, and the module of each command, which is imported when the command runs."""
 
 
 class CommandGroup(FromEntryPoints):
@@ -34,14 +32,6 @@ class CommandGroup(FromEntryPoints):
             return own
         name = apps.matching(apps.COMMANDS, cmd_name)
         return apps.load_command(apps.COMMANDS, name) if name else None
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            hint = did_you_mean(args[0], self.list_commands(ctx), cutoff=0.4, otherwise="stoker --help lists them")
-            ctx.fail(f"no command {args[0]!r}; {hint}")
-        return super().resolve_command(ctx, args)
 
 
 @click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -1,4 +1,4 @@
-"""`stoker plan`: forecast how a run on a site would go, before the user submits the run."""
+"""`stoker plan`: forecast how a run on a site would go."""
 
 from __future__ import annotations
 
@@ -50,18 +50,14 @@ def plan(*, site: str, app: str, inputs: int | None, per_call: int | None, kind:
     from stoker.manager.study.plan import make_plan
 
     where = load_site(site)
-    known, seen = performance(), availability()
-    try:
+    with contextlib.closing(performance()) as known, contextlib.closing(availability()) as seen:
         work = work_of(app, known, inputs=inputs, per_call=per_call)
-        never_ran = OF_A_FILE.fullmatch(app) and ":" not in work.function
-        guess = estimates_of(app, known) if never_ran else None
+        of_a_file = OF_A_FILE.fullmatch(app)
+        guess = estimates_of(app, of_a_file, known) if of_a_file and ":" not in work.function else None
         evidence = gather(
             where, work, performance=guess or known, availability=seen.of(where.name), kind=kind,
             similar=guess.similar if guess is not None else (),
         )  # fmt: skip
-    finally:
-        known.close()
-        seen.close()
     with console.redrawn() as place:
 
         def tell(what: str) -> None:
@@ -84,9 +80,8 @@ def work_of(app: str, known: PerformanceStore, *, inputs: int | None, per_call: 
     else:
         function = _find_measured_function(app, known.functions())
         if inputs is None:
-            raise ConfigError(
-                f"the number of inputs of {app} is not known; set this number: stoker plan SITE {app} --inputs 10000"
-            )
+            hint = f"stoker plan SITE {app} --inputs 10000"
+            raise ConfigError(f"the number of inputs of {app} is not known; set this number: {hint}")
         work = Work(app, function, inputs, inputs_per_call=known.items_per_call(function))
     given = {"inputs": inputs, "inputs_per_call": per_call, "measured_per_call": per_call and work.inputs_per_call}
     return msgspec.structs.replace(work, **{name: value for name, value in given.items() if value is not None})
@@ -100,37 +95,27 @@ def _find_measured_function(app: str, measured: Sequence[str]) -> str:
     if ":" in app and app in measured:
         return app
     found = [each for each in measured if each.rpartition(":")[2] == app]
-    # Older versions stored function names without the file. Prefer names with a file.
-    found = [each for each in found if ":" in each] or found
-    if len(found) > 1:
-        offered = "".join(f"\n  {_shorten_to_relative_path(each)}" for each in found[:_OFFERED])
-        more = f"\n  and {len(found) - _OFFERED} more" if len(found) > _OFFERED else ""
-        raise ConfigError(
-            f"several programs have a function {app}; name one of them; the most recent first:{offered}{more}"
-        )
-    if found:
+    if len(found) == 1:
         return found[0]
+    if found:
+        here = f"{os.path.realpath('.')}/"
+        offered = [each.removeprefix(here) for each in found[:_OFFERED]]
+        offered += [f"and {len(found) - _OFFERED} more"] if len(found) > _OFFERED else []
+        why = f"several programs have a function {app}; name one of them; the most recent first:"
+        raise ConfigError("\n  ".join([why, *offered]))
     names = [*dict.fromkeys(each.rpartition(":")[2] for each in measured), *apps.names(apps.FORECASTS)]
     hint = did_you_mean(app, names, cutoff=0.5, otherwise=f"there are {', '.join(names[:_OFFERED])}")
     raise ConfigError(f"{app} is neither an application nor a function whose calls were measured here; {hint}")
 
 
-def _shorten_to_relative_path(function: str) -> str:
-    with contextlib.suppress(ValueError, OSError):
-        return str(Path(function).relative_to(Path.cwd().resolve()))
-    return function
-
-
 _OFFERED = 12
 
 
-def estimates_of(app: str, known: PerformanceStore) -> EstimatedFunction:
+def estimates_of(app: str, named: re.Match[str], known: PerformanceStore) -> EstimatedFunction:
     try:
         from stoker.manager.advice.estimating import estimated, history
     except ImportError as error:
         raise ConfigError(f"{app} cannot be estimated: {error}; install it: pip install 'stoker[advice]'") from error
-    named = OF_A_FILE.fullmatch(app)
-    assert named is not None
     return estimated(Path(named["file"]), named["function"], known, history())
 
 
@@ -168,9 +153,9 @@ def _table(what: str, rows: tuple[PlanForecast, ...], *, best: float) -> list[st
     for row in rows:
         value = row.blocks if what == "blocks" else row.walltime_s
         said = f"{value:,}" if what == "blocks" else show_seconds(value)
-        note = "  enough: a higher value hardly helps" if value == best and row is not rows[-1] else ""
-        note = "  best" if value == best and row is rows[-1] else note
-        out.append(f"  {said:<12}  {_time(row.finish_s.p50):>12}  {row.device_hours.p50:>12,.2f}{note}")
+        note = "  best" if row is rows[-1] else "  enough: a higher value hardly helps"
+        finish = f"{_time(row.finish_s.p50):>12}  {row.device_hours.p50:>12,.2f}"
+        out.append(f"  {said:<12}  {finish}{note if value == best else ''}")
     return out
 
 

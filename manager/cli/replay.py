@@ -1,4 +1,4 @@
-"""`stoker replay`: replay a session's journal, and check that the scheduling decisions are the same again."""
+"""`stoker replay`: replay a session's journal, and check that the decisions are the same again."""
 
 from __future__ import annotations
 
@@ -44,9 +44,8 @@ def replay(*, run: str, simulate: bool, perfetto: Path | None, as_json: bool) ->
     from stoker.manager.live.session_policies import policies_of
 
     if run.startswith("c-") and is_call(run):
-        raise click.UsageError(
-            f"{run} is a call, and stoker replay requires a session; `stoker explain {run}` shows the call"
-        )
+        hint = f"`stoker explain {run}` shows the call"
+        raise click.UsageError(f"{run} is a call, and stoker replay requires a session; {hint}")
     path = Path(run)
     where = path if run and path.is_file() else session_choice.session_to_show(run, hint="stoker replay").path
     journal, session = find_journal_and_session(where)
@@ -74,12 +73,12 @@ def replay(*, run: str, simulate: bool, perfetto: Path | None, as_json: bool) ->
         except OSError as error:
             raise SessionError(f"--perfetto {perfetto}: cannot be written: {error.strerror or error}") from None
         console.note(f"{drawn:,} calls are in {perfetto}: open it in ui.perfetto.dev")
-    live = False
-    with contextlib.suppress(SessionError):
-        live = not as_json and journal == folder.journal and presence.is_up(folder)
     if as_json:
         console.json({"journal": str(journal), "took_s": took_s, "replayed": found, "simulated": makespans})
     else:
+        live = False
+        with contextlib.suppress(SessionError):
+            live = journal == folder.journal and presence.is_up(folder)
         console.lines(render(found, took_s=took_s, live=live))
         if makespans is not None:
             console.line(compared(makespans))
@@ -98,35 +97,31 @@ def render(found: Replayed, *, took_s: float, live: bool = False) -> list[str]:
     lived, took = show_seconds(found.lasted_s), show_seconds(took_s)
     out = [f"session {found.session} · {found.events:,} events of {lived} replayed in {took}{came_back}"]
     if found.since:
-        out.append(
-            f"  note  what happened before {datetime.fromtimestamp(found.since):%Y-%m-%d %H:%M:%S} was compacted"
-        )
+        since = datetime.fromtimestamp(found.since)
+        out.append(f"  note  what happened before {since:%Y-%m-%d %H:%M:%S} was compacted")
     if found.lost:
         out.append(f"  note  {found.lost} parts of the journal are damaged; decisions after them are not compared")
     if found.is_old:
         why = "its manager has not written them yet" if live else "the journal is old, or its manager was killed early"
         out.append(f"  note  this journal has no decisions: {why}")
         out.append("        Its events were replayed, and nothing was compared.")
-    elif found.difference is None:
-        out.append(f"  ok    {found.checked:,} decisions are the same")
-        unknown = found.events - found.checked
-        if unknown:
-            these = "1 event" if unknown == 1 else f"{unknown:,} events"
-            why = (
-                "the session is live, and its manager writes them a moment later"
-                if live and not found.restarts
-                else "a manager was killed before it wrote them"
-            )
-            out.append(f"  note  the decisions about {these} are not in the journal: {why}")
-    else:
+    elif found.difference is not None:
         out += _difference_lines(found.difference, same=found.checked)
+    else:
+        out.append(f"  ok    {found.checked:,} decisions are the same")
+        if unknown := found.events - found.checked:
+            these = "1 event" if unknown == 1 else f"{unknown:,} events"
+            why = "a manager was killed before it wrote them"
+            if live and not found.restarts:
+                why = "the session is live, and its manager writes them a moment later"
+            out.append(f"  note  the decisions about {these} are not in the journal: {why}")
     return out
 
 
 def compared(makespans: MakespanComparison) -> str:
-    live, error = show_seconds(makespans.live_s), makespans.error
-    simulated = show_seconds(makespans.live_s * (1 + error))
-    return f"  from the first submission to the last result: {live} live, {simulated} simulated ({error:+.1%})"
+    live, simulated = (show_seconds(makespans.live_s * factor) for factor in (1, 1 + makespans.error))
+    both = f"{live} live, {simulated} simulated ({makespans.error:+.1%})"
+    return f"  from the first submission to the last result: {both}"
 
 
 def _difference_lines(difference: FirstDifference, *, same: int) -> list[str]:

@@ -2,9 +2,8 @@
 
     python -m stoker.manager.cli.run_keeper RUN_FOLDER COMMAND...
 
-The keeper leads a separate process session (setsid), so that Ctrl-C and closed terminals do not end it. The keeper
-forwards SIGTERM and SIGINT to the program. If the keeper is killed, the program continues, and its exit status stays
-unknown.
+It leads a separate process session (setsid), so that Ctrl-C and closed terminals do not end it, and forwards SIGTERM
+and SIGINT. If it is killed, the program continues, and its exit status stays unknown.
 """
 
 from __future__ import annotations

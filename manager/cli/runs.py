@@ -1,14 +1,11 @@
-"""Detached runs (`stoker run --detach`).
-
-A folder `runs/NAME` in the state folder contains `run.json` (command, host and process id), `log`, `end.json` (the exit
-status) and `session` (the session's folder). Until the program ends, a keeper (`run_keeper`) locks the file `lock`.
-Other login nodes can see this lock.
-"""
+"""Detached runs (`stoker run --detach`). A folder `runs/NAME` in the state folder contains `run.json`, `log`,
+`end.json` and `session` (the session's folder). Until the program ends, a keeper (`run_keeper`) locks the file `lock`,
+which other login nodes can see."""
 
 from __future__ import annotations
 
-import contextlib
 import difflib
+import itertools
 import os
 import re
 import shutil
@@ -16,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -29,7 +26,9 @@ from stoker.decoding import UNREADABLE
 from stoker.errors import ConfigError, SessionError
 from stoker.folders import working_folder
 from stoker.locks import is_locked, machine, started
+from stoker.log_files import tail
 from stoker.manager.cli import console
+from stoker.protocol.session import modification_time
 from stoker.units import show_seconds
 
 # ---- the folder of a run
@@ -42,7 +41,7 @@ _STATUS_OF_SIGNAL = 128
 
 
 class RunFile(msgspec.Struct, frozen=True):
-    """The content of `run.json`, which describes the started program. Times are in seconds since the epoch."""
+    """The content of `run.json`. Times are in seconds since the epoch."""
 
     name: str
     command: tuple[str, ...]
@@ -119,7 +118,7 @@ def runs_folder() -> Path:
 def known_runs() -> list[DetachedRun]:
     with suppress(OSError):
         found = [entry for entry in runs_folder().iterdir() if entry.is_dir()]
-        return [DetachedRun(path) for path in sorted(found, key=_modification_time, reverse=True)]
+        return [DetachedRun(path) for path in sorted(found, key=modification_time, reverse=True)]
     return []
 
 
@@ -135,44 +134,27 @@ def suggest_similar_run(name: str) -> str:
 
 
 def new_run(name: str, *, what: str) -> DetachedRun:
-    """Create the folder of a detached run. The run's name is `name`, or the name of the program `what` with a number.
-    Raises ConfigError."""
+    """Create the folder of a run with this name, or that of the program `what` with a number. Raises ConfigError."""
     if name and not _NAME.fullmatch(name):
-        raise ConfigError(
-            f"--name: {name!r:.80} is not a valid name; use letters, digits, '-', '_' and '.'", key="name"
-        )
+        why = "is not a valid name; use letters, digits, '-', '_' and '.'"
+        raise ConfigError(f"--name: {name!r:.80} {why}", key="name")
     stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(what).stem)[:_STEM_CHARACTERS].strip("-.") or "run"
-    number, folder = 1, runs_folder()
+    folder = runs_folder()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        while True:
-            path = folder / (name or f"{stem}-{number}")
+        for number in itertools.count(1):
+            run = DetachedRun(folder / (name or f"{stem}-{number}"))
             try:
-                path.mkdir(mode=0o700)
+                run.path.mkdir(mode=0o700)
             except FileExistsError:
                 if name:
-                    state = DetachedRun(path).state()
-                    text = f"--name: there is a run {name} ({state}); choose another name"
+                    text = f"--name: there is a run {name} ({run.state()}); choose another name"
                     raise ConfigError(text, key="name") from None
-                number += 1
-                continue
-            return DetachedRun(path)
+            else:
+                return run
     except OSError as error:
         raise ConfigError(f"{error.filename}: cannot be made: {error.strerror}", file=str(error.filename)) from None
-
-
-def remove(run: DetachedRun) -> None:
-    shutil.rmtree(run.path, ignore_errors=True)
-
-
-def seconds_since_run_end(run: DetachedRun) -> float:
-    return 0.0 if run.is_running() else max(0.0, time.time() - max(map(_modification_time, (run.path, run.log))))
-
-
-def _modification_time(path: Path) -> float:
-    with suppress(OSError):
-        return path.lstat().st_mtime
-    return 0.0
+    raise AssertionError
 
 
 def _read(path: Path, kind: type[T]) -> T | None:
@@ -185,16 +167,13 @@ def _read(path: Path, kind: type[T]) -> T | None:
 
 
 _START_S = 30.0
-"""Seconds within which a keeper must start its program."""
 _EARLY_S = 1.0
-"""If a program fails within this many seconds, `start` raises an error with the program's output."""
 _LOOK_EVERY_S = 0.1
-_TAIL_BYTES = 4096
 
 
 def start(arguments: Sequence[str], *, name: str, what: str) -> DetachedRun:
-    """Start `stoker run` in a process that continues after logout. Raises ConfigError, or SessionError if the program
-    fails immediately."""
+    """Start `stoker run` in a process that continues after logout. Raises ConfigError, or SessionError at an early
+    failure."""
     working_folder()
     run = new_run(name, what=what)
     try:
@@ -207,7 +186,7 @@ def start(arguments: Sequence[str], *, name: str, what: str) -> DetachedRun:
                 start_new_session=True,
             )
     except OSError as error:
-        remove(run)
+        shutil.rmtree(run.path, ignore_errors=True)
         raise ConfigError(f"{run.log}: cannot be written: {error.strerror}", file=str(run.log)) from None
     until = time.monotonic() + _START_S
     while run.facts is None and keeper.poll() is None and time.monotonic() < until:
@@ -217,7 +196,8 @@ def start(arguments: Sequence[str], *, name: str, what: str) -> DetachedRun:
         time.sleep(_LOOK_EVERY_S)
     end = run.end
     if run.facts is None or (end is not None and end.status):
-        raise SessionError(f"run {run.name} ended at once: {run.state()}{tail(run)}", log=str(run.log))
+        lines = "".join(f"\n  {line}" for line in tail(run.log).splitlines())
+        raise SessionError(f"run {run.name} ended at once: {run.state()}{lines}", log=str(run.log))
     facts = run.facts
     console.lines([
         f"{run.name} runs on {facts.host} (pid {facts.pid}) and continues after you log out; its log is {run.log}",
@@ -228,33 +208,21 @@ def start(arguments: Sequence[str], *, name: str, what: str) -> DetachedRun:
     return run
 
 
-def tail(run: DetachedRun) -> str:
-    try:
-        with run.log.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()[-20:]
-    except OSError:
-        return ""
-    return "".join(f"\n  {line}" for line in lines)
-
-
 def follow(run: DetachedRun) -> None:
-    """Print the log of a detached run until the run ends, then exit with the exit status of the run."""
+    """Print the log of a run until its end, then exit with its exit status."""
     try:
         with run.log.open("rb") as file:
-            while True:
-                was_running = run.is_running()
+            is_running = True
+            while is_running:
+                is_running = run.is_running()
                 while data := file.read(1 << 20):
                     console.raw(data)
-                if not was_running:
-                    break
-                time.sleep(_LOOK_EVERY_S)
+                if is_running:
+                    time.sleep(_LOOK_EVERY_S)
     except OSError as error:
         raise SessionError(f"{run.log} cannot be read: {error.strerror}", log=str(run.log)) from None
     except KeyboardInterrupt:
-        console.note(
-            f"{run.name} keeps running; stoker attach {run.name} shows it again, stoker down {run.name} stops it"
-        )
+        console.note(f"{run.name} keeps running; stoker attach {run.name} shows it, stoker down {run.name} stops it")
         return
     facts, end = run.facts, run.end
     took = f" after {show_seconds(end.ended_at - facts.began_at)}" if facts is not None and end is not None else ""
@@ -263,42 +231,28 @@ def follow(run: DetachedRun) -> None:
 
 
 def stop(run: DetachedRun, *, wait_s: float, as_json: bool) -> None:
-    facts = run.facts
+    facts, done = run.facts, "is over"
     if run.is_running():
         if facts is None or facts.machine != machine():
             host = facts.host if facts is not None else "another host"
             raise SessionError(f"{run.name} runs on {host}: log in there and run: stoker down {run.name}")
         if run.is_alive_here():  # if the program is dead, the keeper will write its exit status
-            with contextlib.suppress(ProcessLookupError):
+            with suppress(ProcessLookupError):
                 os.kill(facts.pid, signal.SIGTERM)
-        wait_until(lambda: not run.is_running(), limit_s=wait_s)
-        if run.is_running():
-            raise SessionError(
-                f"{run.name} has not ended within {show_seconds(wait_s)}; kill -9 {facts.pid} ends it at once"
-            )
-        done = f"{run.name} was stopped: {run.state()}"
-    else:
-        done = f"{run.name} is over: {run.state()}"
+        until = time.monotonic() + wait_s
+        while run.is_running():
+            if time.monotonic() > until:
+                late = f"{run.name} has not ended within {show_seconds(wait_s)}"
+                raise SessionError(f"{late}; kill -9 {facts.pid} ends it at once")
+            time.sleep(_LOOK_EVERY_S)
+        done = "was stopped"
     if as_json:
         console.json(facts_of(run))
     else:
-        console.line(done)
+        console.line(f"{run.name} {done}: {run.state()}")
 
 
 def facts_of(run: DetachedRun) -> dict[str, object]:
-    end, facts = run.end, run.facts
-    return {
-        "run": run.name,
-        "running": run.is_running(),
-        "status": end.status if end is not None else None,
-        "ended_at": end.ended_at if end is not None else None,
-        "facts": facts,
-        "log": str(run.log),
-        "session": run.session,
-    }
-
-
-def wait_until(true: Callable[[], bool], *, limit_s: float) -> None:
-    until = time.monotonic() + limit_s
-    while not true() and time.monotonic() < until:
-        time.sleep(_LOOK_EVERY_S)
+    end = {"status": run.end.status, "ended_at": run.end.ended_at} if run.end else {"status": None, "ended_at": None}
+    facts = {"facts": run.facts, "log": str(run.log), "session": run.session}
+    return {"run": run.name, "running": run.is_running(), **end, **facts}

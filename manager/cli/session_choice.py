@@ -1,15 +1,10 @@
-"""Choose the session that a command applies to. Send questions to the session's manager, or read the journal of an
-ended session.
+"""Choose the session that a command applies to. Ask its manager, or read the journal of an ended session.
 
 If the command names no session, the choice is: 1. the newest session of the current folder; 2. the newest running
-session; 3. the newest session.
-
-A session belongs to a folder if a program started or joined the session there (`runinfo`), if `stoker up` ran there, or
-if the session's own folder is there or in a parent.
-
-A command that changes a session (`down`, `attach`) accepts only a running session of `stoker up`, preferably a session
-of the current folder. Other commands print the id of the chosen session if the user may expect another session. If the
-session does not know a call, these commands search other sessions.
+session; 3. the newest session. A session belongs to a folder if a program started or joined it there (`runinfo`), if
+`stoker up` ran there, or if its own folder is there or in a parent. A command that changes a session (`down`, `attach`)
+accepts only a running session of `stoker up`. Other commands print the id of the session if the user may expect another
+one, and search other sessions for an unknown call.
 """
 
 from __future__ import annotations
@@ -17,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -48,8 +44,7 @@ CHANGED_BY_DEFAULT = "the running session; if several run, this folder's"
 _ASKED_AT_ONCE = 16
 _NAMED = 3
 _SEARCHED = 8
-_CHOSEN = "stoker.manager.cli.session_choice"
-_TOLD = "stoker.manager.cli.session_choice.told"
+_CHOSEN, _TOLD = "stoker.manager.cli.session_choice", "stoker.manager.cli.session_choice.told"
 
 
 class SessionCandidate(msgspec.Struct, frozen=True):
@@ -60,8 +55,8 @@ class SessionCandidate(msgspec.Struct, frozen=True):
 
 
 def session_to_show(name: str = "", *, hint: str = "--session") -> SessionFolder:
-    """Return the session with this id, id prefix or folder. Without `name`, apply the module's rule. `hint`: the words
-    before another session's name. Raises SessionError."""
+    """Return the session with this id, id prefix or folder, or else by the module's rule. `hint`: the words before
+    another session's name. Raises SessionError."""
     named = session_at_path(name)
     if named is not None:
         return named
@@ -78,51 +73,46 @@ def session_to_show(name: str = "", *, hint: str = "--session") -> SessionFolder
             if hint := runs.suggest_similar_run(name):
                 raise SessionError(f"no session or run {name!r} on this machine{hint}") from error
             raise
-    best = candidates[0]
     command = click.get_current_context(silent=True)
-    if not name and (text := told(best, candidates, hint=hint)):
-        if command is None or not command.meta.get(_TOLD):
-            console.note(text)
-        if command is not None:
-            command.meta[_TOLD] = True
-    return SessionFolder(best.folder)
+    told_already = command.meta if command is not None else {}
+    if not name and (text := told(candidates, hint=hint)) and not told_already.get(_TOLD):
+        told_already[_TOLD] = True
+        console.note(text)
+    return SessionFolder(candidates[0].folder)
 
 
 def _ranked(name: str) -> list[SessionCandidate]:
     command = click.get_current_context(silent=True)
     known: dict[str, list[SessionCandidate]] = command.meta.setdefault(_CHOSEN, {}) if command is not None else {}
     if name not in known:
-        known[name] = ranked(_candidates(name))
+        known[name] = sorted(_candidates(name), key=lambda each: 0 if each.is_own else 1 if each.is_up else 2)
     return known[name]
 
 
 def session_to_change() -> SessionFolder:
-    """Return the session that a command such as `stoker down` changes if the user names none. Raises SessionError if no
-    session or several sessions match."""
+    """Return the session that a command such as `stoker down` changes by default. Raises SessionError unless one
+    matches."""
     found = [each for each in _candidates(detached_only=True) if each.is_up]
-    own = [each for each in found if each.is_own]
     if not found:
-        running = [run.name for run in runs.known_runs() if run.is_running()]
-        also = f"; detached runs are known by their names: {', '.join(running)}" if running else ""
+        running = ", ".join(run.name for run in runs.known_runs() if run.is_running())
+        also = f"; detached runs are known by their names: {running}" if running else ""
         raise SessionError(f"no session is up; `stoker up SITE` starts one{also}")
+    own = [each for each in found if each.is_own]
     if len(found) > 1 and len(own) != 1:
         names = ", ".join(sorted(each.session for each in found))
         raise SessionError(f"sessions {names} are up; name one of them")
     return SessionFolder((own or found)[0].folder)
 
 
-def ranked(candidates: Sequence[SessionCandidate]) -> list[SessionCandidate]:
-    return sorted(candidates, key=lambda each: (not each.is_own, not each.is_up and not each.is_own))
-
-
-def told(best: SessionCandidate, candidates: Sequence[SessionCandidate], *, hint: str) -> str:
-    others = [each.session for each in candidates if each.is_up and each is not best]
+def told(candidates: Sequence[SessionCandidate], *, hint: str) -> str:
+    """Return a note on the chosen (first) session if the user may expect another one."""
+    best, *rest = candidates
+    others = [each.session for each in rest if each.is_up]
     is_program = best.folder.parent.parent.name == "runinfo"
     of = "" if best.is_own or best.is_up else f", which ran in {best.folder.parents[2] if is_program else best.folder}"
     if not others:
         return f"this is session {best.session}{of}" if of else ""
-    more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
-    named = f"{', '.join(others[:_NAMED])}{more}"
+    named = ", ".join(others[:_NAMED]) + (f" and {len(others) - _NAMED} more" if len(others) > _NAMED else "")
     of, too = ("", " too") if best.is_up else (", which is over", "")
     are = "is" if len(others) == 1 else "are"
     return f"this is session {best.session}{of}; {named} {are} up{too} ({hint} {others[0]})"
@@ -156,8 +146,8 @@ def _candidates(name: str = "", *, detached_only: bool = False) -> list[SessionC
 
 
 def _folders(here: Path | None) -> list[tuple[Path, bool]]:
-    """Return the folders of all known sessions, the last used first, each with True if the session belongs to the
-    folder `here`. The folder `runinfo` has links to joined sessions."""
+    """Return the folders of all known sessions, the last used first, and whether each belongs to the folder `here`.
+    `runinfo` has links to joined sessions."""
     known = [*(state_folder() / "sessions").glob("*/session.json")]
     near: list[Path] = []
     if here is not None:
@@ -173,11 +163,11 @@ def _folders(here: Path | None) -> list[tuple[Path, bool]]:
             before, was_own = found.get(folder, (0.0, False))
             is_own = was_own or file in near or (here is not None and _belongs_to_folder(folder, here))
             found[folder] = (max(before, used_at), is_own)
-    return [(folder, found[folder][1]) for folder in sorted(found, key=lambda each: found[each][0], reverse=True)]
+    newest_first = sorted(found.items(), key=lambda item: -item[1][0])
+    return [(folder, is_own) for folder, (_, is_own) in newest_first]
 
 
 def _belongs_to_folder(folder: Path, here: Path) -> bool:
-    """Return True if the session's folder is below or above `here`, or if `stoker up` ran in `here`."""
     if folder.is_relative_to(here) or here.is_relative_to(folder):
         return True
     with contextlib.suppress(OSError):
@@ -194,8 +184,7 @@ Command = Callable[..., None]
 
 
 def add_session_argument(*, default: str) -> Callable[[Command], Command]:
-    """Add SESSION to a command, both as an argument and as an option. `default`: help text that says which session is
-    chosen if the user gives none."""
+    """Add SESSION to a command, as an argument and as an option. `default`: help text on the default."""
 
     def with_both(command: Command) -> Command:
         @click.argument("session", default="")
@@ -215,7 +204,7 @@ _NAMES = "The same as the argument SESSION: the session's id, a prefix of the id
 
 
 class SessionAnswer(msgspec.Struct, frozen=True):
-    """The status of a session. `over`: why the session has ended, or empty if the session is running."""
+    """The status of a session. `over`: why the session has ended, or empty."""
 
     status: to_client.Status
     over: str = ""
@@ -231,7 +220,7 @@ def read_session_status(name: str) -> tuple[SessionFolder, SessionAnswer]:
 
 
 def last_status(folder: SessionFolder, ended: SessionEndedError) -> SessionAnswer:
-    """Return the last status of an ended session, from the session's journal. Raises SessionError."""
+    """Return the last status of an ended session, from its journal. Raises SessionError."""
     from stoker.manager.live.replay import status_of_ended_session
 
     with _explain_journal_errors(folder, ended):
@@ -239,26 +228,24 @@ def last_status(folder: SessionFolder, ended: SessionEndedError) -> SessionAnswe
 
 
 def find_story_of_subject(name: str, subject: str) -> tuple[SessionFolder, to_client.Story, str]:
-    """Return the session of a subject (such as a call or pilot), the subject's history, and why the session has ended.
-    If `name` is empty, also search other sessions. Raises SessionError."""
+    """Return the session of a subject (such as a call), the subject's history, and why the session has ended. Without
+    `name`, also search other sessions. Raises SessionError."""
     chosen = session_to_show(name)
     story, over = _story_in(chosen, subject)
     if name or story.found or is_ambiguous_subject(story):
         return chosen, story, over
-    searched = [chosen]
+    searched = [chosen.read().session]
     others = [SessionFolder(each.folder) for each in _ranked("") if each.folder != chosen.path]
     for folder in others[: _SEARCHED - 1]:
         with contextlib.suppress(SessionError):
             found, its_over = _story_in(folder, subject)
+            session = folder.read().session
             if found.found:
-                console.note(
-                    f"{subject} is not in session {_session_id(chosen)}; this is session {_session_id(folder)}"
-                    f" ({folder.path})"
-                )
+                console.note(f"{subject} is not in session {searched[0]}; this is session {session} ({folder.path})")
                 return folder, found, its_over
-            searched.append(folder)
+            searched.append(session)
     if len(searched) > 1:
-        names = ", ".join(map(_session_id, searched))
+        names = ", ".join(searched)
         headline = f"{story.headline}; searched sessions {names} (`stoker sessions` lists them, --session names one)"
         story = msgspec.structs.replace(story, headline=headline)
     return chosen, story, over
@@ -266,10 +253,6 @@ def find_story_of_subject(name: str, subject: str) -> tuple[SessionFolder, to_cl
 
 def is_ambiguous_subject(story: to_client.Story) -> bool:
     return not story.found and story.headline.startswith("could be")
-
-
-def _session_id(folder: SessionFolder) -> str:
-    return folder.read().session
 
 
 def _story_in(folder: SessionFolder, subject: str) -> tuple[to_client.Story, str]:
@@ -316,12 +299,71 @@ def _explain_journal_errors(folder: SessionFolder, ended: SessionEndedError) -> 
         raise
     except Exception as error:
         lines = user_traceback_lines(error)
-        if lines:
-            text = (
-                f"{ended}, and its policy raises an error as it did then; stoker replay {folder.path} shows the event"
-            )
-            raise SessionError("\n".join([text, *lines])) from error
-        raise SessionError(
-            f"{ended}, and its journal {folder.journal} cannot be replayed by this version of Stoker"
+        text = (
+            f"{ended}, and its policy raises an error as it did then; stoker replay {folder.path} shows the event"
+            if lines
+            else f"{ended}, and its journal {folder.journal} cannot be replayed by this version of Stoker"
             f" ({type(error).__name__}: {error}); its logs: stoker logs --session {folder.path}"
-        ) from error
+        )
+        raise SessionError("\n".join([text, *lines])) from error
+
+
+# ---- a session that is read repeatedly
+
+
+_ENDED_AGAIN_S = 10.0
+"""Seconds after which an ended session is checked again. `stoker attach` may have restarted the session's manager."""
+
+
+class FollowedSession:
+    """A session whose status is read repeatedly, also after restarts of its manager and after its end.
+
+    Args:
+        name: The session's id, a prefix of the id, or its folder. By default the session that `stoker status` shows.
+
+    Raises:
+        SessionError: The session does not exist.
+    """
+
+    def __init__(self, name: str = "") -> None:
+        folder = session_to_show(name, hint="stoker dashboard")
+        file = folder.read()
+        self.folder = str(folder.path)
+        self.session = file.session
+        self.site = file.site
+        self.log = str(folder.manager_log)
+        self._folder: SessionFolder = folder
+        self._observer: Observer | None = None
+        self._ended: SessionAnswer | None = None
+        self._ended_at = 0.0
+
+    def answer(self) -> SessionAnswer:
+        """Return the session's status. For an ended session, return its last status from its journal.
+
+        Raises:
+            SessionError: The manager does not answer, or the journal cannot be read.
+        """
+        if self._ended is not None and time.monotonic() - self._ended_at < _ENDED_AGAIN_S:
+            return self._ended
+        try:
+            if self._observer is None:
+                observer = Observer(self._folder)
+                self._observer = observer.__enter__()
+            status = self._observer.status()
+        except SessionEndedError as ended:
+            self.close()
+            if self._ended is None:
+                self._ended = last_status(self._folder, ended)
+            self._ended_at = time.monotonic()
+            return self._ended
+        except SessionError:
+            self.close()
+            raise
+        self._ended = None
+        return SessionAnswer(status)
+
+    def close(self) -> None:
+        """Close the connection to the manager. The next call of `answer` opens the connection again."""
+        if self._observer is not None:
+            self._observer.close()
+            self._observer = None

@@ -1,8 +1,6 @@
-"""Find the processes, jobs and the folder that remain of an ended session.
-
-`prune` removes the whole session folder if the folder is in a usual place (`sessions.d` of the state folder, `runinfo`
-of a program). A folder that a user has named (`stoker up --folder`) is kept if it contains other files.
-"""
+"""Find the processes, jobs and the folder that remain of an ended session. `prune` removes the whole folder if it is in
+a usual place (`sessions.d`, `runinfo`). A folder that a user has named (`stoker up --folder`) stays if it contains
+other files."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from stoker.contexts.folders import state_folder
 from stoker.errors import ConfigError, SessionError, StokerError
 from stoker.locks import is_locked
 from stoker.manager.executor import detached
-from stoker.manager.factory.batch import JOBS_LEFT, Batch, BatchJobStatus
+from stoker.manager.factory.batch import JOBS_LEFT, BatchJobStatus
 from stoker.manager.factory.pilot_command import PILOT, TASKVINE_PILOT
 from stoker.manager.live import lease
 from stoker.pilot.taskvine import POOL
@@ -38,42 +36,37 @@ OURS = {
     PILOT: "pilot",
     TASKVINE_PILOT: "pilot",
 }
-"""The modules that the processes of a session run, and the names that users see for these processes."""
 _OF_POOLS = ("vine_factory", "vine_worker", "library_code.py")
-"""File names of the TaskVine programs that run in a session. The last name is the program of a TaskVine library."""
 _SHOWN_AS = {"factory": "job submitter"}
 _SUBMITTER = "its job submitter"
 _REMOVES = {
-    ProviderKind.SLURM: "scancel",
-    ProviderKind.CONDOR: "condor_rm",
-    ProviderKind.PBS: "qdel",
-    ProviderKind.LSF: "bkill",
-    ProviderKind.GRID_ENGINE: "qdel",
-    ProviderKind.KUBERNETES: "kubectl delete pod",
-}
+    ProviderKind.SLURM: "scancel", ProviderKind.CONDOR: "condor_rm", ProviderKind.PBS: "qdel",
+    ProviderKind.LSF: "bkill", ProviderKind.GRID_ENGINE: "qdel", ProviderKind.KUBERNETES: "kubectl delete pod",
+}  # fmt: skip
 
 
 class LeftBehind(msgspec.Struct, frozen=True):
-    """A process or job that remains of a session. `remove`: the command that ends the process or job, or empty."""
+    """A process or job that remains of a session. `remove`: the command that ends it, or empty."""
 
     what: str
     remove: str = ""
 
 
 def processes(folder: SessionFolder) -> Iterator[LeftBehind]:
-    """Yield the session's processes on this machine, and its manager if it runs on another machine."""
-    for process, kind, path in iter_own_session_processes():
-        if path == folder.path:
-            yield LeftBehind(f"its {_SHOWN_AS.get(kind, kind)} (pid {process.pid})", f"kill {process.pid}")
-    holder = None
+    """Yield the session's processes here, and its manager and its job submitter on another machine."""
+    own = [(process.pid, kind) for process, kind, path in iter_own_session_processes() if path == folder.path]
+    yield from (LeftBehind(f"its {_SHOWN_AS.get(kind, kind)} (pid {pid})", f"kill {pid}") for pid, kind in own)
     with contextlib.suppress(SessionError):
-        holder = lease.read(lease.lease_file(folder))
-    if holder is not None and lease.is_alive(holder) is None and not holder.over:
-        yield LeftBehind(f"its manager, {holder}", f"ssh {holder.host} kill {holder.pid}")
+        holder = lease.read(folder.lease)
+        if holder is not None and lease.is_alive(holder) is None and not holder.over:
+            yield LeftBehind(f"its manager, {holder}", f"ssh {holder.host} kill {holder.pid}")
+    lock = folder.path / "factory.lock"
+    if "factory" not in [kind for _, kind in own] and lock.exists() and is_locked(lock, exclusively=True):
+        yield LeftBehind(f"{_SUBMITTER} on another machine, which cancels its jobs")
 
 
 def iter_own_session_processes() -> Iterator[tuple[psutil.Process, str, Path]]:
-    """Yield this user's processes of all sessions here: process, kind and session folder."""
+    """Yield this user's processes of sessions here, with kind and session folder."""
     for process in psutil.process_iter(["pid", "cmdline", "uids", "status"]):
         command, uids = process.info["cmdline"] or [], process.info["uids"]
         if process.info["status"] == psutil.STATUS_ZOMBIE or uids is None or uids.real != os.getuid():
@@ -88,39 +81,22 @@ def iter_own_session_processes() -> Iterator[tuple[psutil.Process, str, Path]]:
                     yield process, kind, Path(pool)
 
 
-def factory(folder: SessionFolder) -> Iterator[LeftBehind]:
-    lock = folder.path / "factory.lock"
-    if not lock.exists() or any(
-        kind == "factory" and path == folder.path for _, kind, path in iter_own_session_processes()
-    ):
-        return
-    if is_locked(lock, exclusively=True):
-        yield LeftBehind(f"{_SUBMITTER} on another machine, which cancels its jobs")
-
-
 def may_have_jobs(folder: SessionFolder) -> bool:
-    """Return True if batch systems may still have jobs of an ended session. The factory's list of jobs does not contain
-    the workers of TaskVine."""
+    """True if batch systems may still have jobs of an ended session. The factory's list lacks TaskVine's workers."""
     file = folder.path / JOBS_LEFT
     if detached.engine_of(folder) is Engine.STOKER and file.exists():
         return bool(file.read_text(errors="replace").strip())
     return any(folder.sites.glob("*.toml"))
 
 
-def batch_of(site: Site, folder: SessionFolder) -> Batch:
-    """Return the batch system of a session's site. Raises SubmissionRefused or ConfigError."""
+def _open_jobs(site: Site, folder: SessionFolder, *, seen: Collection[str] = ()) -> dict[str, BatchJobStatus | None]:
+    """Return the open jobs of a session at a site, with their status. Raises StokerError."""
+    if site.provider.kind is ProviderKind.LOCAL:
+        return {}
     from stoker.manager.factory.batches import make_batch  # slow import of Parsl
 
     own = msgspec.structs.replace(site, engine=Engine.STOKER)
-    return make_batch(own, session=folder.read().session, folder=folder)
-
-
-def _open_jobs(site: Site, folder: SessionFolder, *, seen: Collection[str] = ()) -> dict[str, BatchJobStatus | None]:
-    """Return the session's jobs at a site that have not ended, with the status of each job. Omit jobs in `seen`. Raises
-    StokerError."""
-    if site.provider.kind is ProviderKind.LOCAL:
-        return {}
-    batch = batch_of(site, folder)
+    batch = make_batch(own, session=folder.read().session, folder=folder)
     listed = [job for job in batch.find() if job not in seen]
     statuses = batch.query(listed) if listed else {}
     return {job: status for job in listed if (status := statuses.get(job)) is None or not status.phase.over}
@@ -129,9 +105,8 @@ def _open_jobs(site: Site, folder: SessionFolder, *, seen: Collection[str] = ())
 def list_jobs_before_processes(
     here: Sequence[LeftBehind], folder: SessionFolder, before: Status | None
 ) -> list[LeftBehind]:
-    """Return the remaining jobs that the factory is still cancelling, and then the remaining processes. A factory with
-    jobs must not be killed.
-    """
+    """Return the jobs that the factory is still cancelling, then the processes: a factory with jobs must not be
+    killed."""
     submitter = [each for each in here if each.what.startswith(_SUBMITTER)]
     there = list(jobs(folder, before)) if submitter else []
     if not there:
@@ -141,15 +116,14 @@ def list_jobs_before_processes(
 
 
 def jobs(folder: SessionFolder, before: Status | None) -> Iterator[LeftBehind]:
-    """Yield the session's jobs. If a batch system does not answer, yield the jobs that the earlier status `before`
-    lists.
-    """
+    """Yield the session's jobs; if a batch system does not answer, those in the earlier status `before`."""
     seen: set[str] = set()
+    jobs_before = [job for job in before.jobs if job.job] if before is not None else []
     try:
         sites = detached.sites_of(folder)
     except ConfigError as error:
-        if before is not None and before.jobs:
-            names = job_ids([job.job for job in before.jobs if job.job])
+        if jobs_before:
+            names = job_ids([job.job for job in jobs_before])
             yield LeftBehind(f"perhaps jobs {names}, whose states are not known: {error}")
         return
     for site in sites.values():
@@ -157,16 +131,13 @@ def jobs(folder: SessionFolder, before: Status | None) -> Iterator[LeftBehind]:
         try:
             found = _open_jobs(site, folder, seen=seen)
         except StokerError as error:
-            jobs_before = before.jobs if before is not None else ()
-            known = [job.job for job in jobs_before if job.source == site.name and job.job]
-            if known:
+            if known := [job.job for job in jobs_before if job.source == site.name]:
                 text = f"perhaps jobs {job_ids(known)} of site {site.name}: {error}"
                 yield LeftBehind(text, f"{remove} {' '.join(known)}")
             continue
         seen.update(found)
         stuck = [job for job, status in found.items() if status is not None and status.leaving]
-        there = [job for job in found if job not in stuck]
-        if there:
+        if there := [job for job in found if job not in stuck]:
             yield LeftBehind(f"jobs {job_ids(there)} of site {site.name}", f"{remove} {' '.join(there)}")
         if stuck:  # only HTCondor reports jobs that are being removed
             text = f"jobs {job_ids(stuck)} of site {site.name}, cancelled; their machines have not answered yet"
@@ -184,9 +155,7 @@ _OF_A_SESSION = (
 
 
 class Pruned(msgspec.Struct, frozen=True):
-    """The result of `prune` for the folder of an old session. `kept`: why the folder is kept. `bytes`: number of
-    removed bytes.
-    """
+    """The result of `prune`. `kept`: why the folder is kept. `bytes`: number of removed bytes."""
 
     session: str
     folder: str
@@ -203,12 +172,17 @@ def prune(folder: SessionFolder, session: str) -> Pruned:
         shutil.rmtree(folder.path)
     except OSError as error:
         return Pruned(session, place, kept=f"the folder cannot be removed: {error}")
-    _forget(folder.path)
+    for link in (state_folder() / "sessions").glob("*"):
+        if link.is_symlink() and not link.exists() and link.resolve() == folder.path:
+            link.unlink(missing_ok=True)
+    if folder.path.parent.parent.name == "runinfo":
+        with contextlib.suppress(OSError):
+            folder.path.parent.rmdir()
     return Pruned(session, place, bytes=size)
 
 
 def size_bytes(folder: Path) -> int:
-    """Return the total size of all files below a folder, in bytes. A file with several hard links counts once."""
+    """Return the total size of all files below a folder; hard links count once."""
     sizes: dict[tuple[int, int], int] = {}
     for path in folder.rglob("*"):
         with contextlib.suppress(OSError):
@@ -218,52 +192,26 @@ def size_bytes(folder: Path) -> int:
 
 
 def _reasons_against_pruning(folder: SessionFolder) -> Iterator[str]:
-    for name in _LOCKED:
-        if is_locked(folder.path / name):
-            yield f"{name} is locked: one of its processes runs"
+    yield from (f"{name} is locked: one of its processes runs" for name in _LOCKED if is_locked(folder.path / name))
     try:
-        holder = lease.read(lease.lease_file(folder))
+        holder = lease.read(folder.lease)
     except (OSError, SessionError) as error:
         yield str(error)
         return
     if holder is not None and not holder.over and lease.is_alive(holder) is not False:
         yield f"its manager was {holder}, and may still run: look there"
-    if not _is_standard_session_folder(folder.path):
+    if folder.path.parent != (state_folder() / "sessions.d").resolve() and folder.path.parent.parent.name != "runinfo":
         names = [entry.name for entry in folder.path.iterdir()]
         others = [name for name in names if not any(fnmatch.fnmatchcase(name, each) for each in _OF_A_SESSION)]
         if others:
             yield f"it holds files that are not of a session: {', '.join(sorted(others)[:5])}"
-    for each in processes(folder):
-        yield f"left behind: {each.what}"
-    yield from _jobs(folder)
-
-
-def _jobs(folder: SessionFolder) -> Iterator[str]:
+    yield from (f"left behind: {each.what}" for each in processes(folder))
     if not folder.file.exists() or not may_have_jobs(folder):  # no jobs if the manager never started
         return
+    site = None
     try:
-        sites = detached.sites_of(folder)
+        for site in detached.sites_of(folder).values():
+            if there := _open_jobs(site, folder):
+                yield f"site {site.name} still has its jobs {', '.join(there)}"
     except StokerError as error:
-        yield f"the session's jobs are unknown: {error}"
-        return
-    for site in sites.values():
-        try:
-            there = _open_jobs(site, folder)
-        except StokerError as error:
-            yield f"site {site.name} cannot be asked for its jobs: {error}"
-            continue
-        if there:
-            yield f"site {site.name} still has its jobs {', '.join(there)}"
-
-
-def _is_standard_session_folder(folder: Path) -> bool:
-    return folder.parent == (state_folder() / "sessions.d").resolve() or folder.parent.parent.name == "runinfo"
-
-
-def _forget(folder: Path) -> None:
-    for link in (state_folder() / "sessions").glob("*"):
-        if link.is_symlink() and not link.exists() and link.resolve() == folder:
-            link.unlink(missing_ok=True)
-    if folder.parent.parent.name == "runinfo":
-        with contextlib.suppress(OSError):
-            folder.parent.rmdir()
+        yield f"the session's jobs{f' at site {site.name}' if site is not None else ''} are unknown: {error}"

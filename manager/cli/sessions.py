@@ -1,11 +1,11 @@
-"""`stoker sessions`: list sessions and remove old ones. `stoker caches`: show and remove the pilots' caches on this
-machine."""
+"""`stoker sessions`: list and remove sessions. `stoker caches`: show and remove the pilots' caches here."""
 
 from __future__ import annotations
 
 import contextlib
 import enum
 import os
+import shutil
 import socket
 import time
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ from stoker.manager.executor.detached import is_session_starting
 from stoker.pilot.agent.scratch import base_folder, sweep
 from stoker.pilot.cache import ObjectCache, store
 from stoker.pilot.starter.place import Environments
-from stoker.protocol.session import SessionFolder, is_begun, is_session_folder
+from stoker.protocol.session import SessionFolder, is_begun, is_session_folder, modification_time
 from stoker.site import Site
 from stoker.units import parse_seconds, show_bytes, show_seconds
 
@@ -40,9 +40,10 @@ _MADE_S = 60.0
 
 
 class SessionState(enum.Enum):
+    """`LOST`: not ended, but without a manager (`stoker attach` or `stoker down`)."""
+
     UP = "up"
     LOST = "lost"
-    """The session has not ended, but the session's manager is dead. Use `stoker attach` or `stoker down`."""
     OVER = "over"
 
 
@@ -82,8 +83,9 @@ def sessions(*, remove: bool, older: str, as_json: bool) -> None:
             console.lines(render(found))
         return
     for run in detached_runs:
-        if not run.is_running() and runs.seconds_since_run_end(run) >= older_s:
-            runs.remove(run)
+        written_at = max(map(modification_time, (run.path, run.log)))
+        if not run.is_running() and time.time() - written_at >= older_s:
+            shutil.rmtree(run.path, ignore_errors=True)
             console.note(f"removed run {run.name} and its log")
     old = [each for each in found if each.state is SessionState.OVER and each.idle_s >= older_s]
     pruned = [session_remains.prune(SessionFolder(each.folder), each.session) for each in old]
@@ -103,7 +105,7 @@ def known_sessions() -> list[KnownSession]:
     found = {place.resolve() for place in [*filter(is_session_folder, places), *begun]}
     newest_first = sorted((_idle_s(path), path) for path in found)
     with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:  # checking a manager on another machine may take seconds
-        return [each for each in pool.map(lambda one: _read_known(*one), newest_first) if each is not None]
+        return [each for each in pool.map(_read_known, newest_first) if each is not None]
 
 
 def render(found: Sequence[KnownSession]) -> list[str]:
@@ -115,33 +117,30 @@ def render(found: Sequence[KnownSession]) -> list[str]:
         f"  {each.session:<{width}}  {each.state.value:<5}  {_show_age(each.idle_s, '.0f', 'd'):>11}  {each.folder}"
         for each in found
     ]
-    if any(each.state is SessionState.LOST for each in found):
-        out += [
-            "",
-            "lost: its manager has ended; stoker attach ID restarts the manager, stoker down ID ends the session",
-        ]
-    if any(each.state is SessionState.OVER for each in found):
-        out += [
-            "",
-            f"stoker sessions --prune removes sessions that ended {_OLDER} ago or earlier (--older TIME: another age)",
-        ]
-    return out
+    hints = {
+        SessionState.LOST: "lost: its manager has ended; stoker attach ID restarts it, stoker down ID ends the session",
+        SessionState.OVER: f"stoker sessions --prune removes sessions that ended {_OLDER} ago (--older TIME)",
+    }
+    states = {each.state for each in found}
+    return out + [line for state, hint in hints.items() if state in states for line in ("", hint)]
 
 
 def render_pruned(pruned: Sequence[session_remains.Pruned], *, older: str) -> list[str]:
     removed = [each for each in pruned if not each.kept]
     out = [f"  removed  {each.session}  {show_bytes(each.bytes):>8}  {each.folder}" for each in removed]
     out += [f"  kept     {each.session}  {each.folder}: {each.kept}" for each in pruned if each.kept]
-    total = show_bytes(sum(each.bytes for each in removed))
-    done = f"removed {len(removed)} session{'s' * (len(removed) != 1)}, {total}" if removed else "nothing was removed"
-    return [*out, done if out else f"{done}: no session ended {older} ago or earlier"]
+    if removed:
+        total = show_bytes(sum(each.bytes for each in removed))
+        return [*out, f"removed {console.count(len(removed), 'session')}, {total}"]
+    return [*out, "nothing was removed" if out else f"nothing was removed: no session ended {older} ago or earlier"]
 
 
-def _read_known(idle_s: float, path: Path) -> KnownSession | None:
+def _read_known(idle_s_and_path: tuple[float, Path]) -> KnownSession | None:
+    idle_s, path = idle_s_and_path
     folder = SessionFolder(path)
     try:
         if not folder.file.exists():  # the session is starting, or its command was killed
-            up, lost = idle_s < _MADE_S or is_session_starting(folder.path), False
+            up, lost = idle_s < _MADE_S or is_session_starting(path), False
         else:
             up = detached.is_up(folder)
             lost = not up and detached.is_detached(folder) and not detached.over(folder)
@@ -154,7 +153,7 @@ def _read_known(idle_s: float, path: Path) -> KnownSession | None:
 def _idle_s(folder: Path) -> float:
     newest = 0.0
     with contextlib.suppress(OSError):
-        newest = max(entry.lstat().st_mtime for entry in (folder, *folder.iterdir()))
+        newest = max(map(modification_time, (folder, *folder.iterdir())))
     return max(0.0, time.time() - newest)
 
 
@@ -196,15 +195,12 @@ def caches(*, clear: bool, scratch: str, as_json: bool) -> None:
 
 
 def clean_node_caches(scratch: str = "", *, clear: bool = False) -> CacheContents:
-    """Remove expired unused files from the pilots' caches on this machine. With `clear`, remove all unused files.
-    Return a summary of the files that are kept. Raises StokerError."""
+    """Remove expired unused files from the pilots' caches here, or with `clear` all unused files. Return what is kept.
+    Raises StokerError."""
     place = Path(os.path.expandvars(scratch)).expanduser()
     if scratch and not place.is_dir() and not str(place).startswith("$"):
-        raise ConfigError(
-            f"--scratch: there is no folder {place} on {socket.gethostname()}; name the folder that [pilot] scratch of"
-            " the site file names, or leave --scratch out",
-            key="scratch",
-        )
+        where = f"--scratch: there is no folder {place} on {socket.gethostname()}"
+        raise ConfigError(f"{where}; name the folder of [pilot] scratch in the site file", key="scratch")
     base = base_folder(scratch)
     before = size_bytes(base)
     kept_s = 0.0 if clear else float("inf")
@@ -222,13 +218,13 @@ def clean_node_caches(scratch: str = "", *, clear: bool = False) -> CacheContent
 
 
 def stays(sites: Iterable[Site]) -> list[str]:
-    """Return messages about the files that a session with these sites leaves on compute nodes."""
-    ages: dict[str, list[str]] = {}
+    """Return messages about the files that a session leaves on compute nodes."""
+    places: dict[str, dict[str, None]] = {}
     for site in sites:
-        place = site.pilot.scratch or "their temporary folder"
-        ages.setdefault(_show_age(site.pilot.cache_age_s, ".3g", "days"), []).append(place)
+        age = _show_age(site.pilot.cache_age_s, ".3g", "days")
+        places.setdefault(age, {})[site.pilot.scratch or "their temporary folder"] = None
     return [
-        f"files that its pilots fetched stay on their nodes ({', '.join(dict.fromkeys(places))}) for the next session, "
-        f"and are removed after {age} without use; to remove them now, run on the node: stoker caches --clear"
-        for age, places in ages.items()
+        f"files that its pilots fetched stay on their nodes ({', '.join(here)}) for the next session, and are removed"
+        f" after {age} without use; to remove them now, run on the node: stoker caches --clear"
+        for age, here in places.items()
     ]

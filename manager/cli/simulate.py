@@ -1,8 +1,9 @@
-"""The options of `stoker simulate`. The slow module `simulating` is imported only for a simulation."""
+"""The options of `stoker simulate`, apart from the slow module `simulating`."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -25,16 +26,7 @@ from stoker.manager.cli.console import WholeNumber
 @click.option("--jobs", type=WholeNumber(1, 1_000), help="Run N simulations at the same time. [all cores]")
 @click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="Write into DIR. [runs/NAME-DATE-TIME]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
-def simulate(
-    *,
-    scenario: str | None,
-    policies: tuple[str, ...],
-    seeds: int | None,
-    changes: tuple[str, ...],
-    jobs: int | None,
-    out: Path | None,
-    as_json: bool,
-) -> None:
+def simulate(*, scenario: str | None, as_json: bool, **asked: Any) -> None:
     """Simulate SCENARIO, a TOML file or the name of a shipped scenario, and compare policies in it.
 
     The manager's own code runs in virtual time, against simulated batch systems, links and GPUs. Without SCENARIO: list
@@ -45,7 +37,6 @@ def simulate(
     if scenario is None:
         simulating.print_scenarios_and_policies(as_json=as_json)
         return
-    asked = simulating.SimulationRequest(scenario, policies, seeds, changes, jobs, out)
-    code = simulating.simulate(asked, as_json=as_json)
+    code = simulating.simulate(scenario, as_json=as_json, **asked)
     if code:
         raise click.exceptions.Exit(code)

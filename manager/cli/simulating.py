@@ -1,4 +1,4 @@
-"""The implementation of `stoker simulate`: simulate a scenario under several policies, and compare the policies."""
+"""`stoker simulate`: simulate a scenario under several policies, and compare the policies."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 from msgspec.structs import replace
 
 from stoker.errors import ConfigError, StokerError
 from stoker.folders import working_folder
 from stoker.manager.cli import console
 from stoker.manager.live.session_policies import find
-from stoker.manager.policies.named import SHIPPED
+from stoker.manager.policies import SHIPPED
 from stoker.manager.sim.check import world_warnings
 from stoker.manager.sim.workload import SweepCalls, context_names_of_workload, expand_family_names
 from stoker.manager.study import run_folder
@@ -46,9 +45,7 @@ _NARROW = 0.02
 
 
 def table(rows: Sequence[PolicyRow], columns: Sequence[Column]) -> list[str]:
-    """Return one line of text per policy, with the mean of each metric and the half width of its 95 % confidence
-    interval.
-    """
+    """Return a line per policy, with each mean and the half width of its 95 % confidence interval."""
     shown = []
     for column in columns:
         found = [estimate for row in rows if (estimate := row.estimates[column.key]) is not None]
@@ -98,23 +95,16 @@ def summarize_simulation_results(
 def written(what: WrittenFiles) -> str:
     if not what.paths:
         return f"  {what.what:9} none: {what.about}"
-    first = what.paths[0]
-    if len(what.paths) == 1:
-        return f"  {what.what:9} {first}   {what.about}"
-    names = " ".join(os.path.basename(path) for path in what.paths)
-    place = f"{os.path.dirname(first)}/"
-    if len(what.paths) > 8:
-        names = f"{os.path.basename(first)} … {os.path.basename(what.paths[-1])} ({len(what.paths)} files)"
-    return f"  {what.what:9} {place}   {names}   {what.about}"
+    first, *more = what.paths
+    names = [os.path.basename(path) for path in what.paths]
+    if len(names) > 8:
+        names = [f"{names[0]} … {names[-1]} ({len(names)} files)"]
+    place = f"{os.path.dirname(first)}/   {' '.join(names)}" if more else first
+    return f"  {what.what:9} {place}   {what.about}"
 
 
 def suggest_next_commands(
-    scenario: Scenario,
-    runs: Sequence[FinishedRun],
-    rows: Sequence[PolicyRow],
-    *,
-    asked: Sequence[str],
-    folder: Path,
+    scenario: Scenario, runs: Sequence[FinishedRun], rows: Sequence[PolicyRow], *, asked: list[str], folder: Path
 ) -> list[str]:
     simulate = ["stoker", "simulate", *asked]
     steps: list[tuple[list[str], str]] = []
@@ -126,35 +116,25 @@ def suggest_next_commands(
     key = choose_ranking_criterion(scenario, runs).key
     found = [estimate for row in rows if (estimate := row.estimates.get(key)) is not None]
     if any(each.half_width is None or each.half_width > _NARROW * abs(each.mean) for each in found):
-        seeds = str(4 * max(row.runs for row in rows))
-        steps.append(([*simulate, "--seeds", seeds], "narrower intervals"))
+        steps.append(([*simulate, "--seeds", str(4 * max(row.runs for row in rows))], "narrower intervals"))
     source = scenario.world.sources[0]
     half = f"sources.{source.name}.max_blocks={max(1, source.max_blocks // 2)}"
     steps.append(([*simulate, "--set", half], "another world"))
     steps.append((["stoker", "simulate", str(folder / SCENARIO)], "exactly this again"))
     commands = [shlex.join(words) for words, _ in steps]
     wide = max(map(len, commands))
-    return [
-        f"{'next:' if command is commands[0] else '':6}{command:{wide}}   {why}"
-        for command, (_, why) in zip(commands, steps, strict=True)
-    ]
-
-
-def count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"
+    heads = ["next:", *[""] * (len(steps) - 1)]
+    return [f"{head:6}{command:{wide}}   {why}" for head, command, (_, why) in zip(heads, commands, steps, strict=True)]
 
 
 _DRAW_EVERY_S = 0.2
 _LINE_EVERY_S = 10.0
 _FEW = 20
-"""Maximum number of simulation runs for which one line per run is printed to a pipe."""
 _FROM = 0.03
-"""The time left is shown after this share of the simulation runs is complete."""
 
 
 class SimulationProgress:
-    """Shows the progress of all simulation runs. `bar` is None if stdout is a pipe, to which each finished run prints a
-    line."""
+    """Shows the progress of all runs in a bar, or one line per run on a pipe."""
 
     def __init__(self, *, total: int, calls: int, shown: bool) -> None:
         self._total = total
@@ -178,12 +158,9 @@ class SimulationProgress:
         elif self._total <= _FEW or self._done == self._total or time.monotonic() - self._drawn >= _LINE_EVERY_S:
             self._drawn = time.monotonic()
             how = "done" if run.outcome.complete else "cut off"
-            left = self._time_left()
-            console.note(
-                f"{self._done}/{self._total} runs: {label(run.policy)}, seed {run.seed}, {how} after "
-                f"{show_seconds(run.outcome.ended_at)}, simulated in {show_seconds(run.wall_s)}"
-                + (f"; {left} left" if left else "")
-            )
+            after = f"{how} after {show_seconds(run.outcome.ended_at)}, simulated in {show_seconds(run.wall_s)}"
+            left = f"; {left} left" if (left := self._time_left()) else ""
+            console.note(f"{self._done}/{self._total} runs: {label(run.policy)}, seed {run.seed}, {after}{left}")
 
     def _draw(self, bar: ProgressBar) -> None:
         self._drawn = time.monotonic()
@@ -194,20 +171,19 @@ class SimulationProgress:
         return f"{self._done}/{self._total}" + (f"   left {left}" if left else "")
 
     def _runs(self) -> list[str]:
-        wide = max((len(label(policy)) for policy, _ in self._going), default=0)
-        lines = []
-        for (policy, seed), (now_s, ended) in self._going.items():
-            calls = f"{ended:,} of {self._calls:,} calls" if self._calls else f"{ended:,} calls"
-            lines.append(f"    {label(policy):{wide}}  seed {seed}   {calls}, {show_seconds(now_s)} simulated")
-        return lines
+        wide, of = max((len(label(policy)) for policy, _ in self._going), default=0), f" of {self._calls:,}"
+        return [
+            f"    {label(policy):{wide}}  seed {seed}   {ended:,}{of if self._calls else ''} calls,"
+            f" {show_seconds(now_s)} simulated"
+            for (policy, seed), (now_s, ended) in self._going.items()
+        ]
 
     def _part(self) -> float:
         going = sum(min(1.0, ended / self._calls) for _, ended in self._going.values()) if self._calls else 0.0
         return min(1.0, (self._done + going) / self._total)
 
     def _time_left(self) -> str:
-        part = self._part()
-        passed_s = time.monotonic() - self._began
+        part, passed_s = self._part(), time.monotonic() - self._began
         return show_seconds(passed_s * (1 - part) / part) if _FROM < part < 1 else ""
 
 
@@ -218,127 +194,100 @@ INTERRUPTED = 130
 _FIRST = "static-pool"
 
 
-class SimulationRequest(msgspec.Struct, frozen=True):
-    """The arguments of `stoker simulate`. If a value is empty or None, the value of the scenario applies. If `jobs` is
-    None, all cores are used."""
-
-    given: str
-    policies: tuple[str, ...] = ()
-    seeds: int | None = None
-    changes: tuple[str, ...] = ()
-    jobs: int | None = None
-    out: Path | None = None
-
-    @property
-    def words(self) -> list[str]:
-        options = [("--set", change) for change in self.changes] + [("--policy", policy) for policy in self.policies]
-        return [self.given, *(word for option in options for word in option)]
-
-
-class SimulationPlan(msgspec.Struct, frozen=True):
-    scenario: Scenario
-    folder: Path
-    jobs: int
-
-    @property
-    def total(self) -> int:
-        return len(self.scenario.policies) * self.scenario.seeds
-
-
-class SimulationOutcome(msgspec.Struct):
-    """The finished simulation runs. `stopped`: the error because of which some runs are missing."""
-
-    runs: list[FinishedRun]
-    stopped: StokerError | KeyboardInterrupt | None = None
-    wall_s: float = 0.0
-
-
-def simulate(asked: SimulationRequest, *, as_json: bool) -> int:
-    """Simulate the scenario, print a report, and return the exit code. If StokerError is raised, the files of finished
-    runs are kept."""
-    plan = _plan(asked)
+def simulate(
+    given: str,
+    *,
+    policies: tuple[str, ...],
+    seeds: int | None,
+    changes: tuple[str, ...],
+    jobs: int | None,
+    out: Path | None,
+    as_json: bool,
+) -> int:
+    """Simulate the scenario, print a report, and return the exit code."""
+    scenario = _scenario(given, policies=policies, seeds=seeds, changes=changes)
+    total = len(scenario.policies) * scenario.seeds
+    jobs = min(jobs or len(os.sched_getaffinity(0)), total)
+    folder = run_folder.make(scenario.name, out=out)
+    run_folder.keep_policies(folder, scenario.policies)
     if not as_json:
-        console.lines(_header(plan))
-    done = _run(plan, quiet=as_json)
-    if done.stopped is not None:
-        run_folder.clean(plan.folder, done.runs)
-    if done.runs:
-        _report(asked, plan, done, as_json=as_json)
-    if isinstance(done.stopped, StokerError):
-        raise done.stopped
-    if done.stopped is not None and not done.runs:
+        console.lines(_header(scenario, total=total, jobs=jobs))
+    began = time.monotonic()
+    runs, stopped = _run(scenario, folder, jobs=jobs, total=total, quiet=as_json)
+    if stopped is not None:
+        run_folder.clean(folder, runs)
+    if runs:
+        rows = compare(
+            runs, columns_for(scenario), policies=scenario.policies,
+            all_at_once=isinstance(scenario.workload, SweepCalls),
+        )  # fmt: skip
+        results = run_folder.results_of(scenario, runs, rows, complete=len(runs) == total)
+        if as_json:
+            outputs = {each.what: each.paths for each in run_folder.write(folder, scenario, runs, results)}
+            console.json({"results": results, "outputs": outputs})
+        else:
+            if len(runs) < total:
+                console.line(f"stopped: {len(runs)} of {console.count(total, 'run')} were done, and are kept")
+            events, seconds = sum(run.outcome.core_events for run in runs), sum(run.wall_s for run in runs)
+            rate = f", {events / seconds:,.0f} core events/s each" if seconds else ""
+            many = f"{jobs} processes" if jobs > 1 else "one process"
+            took = f"{console.count(len(runs), 'run')} in {show_seconds(time.monotonic() - began)} on {many}{rate}"
+            notes = [f"  {text}" for text in [*summarize_simulation_results(runs, rows, scenario), took]]
+            console.lines(["", *table(rows, columns_for(scenario)), "", *notes, ""])
+            for each in run_folder.write(folder, scenario, runs, results):
+                console.line(written(each))
+            options = [("--set", change) for change in changes] + [("--policy", policy) for policy in policies]
+            asked = [given, *(word for option in options for word in option)]
+            console.lines(["", *suggest_next_commands(scenario, runs, rows, asked=asked, folder=folder)])
+    if isinstance(stopped, StokerError):
+        raise stopped
+    if stopped is not None and not runs:
         console.note("stopped before a run was done; nothing was kept")
-    return INTERRUPTED if done.stopped is not None else 0
+    return INTERRUPTED if stopped is not None else 0
 
 
-def _plan(asked: SimulationRequest) -> SimulationPlan:
-    scenario = load_scenario(find_scenario(asked.given), changes=asked.changes)
-    policies = tuple(make_policy_path_absolute(policy, working_folder()) for policy in dict.fromkeys(asked.policies))
-    policies = policies or scenario.policies
+def _scenario(given: str, *, policies: tuple[str, ...], seeds: int | None, changes: tuple[str, ...]) -> Scenario:
+    scenario = load_scenario(find_scenario(given), changes=changes)
+    named = tuple(make_policy_path_absolute(policy, working_folder()) for policy in dict.fromkeys(policies))
     try:
-        check_policies(policies, setting="--policy")
+        check_policies(named or scenario.policies, setting="--policy")
     except ValueError as error:
         raise ConfigError(str(error), key="policy") from None
-    for policy in policies:  # check all policies before the first run
+    for policy in named or scenario.policies:  # check all policies before the first run
         find(policy)
-    scenario = replace(scenario, policies=policies, seeds=asked.seeds or scenario.seeds)
-    jobs = asked.jobs or len(os.sched_getaffinity(0))
-    folder = run_folder.make(scenario.name, out=asked.out)
-    run_folder.keep_policies(folder, policies)
-    return SimulationPlan(scenario, folder, min(jobs, len(policies) * scenario.seeds))
+    return replace(scenario, policies=named or scenario.policies, seeds=seeds or scenario.seeds)
 
 
-def _run(plan: SimulationPlan, *, quiet: bool) -> SimulationOutcome:
-    scenario, done, began = plan.scenario, SimulationOutcome([]), time.monotonic()
-    work = scenario.workload
+def _run(
+    scenario: Scenario, folder: Path, *, jobs: int, total: int, quiet: bool
+) -> tuple[list[FinishedRun], StokerError | KeyboardInterrupt | None]:
+    """Return the finished runs, and the error because of which runs are missing."""
+    runs, work, stopped = list[FinishedRun](), scenario.workload, None
     calls = -(-work.inputs // work.items) if isinstance(work, SweepCalls) else 0
-    shown = SimulationProgress(total=plan.total, calls=calls, shown=not quiet and console.is_terminal())
+    shown = SimulationProgress(total=total, calls=calls, shown=not quiet and console.is_terminal())
     going = run_all(
-        scenario, policies=scenario.policies, seeds=range(scenario.seeds), folder=plan.folder / run_folder.LOGS,
-        jobs=plan.jobs, tell=shown.goes_on,
+        scenario, policies=scenario.policies, seeds=range(scenario.seeds), folder=folder / run_folder.LOGS,
+        jobs=jobs, tell=shown.goes_on,
     )  # fmt: skip
     with shown.bar or contextlib.nullcontext():
         try:
             with contextlib.closing(going):
                 for run in going:
-                    done.runs.append(run)
+                    runs.append(run)
                     shown.done(run)
-        except (KeyboardInterrupt, StokerError) as stopped:
-            done.stopped = stopped
+        except (KeyboardInterrupt, StokerError) as error:
+            stopped = error
     place = {policy: number for number, policy in enumerate(scenario.policies)}
-    done.runs = sorted(copy_bounds_to_all_runs(done.runs), key=lambda run: (place[run.policy], run.seed))
-    done.wall_s = time.monotonic() - began
-    return done
+    return sorted(copy_bounds_to_all_runs(runs), key=lambda run: (place[run.policy], run.seed)), stopped
 
 
-def _report(asked: SimulationRequest, plan: SimulationPlan, done: SimulationOutcome, *, as_json: bool) -> None:
-    scenario, runs = plan.scenario, done.runs
-    columns = columns_for(scenario)
-    all_at_once = isinstance(scenario.workload, SweepCalls)
-    rows = compare(runs, columns, policies=scenario.policies, all_at_once=all_at_once)
-    results = run_folder.results_of(scenario, runs, rows, complete=len(runs) == plan.total)
-    if as_json:
-        outputs = {each.what: each.paths for each in run_folder.write(plan.folder, scenario, runs, results)}
-        console.json({"results": results, "outputs": outputs})
-        return
-    if len(runs) < plan.total:
-        console.line(f"stopped: {len(runs)} of {count(plan.total, 'run')} were done, and are kept")
-    notes = summarize_simulation_results(runs, rows, scenario)
-    events, seconds = sum(run.outcome.core_events for run in runs), sum(run.wall_s for run in runs)
-    rate = f", {events / seconds:,.0f} core events/s each" if seconds else ""
-    many = f"{plan.jobs} processes" if plan.jobs > 1 else "one process"
-    took = f"{count(len(runs), 'run')} in {show_seconds(done.wall_s)} on {many}{rate}"
-    console.lines(["", *table(rows, columns), "", *(f"  {text}" for text in [*notes, took]), ""])
-    for each in run_folder.write(plan.folder, scenario, runs, results):
-        console.line(written(each))
-    console.lines(["", *suggest_next_commands(scenario, runs, rows, asked=asked.words, folder=plan.folder)])
-
-
-def _header(plan: SimulationPlan) -> list[str]:
-    scenario = plan.scenario
-    facts = [", ".join(map(label, scenario.policies)), count(scenario.seeds, "seed"), count(plan.total, "run")]
-    if plan.jobs > 1:
-        facts.append(f"{plan.jobs} at a time")
+def _header(scenario: Scenario, *, total: int, jobs: int) -> list[str]:
+    facts = [
+        ", ".join(map(label, scenario.policies)),
+        console.count(scenario.seeds, "seed"),
+        console.count(total, "run"),
+    ]
+    facts += [f"{jobs} at a time"] if jobs > 1 else []
     about = [scenario.about] if scenario.about else []
     wanted = expand_family_names(scenario.world, context_names_of_workload(scenario.workload))
     doubts = [f"note: {doubt}" for doubt in world_warnings(scenario.world, wanted=wanted)]

@@ -1,4 +1,4 @@
-"""`stoker doctor SITE --tests`: run the tests in `stoker.site_tests` with pytest, and show the results."""
+"""`stoker doctor SITE --tests`: run `stoker.site_tests` with pytest, and show the results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PromiseVerdict(enum.Enum):
     NOT_TRIED = "not tried"
 
 
-_WORDS = {PromiseVerdict.HOLDS: "ok", PromiseVerdict.FAILS: "fails", PromiseVerdict.NOT_TRIED: "no"}
+_WORDS = dict(zip(PromiseVerdict, ("ok", "fails", "no"), strict=True))
 
 
 class TriedPromise(msgspec.Struct, frozen=True):
@@ -80,12 +80,10 @@ def _indented(lines: Iterable[str]) -> list[str]:
 
 
 def _summary(report: SiteReport) -> str:
-    count = {verdict: sum(each.verdict is verdict for each in report.promises) for verdict in PromiseVerdict}
-    holds, fails, not_tried = (count[verdict] for verdict in PromiseVerdict)
+    holds, fails, not_tried = (sum(each.verdict is verdict for each in report.promises) for verdict in PromiseVerdict)
     said = [f"{holds} promise{'s hold' if holds != 1 else ' holds'}"]
     said.append(f"{fails} {'do' if fails != 1 else 'does'} not" if fails else "none fails")
-    if not_tried:
-        said.append(f"{not_tried} could not be tried")
+    said += [f"{not_tried} could not be tried"] if not_tried else []
     end = "interrupted after" if report.interrupted else "in"
     return f"{', '.join(said)}; {end} {show_seconds(report.took_s)}"
 
@@ -96,15 +94,11 @@ def _summary(report: SiteReport) -> str:
 _SUITE = "stoker.site_tests"
 _LAST_LINES = 15
 _NONE_CHOSEN = (4, 5)
-"""Exit codes of pytest if the expression of `-k` is invalid or matches no test."""
+"""Exit codes of pytest for a `-k` that matches no test."""
 
 
 def run(site: Path, *, wait_s: float | None = None, chosen: str = "") -> SiteReport:
-    """Run the site tests, which check Stoker's promises on a site. `chosen` selects tests, as pytest's `-k` does. If
-    `chosen` is empty, all tests run.
-
-    Raises StokerError if `chosen` selects no test, or if the tests did not run.
-    """
+    """Run the tests of Stoker's promises on a site. `chosen`: as pytest's `-k`. Raises StokerError if no test ran."""
     with tempfile.TemporaryDirectory(prefix="stoker-site-") as folder:
         page, output = Path(folder) / "page.json", Path(folder) / "output"
         with output.open("wb") as out:
@@ -116,16 +110,12 @@ def run(site: Path, *, wait_s: float | None = None, chosen: str = "") -> SiteRep
                 with contextlib.suppress(KeyboardInterrupt):
                     process.wait()
         if chosen and process.returncode in _NONE_CHOSEN:
-            raise StokerError(
-                f"no test of the site suite matches -k {chosen!r}; -k matches parts of names, as in"
-                " -k 'snapshot or gang'"
-            )
+            hint = "-k matches parts of names, as in -k 'snapshot or gang'"
+            raise StokerError(f"no test of the site suite matches -k {chosen!r}; {hint}")
         if not page.exists():
             said = output.read_text(errors="replace").splitlines()[-_LAST_LINES:]
-            lines = "\n".join(f"  {line}" for line in said)
-            raise StokerError(
-                f"the site suite did not run (pytest ended with exit code {process.returncode}):\n{lines}"
-            )
+            why = f"the site suite did not run (pytest ended with exit code {process.returncode}):"
+            raise StokerError("\n".join([why, *(f"  {line}" for line in said)]))
         return msgspec.json.decode(page.read_bytes(), type=SiteReport)
 
 

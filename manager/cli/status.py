@@ -37,7 +37,10 @@ def status(*, session: str, as_json: bool, watch: bool) -> None:
     if watch and as_json:
         raise click.UsageError("--watch and --json: use only one of these options; a program can repeat --json")
     if watch:
-        _watch(session)
+        try:
+            StatusPicture(session_choice.session_to_show(session)).run(restarts=False)
+        except SessionEndedError as ended:
+            console.line(str(ended))
         return
     run = runs.find_detached_run(session)
     if run is not None and not as_json:
@@ -47,16 +50,9 @@ def status(*, session: str, as_json: bool, watch: bool) -> None:
     folder, answer = read_session_status(session)
     policy = policy_of(folder)
     if as_json:
-        console.json(
-            {
-                "over": answer.over,
-                "folder": str(folder.path),
-                "policy": policy or "default",
-                "status": answer.status,
-                "gateways": read_gateway_notes(folder),
-                **({"run": runs.facts_of(run)} if run is not None else {}),
-            }
-        )
+        found: dict[str, object] = {"over": answer.over, "folder": str(folder.path), "policy": policy or "default"}
+        found |= {"status": answer.status, "gateways": read_gateway_notes(folder)}
+        console.json(found | ({"run": runs.facts_of(run)} if run is not None else {}))
         return
     if answer.over:
         console.line(f"{answer.over}; its last state:")
@@ -65,36 +61,54 @@ def status(*, session: str, as_json: bool, watch: bool) -> None:
 
 
 class StatusPicture:
-    """Displays the status of a session. A terminal shows the current status, and a pipe receives only changes.
-    `folder`: the session folder, needed to show gateways.
-    """
+    """Displays a session until it ends; on a pipe, only changes."""
 
-    def __init__(self, place: console.Redrawn, *, policy: str = "", folder: SessionFolder | None = None) -> None:
-        self._place = place
-        self._policy = policy
+    def __init__(self, folder: SessionFolder) -> None:
+        self.last: Status | None = None
         self._folder = folder
-        self._last: Status | None = None
+        self._policy = policy_of(folder)
         self._trouble = ""
 
-    def show(self, status: Status) -> None:
-        if console.is_terminal():
-            served = _gateway_lines(self._folder, status) if self._folder is not None else []
-            self._place.show(render(status, policy=self._policy, served=served))
-        else:
-            console.lines(lines_if_status_changed(status, before=self._last, policy=self._policy))
-        self._last, self._trouble = status, ""
+    def run(self, *, restarts: bool) -> None:
+        """Show the status until SessionEndedError. `restarts`: restart a dead manager."""
+        with console.redrawn() as place:
+            while True:
+                try:
+                    with Observer(self._folder) as observer:
+                        while True:
+                            self._show(observer.status(), place)
+                            time.sleep(_WATCH_EVERY_S if console.is_terminal() else _WATCH_EVERY_ON_A_PIPE_S)
+                except SessionError as error:
+                    if not restarts:
+                        raise
+                    self._show_trouble(str(error).partition("\n")[0], place)
+                    self._ensure_manager_is_running()
 
-    def show_trouble(self, text: str) -> None:
+    def _show(self, status: Status, place: console.Redrawn) -> None:
         if console.is_terminal():
-            self._place.show([text])
+            place.show(render(status, policy=self._policy, served=_gateway_lines(self._folder, status)))
+        else:
+            console.lines(lines_if_status_changed(status, before=self.last, policy=self._policy))
+        self.last, self._trouble = status, ""
+
+    def _show_trouble(self, text: str, place: console.Redrawn) -> None:
+        if console.is_terminal():
+            place.show([text])
         elif text != self._trouble:
             console.line(text)
         self._trouble = text
 
+    def _ensure_manager_is_running(self) -> None:
+        until = time.monotonic() + _BACK_WITHIN_S
+        while time.monotonic() < until and not detached.over(self._folder):
+            if detached.is_up(self._folder):
+                return
+            time.sleep(0.1)
+        restart_dead_manager(self._folder)
+
 
 def lines_if_status_changed(status: Status, *, before: Status | None, policy: str = "") -> list[str]:
-    """Return all lines of the status if pilots, blocks or contexts have changed. Return one line if only the numbers of
-    calls have changed, and no line if nothing has changed."""
+    """Return all lines if pilots, blocks or contexts have changed, one line if only numbers of calls have."""
     if before is None or _state_without_call_counts(status) != _state_without_call_counts(before):
         return [*render(status, policy=policy), ""]
     return render(status)[:1] if _call_counts(status) != _call_counts(before) else []
@@ -126,27 +140,11 @@ def policy_of(folder: SessionFolder) -> str:
     return policy_in_words(folder)
 
 
-def status_refresh_interval_s() -> float:
-    return _WATCH_EVERY_S if console.is_terminal() else _WATCH_EVERY_ON_A_PIPE_S
-
-
-def _watch(session: str) -> None:
-    try:
-        folder = session_choice.session_to_show(session)
-        with Observer(folder) as observer, console.redrawn() as place:
-            picture = StatusPicture(place, policy=policy_of(folder), folder=folder)
-            while True:
-                picture.show(observer.status())
-                time.sleep(status_refresh_interval_s())
-    except SessionEndedError as ended:
-        console.line(str(ended))
-
-
 # ---- stoker attach
 
 
 _BACK_WITHIN_S = 10.0
-"""Seconds within which the user's program or the session's keeper restarts a dead manager."""
+"""Seconds within which others restart a dead manager."""
 
 
 @click.command(short_help="Show a session or a detached run live.")
@@ -165,18 +163,17 @@ def attach(*, session: str) -> None:
         return
     folder = session_choice.session_to_show(session) if session else session_choice.session_to_change()
     restart_dead_manager(folder)
-    watch = AttachedPicture(folder)
+    picture = StatusPicture(folder)
     try:
-        watch.run()
+        picture.run(restarts=True)
     except SessionEndedError as ended:
         console.line(str(ended))
     except KeyboardInterrupt:
-        console.line(leave(watch.last, name=folder.read().session, stays=detached.is_detached(folder)))
+        console.line(leave(picture.last, name=folder.read().session, stays=detached.is_detached(folder)))
 
 
 def restart_dead_manager(folder: SessionFolder) -> None:
-    """Restart the session's manager if it is dead. Raises SessionEndedError if the session has ended, or another
-    SessionError."""
+    """Restart a dead manager. Raises SessionError, or SessionEndedError if the session has ended."""
     if detached.is_up(folder):
         return
     if why := detached.over(folder):
@@ -189,8 +186,8 @@ def restart_dead_manager(folder: SessionFolder) -> None:
 
 
 def unreachable_pilots_warning(sites: Iterable[Site], *, before: str, now: str) -> str:
-    """Return a warning if a manager has a new address that some pilots cannot find. These pilots have only a copy of
-    the session folder. `before`, `now`: the old and the new address of the manager."""
+    """Return a warning if a manager moved to an address that pilots with only a copy of the session folder cannot
+    find."""
     blind = [site.name for site in sites if not site.provider.shared_files]
     if before == now or not blind:
         return ""
@@ -199,34 +196,6 @@ def unreachable_pilots_warning(sites: Iterable[Site], *, before: str, now: str) 
         f"look for it at {before}, and exit after their lease; their calls run again on new pilots. To keep them, "
         "end the manager here, and attach from its previous host"
     )
-
-
-class AttachedPicture:
-    def __init__(self, folder: SessionFolder) -> None:
-        self.last: Status | None = None
-        self._folder = folder
-
-    def run(self) -> None:
-        with console.redrawn() as place:
-            picture = StatusPicture(place, policy=policy_of(self._folder), folder=self._folder)
-            while True:
-                try:
-                    with Observer(self._folder) as observer:
-                        while True:
-                            self.last = observer.status()
-                            picture.show(self.last)
-                            time.sleep(status_refresh_interval_s())
-                except SessionError as error:
-                    picture.show_trouble(str(error).partition("\n")[0])
-                    self._ensure_manager_is_running()
-
-    def _ensure_manager_is_running(self) -> None:
-        until = time.monotonic() + _BACK_WITHIN_S
-        while time.monotonic() < until and not detached.over(self._folder):
-            if detached.is_up(self._folder):
-                return
-            time.sleep(0.1)
-        restart_dead_manager(self._folder)
 
 
 def leave(last: Status | None, *, name: str, stays: bool) -> str:

@@ -26,7 +26,7 @@ PARTITIONS = ("scontrol", "show", "partition", "--oneliner")
 SINFO = ("sinfo", "-h", "-o", "%P|%a|%l|%D|%c|%m|%G|%p|%M")
 _MIB = 1024 * 1024
 _FREE_OF_SYSTEM = 0.9
-"""Share of a node's memory that jobs may use. The operating system needs the rest."""
+"""Share of a node's memory that jobs may use."""
 _DAYS = re.compile(r"(?:(?P<days>\d+)-)?(?P<rest>\d+(?::\d+){0,2})")
 _GRES = re.compile(r"gpu(?::(?P<type>[^:(]+))?:(?P<count>\d+)")
 
@@ -39,14 +39,12 @@ class Gpus(msgspec.Struct, frozen=True):
     nodes: int
 
     def __str__(self) -> str:
-        kind = f"{self.type}:" if self.type else ""
-        return f"{kind}{self.count} x {self.nodes}"
+        return f"{self.type}:{self.count} x {self.nodes}".removeprefix(":")
 
 
 class Partition(msgspec.Struct, frozen=True):
-    """A Slurm partition. A value of 0 means unlimited or unknown. `cores`, `memory_bytes`: size of the smallest node.
-    `gpu_cores`, `gpu_memory_bytes`: default cores and memory per GPU. `most_memory_bytes`, `core_memory_bytes`: memory
-    limits per node and per core."""
+    """A Slurm partition; 0 means unlimited or unknown. `cores`, `memory_bytes`: of the smallest node. `gpu_cores`,
+    `gpu_memory_bytes`: defaults per GPU. `most_memory_bytes`, `core_memory_bytes`: limits per node and core."""
 
     name: str
     default: bool = False
@@ -64,9 +62,8 @@ class Partition(msgspec.Struct, frozen=True):
 
     @property
     def share(self) -> tuple[int, int]:
-        """The cores and the bytes of memory for a pilot: the part of the smallest node that belongs to one GPU, or the
-        whole node if the node has no GPUs. The memory is within the limits of the partition.
-        """
+        """The cores and the bytes of memory for a pilot: one GPU's part of the smallest node, or else the whole
+        node."""
         gpus = max((each.count for each in self.gpus), default=1)
         cores = max(1, self.gpu_cores or self.cores // gpus)
         memory = self.gpu_memory_bytes or int(_FREE_OF_SYSTEM * self.memory_bytes) // gpus
@@ -79,7 +76,7 @@ class Partition(msgspec.Struct, frozen=True):
 
 
 class Slurm(msgspec.Struct, frozen=True):
-    """Facts about a Slurm cluster. `preempts`: True if jobs of one partition can preempt jobs of another partition."""
+    """Facts about a Slurm cluster. `preempts`: jobs of one partition can preempt others. `trouble`: the first error."""
 
     version: str = ""
     partitions: tuple[Partition, ...] = ()
@@ -93,7 +90,6 @@ class Slurm(msgspec.Struct, frozen=True):
 
 
 def ask(run: Callable[[Sequence[str]], CommandResult]) -> Slurm:
-    """Return the facts about the cluster that Slurm's commands print. `trouble` of the result is the first error."""
     try:
         version = (run(("sinfo", "--version")).out.split() or [""])[-1]  # "slurm 23.02.7", "slurm-wlm 22.05.8"
         said = run(SINFO)
@@ -115,8 +111,8 @@ def ask(run: Callable[[Sequence[str]], CommandResult]) -> Slurm:
 
 
 def read_partitions(text: str, shown: str) -> list[Partition]:
-    """Return the partitions that are up. `text`: output of `sinfo`, with one line per kind of node. `shown`: output of
-    `scontrol show partition --oneliner`."""
+    """Return the partitions that are up, from `sinfo` (one line per kind of node) and `scontrol show partition
+    --oneliner`."""
     found: dict[str, Partition] = {}
     for line in text.splitlines():
         fields = line.strip().split("|")
@@ -155,24 +151,19 @@ def read_partitions(text: str, shown: str) -> list[Partition]:
 
 
 def read_gres(text: str) -> list[tuple[str, int]]:
-    """Return the types and numbers of GPUs in a Slurm GRES text, such as `gpu:a10:2(S:0-1),gpu:titanx:1`."""
+    """Return the types and numbers of GPUs in a text such as `gpu:a10:2(S:0-1),gpu:titanx:1`."""
     return [(found["type"] or "", int(found["count"])) for found in _GRES.finditer(text)]
 
 
 def parse_time_limit(text: str) -> float:
-    """Return the seconds of a Slurm time limit, such as `1-00:00:00`, `4:00:00`, `30:00` or `30`. Return 0 for
-    `infinite` and `n/a`.
-    """
+    """Return the seconds of a time limit, such as `1-00:00:00`, `4:00:00` or `30`; 0 without a limit."""
     found = _DAYS.fullmatch(text.strip())
     if not found:
         return 0.0
     parts = [int(part) for part in found["rest"].split(":")]
-    if found["days"] is not None:  # days-hours[:minutes[:seconds]]
-        hours, minutes, seconds = [*parts, 0, 0][:3]
-    elif len(parts) == 3:
-        hours, minutes, seconds = parts
-    else:  # minutes[:seconds]
-        hours, (minutes, seconds) = 0, [*parts, 0][:2]
+    # days-hours[:minutes[:seconds]], hours:minutes:seconds, or minutes[:seconds]
+    parts = parts if found["days"] is not None or len(parts) == 3 else [0, *parts]
+    hours, minutes, seconds = [*parts, 0, 0][:3]
     return ((int(found["days"] or 0) * 24 + hours) * 60 + minutes) * 60.0 + seconds
 
 
@@ -186,25 +177,20 @@ def _number(text: str) -> int:
 
 COMMAND_LIMIT_S = 15.0
 _SUBMITS = (
-    (ProviderKind.SLURM, "sbatch"),
-    (ProviderKind.CONDOR, "condor_submit"),
-    (ProviderKind.LSF, "bsub"),
-    (ProviderKind.GRID_ENGINE, "qconf"),
-    (ProviderKind.PBS, "qsub"),
-    (ProviderKind.KUBERNETES, "kubectl"),
-)
-"""Commands that identify batch systems, in the order of preference. Grid Engine and PBS both have `qsub`, but only Grid
-Engine has `qconf`."""
+    (ProviderKind.SLURM, "sbatch"), (ProviderKind.CONDOR, "condor_submit"), (ProviderKind.LSF, "bsub"),
+    (ProviderKind.GRID_ENGINE, "qconf"), (ProviderKind.PBS, "qsub"), (ProviderKind.KUBERNETES, "kubectl"),
+)  # fmt: skip
+"""Commands that identify batch systems. Only Grid Engine has `qconf`; PBS has `qsub`, too."""
 _CONTEXT = ("kubectl", "config", "current-context")
-"""Command that fails if `kubectl` has no cluster. Many machines have `kubectl` without a cluster."""
+"""Command that fails if `kubectl` has no cluster."""
 IMAGE = "IMAGE"
-"""Placeholder that `stoker init` writes for Kubernetes instead of a container image."""
+"""Placeholder of `stoker init` for the container image."""
 _QUEUES: Mapping[ProviderKind, tuple[str, ...]] = {
     ProviderKind.PBS: ("qstat", "-Q"),
     ProviderKind.LSF: ("bqueues", "-w"),
     ProviderKind.GRID_ENGINE: ("qconf", "-sql"),
 }
-_FAST = ("ib", "hsn", "opa", "mlx", "ipogif")
+FAST_NETWORKS = ("ib", "hsn", "opa", "mlx", "ipogif")
 _NETWORK_FILES = (
     "nfs", "lustre", "gpfs", "beegfs", "ceph", "afs", "panfs", "orangefs", "glusterfs", "fuse.", "smb", "cifs",
 )  # fmt: skip
@@ -218,9 +204,7 @@ class ScratchPlace(msgspec.Struct, frozen=True):
 
 
 class Node(msgspec.Struct, frozen=True):
-    """A machine of the HTCondor pool. If `user_domain` differs from the user domain of this host, the machine runs jobs
-    as other users.
-    """
+    """A machine of the HTCondor pool. With another `user_domain`, it runs jobs as other users."""
 
     cores: int
     memory_bytes: int
@@ -229,7 +213,7 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class HostFacts(msgspec.Struct, frozen=True):
-    """Facts about this host. `home_shared`: True if the state folder is on a shared file system."""
+    """Facts about this host. `home_shared`: the state folder is on a shared file system."""
 
     host: str
     user: str
@@ -246,11 +230,6 @@ class HostFacts(msgspec.Struct, frozen=True):
     nodes: tuple[Node, ...] = ()
     user_domain: str = ""
 
-    @property
-    def fast_network(self) -> str:
-        """The name of a fast network interface of this host (such as InfiniBand), or empty if there is none."""
-        return next((name for name in self.networks if name.startswith(_FAST)), "")
-
 
 def inspect_host() -> HostFacts:
     run = CommandRunner(limit_s=COMMAND_LIMIT_S, folder=Path(tempfile.gettempdir())).run
@@ -258,12 +237,11 @@ def inspect_host() -> HostFacts:
     found = [each for each in found if each[0] is not ProviderKind.KUBERNETES or _output_or_empty(run, _CONTEXT)]
     if any(kind is ProviderKind.GRID_ENGINE for kind, _ in found):
         found = [each for each in found if each[0] is not ProviderKind.PBS]
-    kind, command = found[0] if found else (ProviderKind.LOCAL, "")
-    slurm = ask(run) if kind is ProviderKind.SLURM else None
+    slurm = ask(run) if found and found[0][0] is ProviderKind.SLURM else None
     if slurm is not None and slurm.trouble and len(found) > 1:  # Slurm does not answer, so use the next system
-        found = [*found[1:], found[0]]
-        kind, command = found[0]
-        slurm = None
+        found, slurm = [*found[1:], found[0]], None
+    kind, command = found[0] if found else (ProviderKind.LOCAL, "")
+    is_condor = kind is ProviderKind.CONDOR
     return HostFacts(
         host=os.uname().nodename,
         user=getpass.getuser(),
@@ -272,10 +250,8 @@ def inspect_host() -> HostFacts:
         others=tuple(other for other, _ in found[1:]),
         slurm=slurm,
         queues=tuple(read_queues(_output_or_empty(run, _QUEUES[kind]), kind)) if kind in _QUEUES else (),
-        nodes=tuple(parse_condor_nodes(_output_or_empty(run, _NODES))) if kind is ProviderKind.CONDOR else (),
-        user_domain=_output_or_empty(run, ("condor_config_val", "UID_DOMAIN")).strip()
-        if kind is ProviderKind.CONDOR
-        else "",
+        nodes=tuple(parse_condor_nodes(_output_or_empty(run, _NODES))) if is_condor else (),
+        user_domain=_output_or_empty(run, ("condor_config_val", "UID_DOMAIN")).strip() if is_condor else "",
         networks=interfaces.networks(),
         reached_at=interfaces.resolve(interfaces.AUTO),
         home=str(state_folder()),
@@ -286,11 +262,8 @@ def inspect_host() -> HostFacts:
 
 def is_shared(path: Path) -> bool:
     mounts = {each.mountpoint: each.fstype for each in psutil.disk_partitions(all=True)}
-    return file_system(path, mounts).startswith(_NETWORK_FILES)
-
-
-def file_system(path: Path, mounts: Mapping[str, str]) -> str:
-    return next((mounts[str(place)] for place in (path, *path.parents) if str(place) in mounts), "")
+    mounted = next((mounts[str(place)] for place in (path, *path.parents) if str(place) in mounts), "")
+    return mounted.startswith(_NETWORK_FILES)
 
 
 def scratch_places() -> list[ScratchPlace]:
@@ -301,20 +274,17 @@ def scratch_places() -> list[ScratchPlace]:
 
 
 def read_queues(text: str, kind: ProviderKind) -> list[str]:
-    """Return the names of the open queues in the output of `qstat -Q`, `bqueues -w` or `qconf -sql`."""
+    """Return the open queues in the output of `qstat -Q`, `bqueues -w` or `qconf -sql`."""
     lines = [line.split() for line in text.splitlines() if line.strip()]
     if kind is ProviderKind.GRID_ENGINE:
         return [words[0] for words in lines]
     if kind is ProviderKind.LSF:  # header: QUEUE_NAME PRIO STATUS ...
         return [words[0] for words in lines[1:] if len(words) > 2 and words[2].startswith("Open")]
-    # The output of PBS begins with the header `Queue Max Tot Ena Str ...` and a line of dashes.
-    return [words[0] for words in lines if len(words) > 4 and words[3] == "yes" and words[4] == "yes"]
+    return [words[0] for words in lines if words[3:5] == ["yes", "yes"]]  # header: Queue Max Tot Ena Str ...
 
 
 def parse_condor_nodes(text: str) -> list[Node]:
-    """Return the machines in the output of `condor_status -af`. Each line has cores, MiB of memory, GPUs and user
-    domain.
-    """
+    """Return the machines in the output of `condor_status -af`: cores, MiB of memory, GPUs, user domain."""
     found = []
     for line in text.splitlines():
         words = [word if word not in ("undefined", "error") else "" for word in line.split()]
@@ -328,8 +298,7 @@ _NODES = (
     "condor_status", "-constraint", 'SlotType =!= "Dynamic"',
     "-af", "TotalSlotCpus", "TotalSlotMemory", "TotalSlotGPUs", "UidDomain",
 )  # fmt: skip
-"""Command that lists the slots of the HTCondor pool. With `-startd`, HTCondor 25 would list daemons, which do not have
-these attributes."""
+"""With `-startd`, HTCondor 25 would list daemons instead of slots."""
 
 
 def _output_or_empty(run: Callable[[Sequence[str]], CommandResult], command: Sequence[str]) -> str:

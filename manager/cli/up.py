@@ -27,15 +27,13 @@ from stoker.units import parse_seconds
 
 _ANSWER_S = 20.0
 _REASONS_S = 5.0
-"""Seconds to wait for the next query of the batch system, whose answer shows why blocks are pending."""
+"""Seconds to wait until the batch system tells why blocks are pending."""
 _ASK_EVERY_S = 0.25
 _REFUSED = "refused"
 
 
 def heard(folder: SessionFolder, sites: Sequence[Site], *, wait: bool) -> Status:
-    """Wait until the batch systems have accepted or refused the first blocks, or until a time limit. Return the status
-    of the session.
-    """
+    """Wait until the batch systems have answered about the first blocks, or a time limit."""
     first = sum(site.pilot.init_blocks for site in sites)
     until = time.monotonic() + (_ANSWER_S if first and wait else 0)
     answered = False
@@ -57,11 +55,6 @@ def heard(folder: SessionFolder, sites: Sequence[Site], *, wait: bool) -> Status
 def refused(status: Status) -> bool:
     taken = [job for job in status.jobs if job.phase != BlockPhase.ASKED.value]
     return list(status.ended_blocks) == [_REFUSED] and not taken and not status.pilots
-
-
-def story(folder: SessionFolder) -> str:
-    with Observer(folder) as observer:
-        return observer.story("b1").headline
 
 
 _END_S = 60.0
@@ -93,8 +86,8 @@ def up(*, sites: tuple[Path, ...], dry_run: bool, idle: str, folder: str, no_wai
         console.note(note)
     if dry_run:
         shown = [doctor_site.show(site) for site in wanted]
-        console.lines(line for number, each in enumerate(shown) for line in (*([""] if number else []), *each.lines))
-        if any(each.refused for each in shown):
+        console.lines("\n\n".join("\n".join(lines) for lines, _ in shown).split("\n"))
+        if any(refused for _, refused in shown):
             raise click.exceptions.Exit(1)
         return
     made = new_sessions.make(wanted, place=folder, idle_s=idle_s)
@@ -111,7 +104,7 @@ def up(*, sites: tuple[Path, ...], dry_run: bool, idle: str, folder: str, no_wai
     if refused(status) and not no_wait:
         _refused(made, status, wanted, files=sites, as_json=as_json)
     ended = status.ended_blocks and not status.jobs and not status.pilots
-    why = story(made) if ended else ""
+    why = _story(made) if ended else ""
     if as_json:
         console.json({"session": status.session, "folder": str(made.path), "manager": holder, "status": status})
     else:
@@ -123,7 +116,7 @@ def up(*, sites: tuple[Path, ...], dry_run: bool, idle: str, folder: str, no_wai
 def _refused(
     folder: SessionFolder, status: Status, sites: Sequence[Site], *, files: Sequence[Path], as_json: bool
 ) -> NoReturn:
-    why = story(folder)
+    why = _story(folder)
     named = (site.provider.kind.title for site in sites if why.startswith(f"block of source {site.name}"))
     words = f"{next(named, 'the batch system')} refused the first job: {why.partition('refused: ')[2] or why}"
     down.end(folder, reason=words.partition("\n")[0])
@@ -139,6 +132,11 @@ def _refused(
         f"attempts: stoker logs factory {status.session}; to stay up and keep trying: {again} --no-wait",
     ]
     raise SessionError("\n".join([*lines, *(down.render(remains, name=status.session) if remains else [])]))
+
+
+def _story(folder: SessionFolder) -> str:
+    with Observer(folder) as observer:
+        return observer.story("b1").headline
 
 
 def render(
@@ -184,24 +182,17 @@ def _submitted(status: Status, sites: Sequence[Site]) -> list[str]:
         jobs = [job for job in status.jobs if job.source == site.name]
         ids = [job.job for job in jobs if job.job]
         where = site.provider.partition or site.provider.queue or site.name
-        blocks = f"{len(jobs)} block{'s' * (len(jobs) != 1)}"
-        if site.is_local:
-            told.append(f"{blocks} on this machine")
-        elif ids:
-            kind = "job" if len(ids) == 1 else "jobs"
-            told.append(f"{blocks} submitted to {where} ({kind} {show_status.job_ids(ids)})")
-        else:
-            told.append(f"{blocks} requested from {where}")
+        named = f"submitted to {where} ({'job' if len(ids) == 1 else 'jobs'} {show_status.job_ids(ids)})"
+        how = "on this machine" if site.is_local else named if ids else f"requested from {where}"
+        told.append(f"{console.count(len(jobs), 'block')} {how}")
     return told
 
 
 def _idle(text: str) -> float:
-    if not text:
-        return 0.0
     try:
-        seconds = parse_seconds(text)
+        seconds = parse_seconds(text) if text else 0.0
     except UnitError as error:
         raise ConfigError(f"--idle: {error}", key="idle") from None
-    if seconds < 1:
+    if text and seconds < 1:
         raise ConfigError(f"--idle: {text} is too short for a program to join; write for example 8 h", key="idle")
     return seconds

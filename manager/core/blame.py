@@ -1,11 +1,10 @@
 """Find the causes of failures: calls that kill pilots, pilots that cannot load contexts, and the advisor's verdicts.
 
-A *verdict* of the advisor on a failure arrives late or never. Policies may quarantine a device because of a verdict. If
-a function fails repeatedly on a pilot, the manager asks the advisor twice within seconds, then every `AGAIN_S`.
+If a function fails repeatedly on a pilot, the manager asks the advisor twice within seconds, then every `AGAIN_S`. A
+verdict arrives late or never.
 
-A failure that a pilot causes, for example by a full disk, does not count against a recipe. The pilot is *unfit*, and
-does not load the context again for `UNFIT_RETRY_S`. If the load failed after its files were fetched, the pilot loads no
-context at all during this time.
+A failure that a pilot causes, for example by a full disk, does not count against a recipe. The pilot is *unfit*: it
+does not load the context again for `UNFIT_RETRY_S`, or any context if the load failed after its files were fetched.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ def special_placement_reason(state: State, call: Call) -> str:
     trial = state.trials.get(call.id)
     if trial is None or call.id not in call.group.context.queue.apart:
         return ""
-    if not needs_exclusive_pilot(trial) and trial.faults:
+    count = len(trial.counted)
+    if count < ALONE_AFTER and trial.faults:
         last = trial.faults[-1]
         pause_s = last.pauses_until - state.now
         when = f"in {show_seconds(pause_s)}" if pause_s > 0 else "on another pilot, or later on this one"
         return f"{last.pilot} failed it ({last.failure.message}); runs again {when}"
-    if not needs_exclusive_pilot(trial):
+    if count < ALONE_AFTER:
         return f"waits for a pilot with more than {show_seconds(trial.longest_s)} left of its walltime"
-    count = len(trial.counted)
     if is_waiting_for_loss_reason(trial):
         return f"lost {count} pilots; waits for the batch system's record of the last one"
     where = f": {trial.pilot.id} is kept for it and ends other calls first" if trial.pilot is not None else ""
@@ -46,7 +45,7 @@ def special_placement_reason(state: State, call: Call) -> str:
 
 
 def terminal_call_failure(state: State, call: Call, trial: Trial) -> Failure | None:
-    """Return the failure of a call that must not run again. Return None if the call may run again."""
+    """Return the failure of a call that must not run again; None if it may."""
     if sum(cut.whole for cut in trial.cuts) >= CUTS:
         cut = trial.cuts[-1]
         text = (
@@ -63,11 +62,11 @@ def terminal_call_failure(state: State, call: Call, trial: Trial) -> Failure | N
     beside = ", the last time with no other call" if counted[-1].alone else ""
     lines = [f"its pilot or library died {times(len(counted))} while it ran{beside}:"]
     lines += [_evidence(state, call, loss) for loss in counted[-MOST_LOSSES:]]
-    last = counted[-1]
+    last, text = counted[-1], "\n  ".join(lines)
     if last.failure is not None:
-        return msgspec.structs.replace(last.failure, kind=FailureKind.POISON, message="\n  ".join(lines))
+        return msgspec.structs.replace(last.failure, kind=FailureKind.POISON, message=text)
     log = f"{last.pilot.folder}/lib-{last.library}.log" if last.pilot.folder else ""
-    return Failure(FailureKind.POISON, "\n  ".join(lines), last.pilot.id, last.library, log=log, printed=last.printed)
+    return Failure(FailureKind.POISON, text, last.pilot.id, last.library, log=log, printed=last.printed)
 
 
 def _evidence(state: State, call: Call, loss: Loss) -> str:
@@ -141,7 +140,7 @@ def ask_why_load_failed(manager: Manager, library: Library, failure: Failure) ->
 
 
 def record_advisor_verdict(manager: Manager, about: OfFailure, verdict: VerdictAdvice) -> bool:
-    """Record the advisor's verdict on a failure. Return True if the pilot of the failure is still known."""
+    """Record the advisor's verdict on a failure. Return False if the pilot has left."""
     state = manager.state
     sure = f"{verdict.kind} ({verdict.component}), {verdict.sure:.0%} sure: {verdict.means}"
     call = state.failed.get(about.call) or state.calls.get(about.call)
@@ -170,19 +169,10 @@ def _ask(manager: Manager, library: Library, call: CallId, *, name: str, printed
             del asked[old]
         if len(asked) >= MOST_NAMES:
             return
-    is_new = before is None or now - before[0] >= FORGET_S
-    asked[name] = (now, 1 if is_new or before is None else before[1] + 1)
+    asked[name] = (now, 1 if before is None or now - before[0] >= FORGET_S else before[1] + 1)
     about = OfFailure(pilot.id, library.id, call, tuple(device.id for device in library.devices))
-    log, start, end = printed.path, printed.start, printed.end
-    manager.out.append(AskAdvice(about, name, log, start, end, said[-SAID_CHARACTERS:]))
-
-
-def call_output_location(library: Library) -> Printed | None:
-    """Return the log file and position at which the output of a library's call begins. Return None if the library has
-    no log or more than one slot.
-    """
-    log = log_of(library)
-    return Printed(log, library.printed_to, 0) if log and library.slots == 1 else None
+    said = said[-SAID_CHARACTERS:]
+    manager.out.append(AskAdvice(about, name, printed.path, printed.start, printed.end, said))
 
 
 def log_of(library: Library) -> str:
@@ -192,11 +182,6 @@ def log_of(library: Library) -> str:
 PRINTING_TIMER = "pace"
 EVERY_S = 15.0
 MOST = 64  # Maximum number of questions to the advisor per timer event. Later events ask the others
-
-
-def schedule_output_check(manager: Manager, library: Library) -> None:
-    if PRINTING_TIMER not in manager.state.timers and library.pilot.folder:
-        manager.set_timer(PRINTING_TIMER, manager.state.now + EVERY_S)
 
 
 def ask_advisor_about_output(manager: Manager, _: str) -> None:
@@ -227,10 +212,9 @@ EVERY = ""  # Key in `Pilot.unfit` that means all contexts
 
 
 def mark_pilot_unfit(state: State, library: Library, failure: Failure, *, loading: bool, waits_s: float = 0.0) -> None:
-    """Record that a pilot cannot load a context, or cannot load any context.
+    """Record that a pilot cannot load a context, or any context. `waits_s`: seconds until its cache has room; 0 = none.
 
-    Further failures of a pilot that is already unfit are not counted. `waits_s`: seconds until the pilot's libraries
-    free space in the cache.
+    Further failures of a pilot that is already unfit are not counted.
     """
     pilot, context = library.pilot, library.context
     everything = loading and library.phase is not LibraryPhase.FETCHING
@@ -263,11 +247,3 @@ def pilot_unfit_reason(pilot: Pilot, key: str, now: float) -> str:
 
 def is_pilot_repeatedly_unfit(pilot: Pilot, key: str) -> bool:
     return sum(pilot.unfit_times.get(about, 0) for about in (EVERY, key)) >= LASTING_TIMES
-
-
-def unfit_reasons_by_pilot(state: State) -> dict[str, str]:
-    said = {
-        str(pilot.id): "; ".join(dict.fromkeys(why for until, why in pilot.unfit.values() if state.now < until))
-        for pilot in state.pilots.values()
-    }
-    return {pilot: text for pilot, text in said.items() if text}

@@ -14,19 +14,11 @@ from stoker.protocol.to_manager import BlockUpdate, SourceTrouble
 from stoker.units import show_seconds
 
 
-def request_blocks(manager: Manager, source: SourceState, count: int) -> None:
+def request_blocks(manager: Manager, source: SourceState, count: int, *, probed: str = "") -> None:
+    """Request blocks. `probed`: a node on which a one-minute block only tests the devices."""
     state = manager.state
-    allowed = AllowedNodes(exclude=tuple(record.node for record in state.excluded_nodes(source)))
-    _order(manager, source, count, allowed)
-
-
-def request_probe(manager: Manager, source: SourceState, node: str) -> None:
-    """Request a one-minute block on a node. The pilot of the block tests the devices of the node."""
-    _order(manager, source, 1, AllowedNodes(only=node))
-
-
-def _order(manager: Manager, source: SourceState, count: int, allowed: AllowedNodes) -> None:
-    state = manager.state
+    excluded = () if probed else tuple(record.node for record in state.excluded_nodes(source))
+    allowed = AllowedNodes(exclude=excluded, only=probed)
     orders: list[BlockOrder] = []
     for _ in range(count):
         id = BlockId(f"b{state.next_block}")
@@ -39,9 +31,7 @@ def _order(manager: Manager, source: SourceState, count: int, allowed: AllowedNo
 
 
 def release_block(manager: Manager, block: Block, reason: str) -> None:
-    """Let the running calls of a block end, and then cancel the block. If the block has no pilots, cancel it
-    immediately.
-    """
+    """Cancel a block when the running calls of its pilots have ended."""
     if block.leaving:
         return
     blocks.mark_released(block, reason, manager.state.now)
@@ -52,8 +42,7 @@ def release_block(manager: Manager, block: Block, reason: str) -> None:
 
 
 def send_blocks_to_factory(manager: Manager, client: Client) -> None:
-    """Send all blocks that have not ended, and all cancellations, to a new factory. Earlier factories count as
-    disconnected."""
+    """Send all open blocks and all cancellations to a new factory. Earlier factories count as disconnected."""
     for other in manager.state.clients.values():
         if other.factory and other is not client:
             other.connected = False
@@ -74,24 +63,18 @@ def _adopt_block(manager: Manager, source: SourceState, id: BlockId, allowed: Al
     return block
 
 
-def pilot_joined(manager: Manager, pilot: Pilot) -> None:
+def pilot_joined(manager: Manager, pilot: Pilot, *, again: bool = False) -> None:
+    """Add a pilot to its block. `again`: True if the pilot was counted as lost and has returned."""
     block = manager.state.blocks.get(BlockId(pilot.block))
     if block is None:
         return
-    if useless := blocks.attach_pilot(manager, block, pilot):
-        release_block(manager, block, useless)
-    if block.brought == 1 and not block.probes:
-        manager.out.append(blocks.wait_record(block, pilot))
-    blocks.record_pilot_count(manager, block.source)
-    if block.leaving:
-        pilots.release_pilot(manager, pilot, block.leaving)
-
-
-def readmit_pilot_to_block(manager: Manager, pilot: Pilot) -> None:
-    block = manager.state.blocks.get(BlockId(pilot.block))
-    if block is None:
-        return
-    blocks.add_returned_pilot(manager, block, pilot)
+    if again:
+        blocks.add_returned_pilot(manager, block, pilot)
+    else:
+        if useless := blocks.attach_pilot(manager, block, pilot):
+            release_block(manager, block, useless)
+        if block.brought == 1 and not block.probes:
+            manager.out.append(blocks.wait_record(block, pilot))
     blocks.record_pilot_count(manager, block.source)
     if block.leaving:
         pilots.release_pilot(manager, pilot, block.leaving)
@@ -141,8 +124,7 @@ def record_block_update(manager: Manager, message: BlockUpdate) -> None:
 
 
 def _handle_hold(manager: Manager, block: Block, message: BlockUpdate) -> None:
-    """Stop the source of a block if two jobs of the source in a row were held for the same cause. If the source stops,
-    release this block and all waiting blocks of the source."""
+    """Stop a source if two of its jobs in a row were held for one cause; then release this and its waiting blocks."""
     source = block.source
     if not blocks.record_hold(block, message):
         return
@@ -170,13 +152,12 @@ def _adopt_unknown_block(manager: Manager, message: BlockUpdate) -> Block | None
     if source is None or id in state.past_blocks:
         factory = blocks.factory_of(state)
         if factory is not None:
-            manager.tell(
-                factory, to_client.CancelBlocks((id,), "the block was over, or its site is no longer in the session")
-            )
+            why = "the block was over, or its site is no longer in the session"
+            manager.tell(factory, to_client.CancelBlocks((id,), why))
         return None
     state.notice(JOURNAL_LOST)
     block = _adopt_block(manager, source, id)
-    block.found(state.now)
+    block.notes[:1] = [(state.now, f"found in the batch system of source {message.source}")]
     manager.demand_changed = True
     return block
 

@@ -1,9 +1,7 @@
 """Track blocks, the sources (sites) that provide blocks, and the losses of pilots.
 
-The loss of a pilot is *settled* when the next listing of the batch system gives a reason, or after `SETTLE_S`.
-
-A failure of a source is counted if a block of the source is refused or ends without a pilot. A pilot that joins resets
-the number of failures. Blocks whose pilots died young and loaded nothing are counted separately.
+The loss of a pilot is *settled* when the next listing of the batch system gives a reason, or after `SETTLE_S`. A source
+has failed if a block is refused or ends without a pilot. Blocks whose pilots died young are counted separately.
 """
 
 from __future__ import annotations
@@ -137,7 +135,7 @@ def update_block(manager: Manager, block: Block, message: BlockUpdate) -> None:
 
 
 def record_hold(block: Block, message: BlockUpdate) -> bool:
-    """Record that the batch system holds the job of a block. Return True if the source stops because of this hold."""
+    """Record that the batch system holds a block's job. Return True if the source stops because of this hold."""
     source = block.source
     if not message.cause or block.probes:
         return False
@@ -175,11 +173,9 @@ def add_returned_pilot(manager: Manager, block: Block, pilot: Pilot) -> None:
 def _update_block_lists(block: Block) -> None:
     source = block.source
     for listed, belongs in (
-        (source.abandoned, block.abandoned),
-        (source.staying, block.staying),
-        (source.coming, block.coming),
+        (source.abandoned, block.abandoned), (source.staying, block.staying), (source.coming, block.coming),
         (source.filling, block.filling),
-    ):
+    ):  # fmt: skip
         if belongs:
             listed[block.id] = None
         else:
@@ -187,8 +183,7 @@ def _update_block_lists(block: Block) -> None:
 
 
 def cancel_block(manager: Manager, block: Block) -> None:
-    factory = factory_of(manager.state)
-    if factory is not None:
+    if (factory := factory_of(manager.state)) is not None:
         manager.tell(factory, to_client.CancelBlocks((block.id,), block.leaving))
 
 
@@ -222,7 +217,7 @@ def _is_short_lived_block(block: Block, now: float) -> bool:
 
 
 def attach_pilot(manager: Manager, block: Block, pilot: Pilot) -> str:
-    """Add a pilot to its block. Return why the pilots of the block cannot run calls, or an empty text if they can."""
+    """Add a pilot to its block. Return why the block's pilots cannot run calls, or an empty text."""
     block.pilots[pilot.id] = None
     block.brought += 1
     if block.brought == 1:
@@ -265,7 +260,7 @@ def mark_block_useful(manager: Manager, pilot: Pilot) -> None:
 
 
 def pilot_left(manager: Manager, pilot: Pilot, *, loss: LossReason | None) -> None:
-    """Update the block and source of a pilot that ended. `loss`: why the pilot was lost; None if it was not lost."""
+    """Update the block and source of a pilot that ended. `loss`: None if the pilot was not lost."""
     block = manager.state.blocks.get(BlockId(pilot.block))
     if block is not None:
         block.pilots.pop(pilot.id, None)

@@ -4,11 +4,9 @@ The queue of each priority has three parts. `fresh` is a deque of new calls with
 is a heap of calls with a deadline and of requeued calls (O(log n)). `gangs` is a heap of calls that need several
 libraries. Other calls may start before gang calls (`single`).
 
-With `by_deadline`, calls with a deadline come first. The deadline of a *late* call is ignored. With `by_run_time`, a
-call is sorted by its arrival time plus `YIELDS` times its expected run time.
-
-Some calls wait *apart* (see `retries`). The core chooses the libraries of these calls, and `take` ignores these calls.
-A call that is removed from the queue leaves a *ghost*: an entry with an old ticket, which is skipped and later removed.
+With `by_run_time`, a call is sorted by its arrival time plus `YIELDS` times its expected run time. Calls that wait
+*apart* (see `retries`) are never taken. A call that is removed leaves a *ghost*: an entry with an old ticket, which is
+skipped and later removed.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ class Queued(Protocol):
 
     @property
     def group(self) -> QueueOptions:
-        """The group that the call belongs to. The calls of a group have the same function and options."""
+        """Calls of a group have the same function and options."""
 
 
 C = TypeVar("C", bound=Queued)
@@ -65,9 +63,7 @@ class _Level(Generic[C]):
 
 
 class Queue(Generic[C]):
-    """A queue of calls by priority. `gangs`: number of calls that need several libraries. `timed`: number of calls with
-    a deadline.
-    """
+    """`gangs`: number of calls that need several libraries. `timed`: number of calls with a deadline that counts."""
 
     __slots__ = (
         "_by_deadline", "_ghosts", "_levels", "_order", "_tickets", "apart", "count", "gangs", "is_by_run_time", "timed"
@@ -97,9 +93,7 @@ class Queue(Generic[C]):
         yield from self.apart.values()
 
     def first(self, limit: int, *, looks: int) -> list[C]:
-        """Return the first calls of the queue, at most `limit`. Examine at most `looks` entries of each part of the
-        queue.
-        """
+        """Return the first `limit` calls. Examine at most `looks` entries of each part of the queue."""
         found: list[C] = []
         for priority in reversed(self._order):
             level = self._levels[priority]
@@ -113,9 +107,6 @@ class Queue(Generic[C]):
                 return found
         found += islice(self.apart.values(), limit - len(found))
         return found
-
-    def push(self, call: C) -> None:
-        self.extend([call])
 
     def extend(self, calls: list[C]) -> None:
         options = calls[0].group.options
@@ -143,14 +134,10 @@ class Queue(Generic[C]):
         self.apart[call.id] = call
         self.count += 1
 
-    @staticmethod
-    def mark_late(call: C) -> None:
-        call.late = True
-
     def demote(self, call: C) -> None:
         """Ignore the deadline of a waiting call from now on, and move the call back in the queue."""
         self.leave(call)
-        self.mark_late(call)
+        call.late = True
         self.put_back(call)
 
     def leave(self, call: C) -> None:
@@ -196,10 +183,8 @@ class Queue(Generic[C]):
         for priority in reversed(self._order):
             level = self._levels[priority]
             first = self._first_gang(level)
-            if first is None or not most or first.group.options.gang[0] <= most:
-                if first is not None:
-                    return first
-                continue
+            if first is not None and (not most or first.group.options.gang[0] <= most):
+                return first
             for entry in islice(_iterate_heap_sorted(level.gangs), _MOST_EXAMINED):
                 if _is_current(entry) and entry[4].group.options.gang[0] <= most:
                     return entry[4]

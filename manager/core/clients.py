@@ -1,10 +1,12 @@
-"""Handle clients that join, acknowledge results and leave, and end the session.
+"""Handle clients that join, submit, acknowledge results and leave; forward pieces of results; end the session.
 
-The session keeps the results and definitions of a disconnected program for a day. If records of the journal are lost,
-every frame of a client or pilot is accepted until the next hello of this client or pilot.
+The session keeps the results and definitions of a disconnected program for a day.
 
-If an event makes the core raise an exception, the state may be partly changed. The server then writes an `EventRefused`
-to the journal instead of the event, and restarts the manager.
+If an event makes the core raise an exception, the server writes an `EventRefused` to the journal instead of the event,
+and restarts the manager.
+
+Pieces of results (`stoker.stream`) are not in the journal, so they affect no decision and never enter `Core.handle`.
+Pilots repeat pieces that are not acknowledged, so a client has every piece when a call ends.
 """
 
 from __future__ import annotations
@@ -15,27 +17,16 @@ from collections.abc import Iterable
 import msgspec
 
 from stoker.contexts.recipe import NO_LIMITS, ObjectRef, Recipe
-from stoker.manager.core import block_orders, dispatch, ending, holding, libraries, outlook, pilots, registry, seams
-from stoker.manager.core.events import (
-    ClientGone,
-    DiscardObject,
-    EndManager,
-    Event,
-    EventRefused,
-    FromClient,
-    FromPilot,
-    PilotLost,
-    TimerFired,
-    ToClient,
-)
+from stoker.manager.core import block_orders, dispatch, ending, events, holding, libraries, outlook, pilots, registry
 from stoker.manager.core.manager import Manager
-from stoker.manager.core.nouns import CallState, Client
-from stoker.manager.core.state import State
+from stoker.manager.core.nouns import Call, CallState, Client, Library, PilotState
+from stoker.manager.core.seams import refusal
+from stoker.manager.core.state import State, StreamFacts
 from stoker.protocol import bounds, to_client
 from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, Failure, FailureKind
-from stoker.protocol.ids import CLIENT_SHIFT, CallId, ClientId, FunctionKey, PilotId
-from stoker.protocol.to_manager import Cancel, ClientHello, Submit
-from stoker.protocol.to_pilot import Exit
+from stoker.protocol.ids import CLIENT_SHIFT, CallId, ClientId, PilotId
+from stoker.protocol.to_manager import CallYielded, Cancel, ClientHello, PiecesTaken, Submit
+from stoker.protocol.to_pilot import AckPieces, Exit
 from stoker.units import show_bytes, show_seconds
 
 MOST_CLIENTS = 1 << 20  # The ids of calls contain the client's number in their high bits, and must fit 63 bits
@@ -44,18 +35,21 @@ MOST_CLIENTS = 1 << 20  # The ids of calls contain the client's number in their 
 def add_client(manager: Manager, id: ClientId, message: ClientHello) -> Client | None:
     state = manager.state
     if message.observer or message.factory:
-        return registry.add_client(state, id, -1, factory=message.factory)
+        client = state.clients[id] = Client(id, number=-1, observer=True, factory=message.factory)
+        return client
     number = state.next_client if message.number < 0 else message.number
     if number in state.clients_by_number or number > MOST_CLIENTS:
         state.refuse("client with the number of another client")
         wrong = f"its calls carry the number {number}, now another client's, because the journal lost its end"
-        manager.out.append(ToClient(id, to_client.ClientRefused(wrong)))
+        manager.out.append(events.ToClient(id, to_client.ClientRefused(wrong)))
         return None
-    return registry.add_client(state, id, number)
+    client = state.clients[id] = state.clients_by_number[number] = Client(id, number=number, observer=False)
+    state.next_client = max(state.next_client, number + 1)
+    return client
 
 
 def reconcile_received_results(manager: Manager, client: Client, received: int, *, is_new: bool) -> bool:
-    """Compare a client's number of received results with the journal. Return True if the journal has lost results."""
+    """Drop the results that a client has received. Return True if the journal has lost results."""
     known, client.known_ends = client.known_ends, None
     if is_new:
         client.first_unacked = received
@@ -85,9 +79,8 @@ def drop_acknowledged_results(client: Client, total: int) -> None:
 
 def mark_connected(manager: Manager, client: Client) -> None:
     was_gone, client.connected, client.gone = client.gone, True, False
-    if was_gone:
-        for context in registry.recompute_client_limits(manager, client):
-            dispatch.apply_limits(manager, context)
+    for context in registry.recompute_client_limits(manager, client) if was_gone else ():
+        dispatch.apply_limits(manager, context)
 
 
 def define_recipe(manager: Manager, client: Client, recipe: Recipe) -> None:
@@ -112,15 +105,14 @@ def build_call_options(message: Submit, *, now: float) -> CallOptions:
     if due_in_s is None:
         return options
     deadline_at = now + due_in_s or math.ulp(0.0)  # 0 means no deadline
-    return msgspec.structs.replace(
-        options, objective=msgspec.structs.replace(options.objective, deadline_at=deadline_at)
-    )
+    objective = msgspec.structs.replace(options.objective, deadline_at=deadline_at)
+    return msgspec.structs.replace(options, objective=objective)
 
 
 def find_submit_failure(
     manager: Manager, client: Client, message: Submit, options: CallOptions, *, is_known: bool
 ) -> Failure | None:
-    """Return the failure of submitted calls that are not accepted, or None. `is_known`: True if their group exists."""
+    """Return why submitted calls are not accepted; None if they are. `is_known`: True if their group exists."""
     state = manager.state
     context = state.contexts.get(message.recipe)
     ids = [spec.call for spec in message.calls]
@@ -144,7 +136,7 @@ def find_submit_failure(
     limits = context.reported_limits.get(client.id, NO_LIMITS) if context is not None else NO_LIMITS
     if is_known and limits == NO_LIMITS:
         return None
-    if unhonoured := seams.refusal(options, manager.policies.honours, limits=limits):
+    if unhonoured := refusal(options, manager.policies.honours, limits=limits):
         state.refuse("option that the policy does not support")
         return Failure(FailureKind.DROPPED, unhonoured)
     return None
@@ -179,9 +171,7 @@ KEPT_BANNED = 1000
 
 
 def handle_gone_client(manager: Manager, id: ClientId) -> None:
-    """Cancel the calls of a client that did not reconnect. If no other client remains, end the session, except a
-    session of `stoker up`.
-    """
+    """Cancel the calls of a client that did not reconnect. End a session that has no other client and is not kept."""
     state = manager.state
     client = state.clients.get(id)
     if client is None or client.gone:
@@ -203,8 +193,7 @@ def handle_gone_client(manager: Manager, id: ClientId) -> None:
 
 
 def forget_gone_client(manager: Manager, id: str) -> None:
-    """Drop the results of a disconnected client if the results are too large. After a day, remove the client, and the
-    records that no other client uses."""
+    """Drop the results of an absent client if they are too large. After a day, remove the client."""
     state = manager.state
     client = state.clients.get(ClientId(id))
     if client is None:
@@ -220,10 +209,8 @@ def forget_gone_client(manager: Manager, id: str) -> None:
         _drop_results(manager, client, why)
     if is_over:
         if client.id not in state.banned:
-            forgotten = (
-                "this program was disconnected for too long, and the session has removed it; start the program again"
-            )
-            ban(state, client.id, forgotten)
+            why = "this program was disconnected for too long, and the session has removed it; start the program again"
+            ban(state, client.id, why)
         registry.forget_client(state, client)
         ending.record_runs(manager)
         _forget_unused_records(manager, id)
@@ -240,7 +227,7 @@ def ban(state: State, name: str, why: str) -> None:
 def _drop_results(manager: Manager, client: Client, why: str) -> None:
     for end in client.unacked:
         if isinstance(end.payload, ObjectRef):
-            manager.out.append(DiscardObject(end.payload.source))
+            manager.out.append(events.DiscardObject(end.payload.source))
     count = len(client.unacked)
     manager.state.notice(f"{count} results of a program that did not reconnect were dropped {why}")
     ban(manager.state, client.id, f"this program was disconnected for too long: its {count} results were dropped {why}")
@@ -248,20 +235,16 @@ def _drop_results(manager: Manager, client: Client, why: str) -> None:
     client.unacked.clear()
 
 
-def forget_functions(manager: Manager, client: Client, keys: Iterable[FunctionKey]) -> None:
-    dropped = registry.unused_functions(manager.state, client, keys)
-    if dropped:
-        ending.record_runs(manager)
-        registry.forget_functions(manager.state, dropped)
-
-
 def _forget_unused_records(manager: Manager, id: str) -> None:
-    registry.forget_groups_of_gone_clients(manager.state)
-    pilots.forget_old_pilots(manager.state, kept_s=KEPT_S)
+    state = manager.state
+    registry.forget_groups_of_gone_clients(state)
+    for pilot in state.gone_pilots.values():
+        if state.now - pilot.lost_at >= KEPT_S:
+            pilot.kept = None
     is_used = registry.forget_unused_definitions(manager)
-    libraries.forget_failures_on_gone_pilots(manager.state)
+    libraries.forget_failures_on_gone_pilots(state)
     if is_used:
-        manager.set_timer(f"gone/{id}", manager.state.now + KEPT_S)
+        manager.set_timer(f"gone/{id}", state.now + KEPT_S)
 
 
 # ---- the end of the session
@@ -285,21 +268,17 @@ def end_session(manager: Manager, reason: str) -> None:
     for client in state.clients.values():
         if client.connected:
             manager.tell(client, to_client.SessionOver(reason))
-    manager.out.append(EndManager(reason))
+    manager.out.append(events.EndManager(reason))
 
 
-# ---- holes in the journal
+# ---- lost records of the journal
 def mark_journal_records_lost(state: State) -> None:
-    """Record that the journal has lost records. All frames of a client or pilot are accepted until its next hello."""
+    """Accept all frames of a client or pilot until its next hello, because the journal has lost records."""
     state.refuse("damaged records of the journal")
     inboxes = [client.inbox for client in state.clients.values()]
     inboxes += [pilot.inbox for pilot in (*state.pilots.values(), *state.gone_pilots.values())]
     for inbox in inboxes:
         inbox.lost_handled_frames = True
-
-
-def store_kept_results(state: State, ends: list[CallEnd]) -> None:
-    state.kept_ends.update({end.call: end for end in ends})
 
 
 def deliver_kept_results(manager: Manager, client: Client, specs: list[CallSpec]) -> list[CallSpec]:
@@ -311,7 +290,7 @@ def deliver_kept_results(manager: Manager, client: Client, specs: list[CallSpec]
             rest.append(spec)
             continue
         client.last_call = max(client.last_call, spec.call)
-        ending.count_previously_ended_call(state)
+        state.done += 1
         manager.results_of(client).append(end)
     return rest
 
@@ -321,24 +300,24 @@ ROUND_PAUSE_S = 60.0  # Seconds until the next round of a policy whose last roun
 MOST_OF_ONE = 3  # A client is banned after this number of refused events
 
 
-def refusal_of(event: Event, reason: str) -> EventRefused:
+def refusal_of(event: events.Event, reason: str) -> events.EventRefused:
     match event:
-        case FromClient(client=client, sequence=sequence, messages=messages):
+        case events.FromClient(client=client, sequence=sequence, messages=messages):
             calls = [spec.call for message in messages if isinstance(message, Submit) for spec in message.calls]
-            return EventRefused("client", client, sequence, reason, calls)
-        case FromPilot(pilot=pilot, sequence=sequence):
-            return EventRefused("pilot", pilot, sequence, reason)
-        case PilotLost(pilot=pilot):
-            return EventRefused("pilot", pilot, 0, reason)
-        case ClientGone(client=client):
-            return EventRefused("client", client, 0, reason)
-        case TimerFired(key=key):
-            return EventRefused("timer", key, 0, reason)
+            return events.EventRefused("client", client, sequence, reason, calls)
+        case events.FromPilot(pilot=pilot, sequence=sequence):
+            return events.EventRefused("pilot", pilot, sequence, reason)
+        case events.PilotLost(pilot=pilot):
+            return events.EventRefused("pilot", pilot, 0, reason)
+        case events.ClientGone(client=client):
+            return events.EventRefused("client", client, 0, reason)
+        case events.TimerFired(key=key):
+            return events.EventRefused("timer", key, 0, reason)
         case _:
-            return EventRefused("manager", type(event).__name__, 0, reason)
+            return events.EventRefused("manager", type(event).__name__, 0, reason)
 
 
-def handle_refused_event(manager: Manager, event: EventRefused) -> None:
+def handle_refused_event(manager: Manager, event: events.EventRefused) -> None:
     """Fail the calls of a refused event, treat the pilot that sent the event as lost, or ban the sender."""
     state = manager.state
     state.failed_at.append(state.now)
@@ -349,16 +328,15 @@ def handle_refused_event(manager: Manager, event: EventRefused) -> None:
             _refuse_event_of_client(manager, event)
         case "pilot":
             _ban_event_peer(manager, event)
-            pilots.pilot_lost(
-                manager, PilotId(event.name), f"the manager failed on one of its messages: {event.reason}"
-            )
+            why = f"the manager failed on one of its messages: {event.reason}"
+            pilots.pilot_lost(manager, PilotId(event.name), why)
         case "timer":
-            manager.drop_timer(event.name)
+            state.timers.pop(event.name, None)
             if event.name.startswith("round/"):
                 manager.set_timer(event.name, state.now + ROUND_PAUSE_S)
 
 
-def _refuse_event_of_client(manager: Manager, event: EventRefused) -> None:
+def _refuse_event_of_client(manager: Manager, event: events.EventRefused) -> None:
     state = manager.state
     client = state.clients.get(ClientId(event.name))
     if client is None or not event.sequence:
@@ -373,5 +351,64 @@ def _refuse_event_of_client(manager: Manager, event: EventRefused) -> None:
     fail_unaccepted_calls(manager, client, event.calls, failure)
 
 
-def _ban_event_peer(manager: Manager, event: EventRefused) -> None:
+def _ban_event_peer(manager: Manager, event: events.EventRefused) -> None:
     ban(manager.state, event.name, f"the manager failed on a message of this peer: {event.reason}")
+
+
+# ---- pieces of results
+_CONNECTED = (PilotState.HERE, PilotState.DRAINING)
+
+
+def has_only_result_pieces(event: events.FromPilot | events.FromClient) -> bool:
+    if event.sequence or not event.messages:
+        return False
+    lane = CallYielded if isinstance(event, events.FromPilot) else PiecesTaken
+    return all(type(message) is lane for message in event.messages)
+
+
+def forward_result_pieces(
+    state: State, event: events.FromPilot | events.FromClient, now: float
+) -> list[events.Command]:
+    out: list[events.Command] = []
+    if isinstance(event, events.FromPilot):
+        pilot = state.pilots.get(event.pilot)
+        if pilot is None or pilot.state not in _CONNECTED or pilot.hellos_asked:
+            return out
+        for said in event.messages:
+            if type(said) is CallYielded and not bounds.describe_invalid_message(said):
+                _forward_pieces(state, pilot.libraries.get(said.library), said, out, now)
+    else:
+        for taken in event.messages:
+            if type(taken) is PiecesTaken and not bounds.describe_invalid_message(taken):
+                call = state.calls.get(taken.call)
+                if call is not None and call.group.client.id == event.client:
+                    _forward_acknowledgement(state, call, taken, out)
+    return out
+
+
+def _forward_pieces(
+    state: State, library: Library | None, said: CallYielded, out: list[events.Command], now: float
+) -> None:
+    call = library.held.get(said.call) if library is not None else None
+    if call is None or not call.group.options.stream or call.holder is not library:
+        return
+    facts = state.streams.get(call.id)
+    if facts is None or facts.run != said.run:
+        facts = state.streams[call.id] = StreamFacts(said.run)
+    facts.sent = max(facts.sent, said.first + len(said.items))
+    if said.waits and facts.sent > facts.taken and facts.waits_since is None:
+        facts.waits_since = now
+    client = call.group.client
+    if client.connected:
+        out.append(events.ToClient(client.id, to_client.Pieces(call.id, said.run, said.first, said.items, said.waits)))
+
+
+def _forward_acknowledgement(state: State, call: Call, taken: PiecesTaken, out: list[events.Command]) -> None:
+    library = call.holder
+    if call.state is not CallState.HELD or not isinstance(library, Library):
+        return
+    facts = state.streams.get(call.id)
+    if facts is not None and facts.run == taken.run and taken.upto > facts.taken:
+        facts.taken, facts.waits_since = taken.upto, None
+    if library.pilot.state in _CONNECTED:
+        out.append(events.ToPilot(library.pilot.id, AckPieces(library.id, call.id, taken.run, taken.upto, taken.again)))

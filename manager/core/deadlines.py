@@ -1,28 +1,24 @@
 """Deadlines of calls, forecasts for clients, and calls and loads that fit into the remaining walltime of a pilot.
 
-*Deadlines* are used if the policy sets `Dispatch.by_deadline`. A call is *lost* if it would miss its deadline even if
-it started now and took the shortest run time of its function (known after `KNOWN_RUNS` runs). A lost call with
-`late="drop"` is dropped. Other lost calls wait until the calls that can meet their deadlines have started.
+*Deadlines* count if the policy sets `Dispatch.by_deadline`. A call is *lost* if it would miss its deadline even if it
+started now and took the shortest run time of its function. A lost call with `late="drop"` is dropped. Other lost calls
+wait until the calls that can meet their deadlines have started.
 
-*Forecasts* are sent to the client if they change by more than `forecast_tolerance_s`. A call that misses its deadline
-by less than this tolerance counts as in time.
-
-*Walltime*: only this module compares run times with the remaining time of a pilot. A pilot stops taking calls
-`drain_margin_s` before its end. A call that is expected to outlast a pilot is sent to this pilot only if no pilot has
-more time. A call that was cut off by a walltime needs a pilot with more time than the call ran, or with about the
-longest walltime. If two loads of a context were cut off, the time of the longer load counts as the load time until a
-load is measured.
+*Walltime*: only this module compares run times with the remaining time of a pilot. A call that is expected to outlast a
+pilot is sent there only if no pilot has more time. A call that was cut off by a walltime needs a pilot with more time
+than the call ran, or with about the longest walltime. If two loads of a context were cut off, the longer load counts as
+its load time until a load is measured.
 """
 
 from __future__ import annotations
 
 import math
 
-from stoker.manager.core import ending, holding, queues
+from stoker.manager.core import ending
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Context, Device, Library, Pilot
+from stoker.manager.core.per_context import run_s_on
 from stoker.manager.core.seams import Forecast, PolicyError, View
-from stoker.manager.core.speeds import run_s_on
 from stoker.manager.core.state import Cut, Trial
 from stoker.protocol.blocks import Source
 from stoker.protocol.calls import CallForecast, Failure, FailureKind
@@ -34,17 +30,13 @@ _TIMER_MARGIN_S = 0.001  # Seconds added to a timer, so that a timer that fires 
 
 
 def filter_calls_by_deadline(manager: Manager, fresh: list[Call]) -> list[Call]:
-    """Drop new calls that can no longer meet their deadlines, or mark these calls as late. Return the calls that were
-    not dropped.
-    """
+    """Drop new calls that can no longer meet their deadlines, or mark them as late. Return the calls that remain."""
     kept = []
     for call in fresh:
         if _is_lost(manager.state.now, call):
             if call.group.options.objective.drop_late:
-                queues.enqueue(call.group.context, [call])  # a waiting call must be in its queue until it ends
-                ending.fail_call(
-                    manager, call, Failure(FailureKind.DROPPED, _missed_deadline_reason(manager.state.now, call))
-                )
+                call.group.context.queue.extend([call])  # a waiting call must be in its queue until it ends
+                _drop(manager, call)
                 continue
             _tell_late(manager, call)
         kept.append(call)
@@ -73,11 +65,9 @@ def drop_late_calls(manager: Manager, context: Context) -> None:
             return
         for call in lost:
             if call.group.options.objective.drop_late:
-                ending.fail_call(
-                    manager, call, Failure(FailureKind.DROPPED, _missed_deadline_reason(manager.state.now, call))
-                )
+                _drop(manager, call)
             else:
-                queues.demote_call(call)
+                context.queue.demote(call)
                 _tell_late(manager, call)
 
 
@@ -85,12 +75,13 @@ def _is_lost(now: float, call: Call) -> bool:
     return not call.late and now > _latest_start_time(call)
 
 
-def _missed_deadline_reason(now: float, call: Call) -> str:
-    left_s = call.group.options.objective.deadline_at - now
-    if left_s <= 0:
-        return f"dropped: {show_seconds(-left_s)} past its deadline"
-    runs_s = show_seconds(call.group.cost.least_s)
-    return f"dropped: its deadline is in {show_seconds(left_s)}, and no call of its function took less than {runs_s}"
+def _drop(manager: Manager, call: Call) -> None:
+    left_s, least_s = call.group.options.objective.deadline_at - manager.state.now, call.group.cost.least_s
+    why = f"dropped: {show_seconds(-left_s)} past its deadline"
+    if left_s > 0:
+        least = f"no call of its function took less than {show_seconds(least_s)}"
+        why = f"dropped: its deadline is in {show_seconds(left_s)}, and {least}"
+    ending.fail_call(manager, call, Failure(FailureKind.DROPPED, why))
 
 
 def _latest_start_time(call: Call) -> float:
@@ -100,11 +91,16 @@ def _latest_start_time(call: Call) -> float:
 
 def _tell_late(manager: Manager, call: Call) -> None:
     state = manager.state
-    queues.mark_late(call)
+    call.late = True
     call.note(state.now, "can no longer meet its deadline; calls that can meet theirs run first")
     before = state.forecasts.get(call.id)
     if before is None or before.in_time:
-        holding.record_forecast(manager, call, state.now + call.group.cost.run_s, in_time=False)
+        _record_forecast(manager, call, state.now + call.group.cost.run_s, in_time=False)
+
+
+def _record_forecast(manager: Manager, call: Call, ends_at: float, *, in_time: bool) -> None:
+    said = manager.state.forecasts[call.id] = CallForecast(call.id, ends_at, in_time)
+    manager.forecasts.setdefault(call.group.client, []).append(said)
 
 
 def apply_forecast_action(manager: Manager, action: Forecast) -> None:
@@ -118,15 +114,12 @@ def apply_forecast_action(manager: Manager, action: Forecast) -> None:
         return
     due_at = call.group.options.objective.deadline_at
     in_time = action.in_time or bool(due_at and is_in_time(action.ends_at, due_at=due_at, now=state.now))
-    if not has_forecast_changed(state.forecasts.get(call.id), action.ends_at, in_time=in_time, now=state.now):
-        return
-    holding.record_forecast(manager, call, action.ends_at, in_time=in_time)
+    if has_forecast_changed(state.forecasts.get(call.id), action.ends_at, in_time=in_time, now=state.now):
+        _record_forecast(manager, call, action.ends_at, in_time=in_time)
 
 
 def is_in_time(ends_at: float, *, due_at: float, now: float) -> bool:
-    """Return True if a call meets its deadline, or misses the deadline by less than the forecast tolerance. `due_at`:
-    the deadline; 0 = none.
-    """
+    """Return True if a call misses its deadline by less than the forecast tolerance. `due_at`: 0 = no deadline."""
     return not due_at or ends_at - due_at < forecast_tolerance_s(ends_at - now)
 
 
@@ -153,7 +146,6 @@ SLACK_S = 60.0  # A pilot lost in its last 60 s (at most a quarter of its wallti
 _SLACK_SHARE = 0.25
 _FRESH_SHARE = 0.9  # A pilot counts as new while this share of its own, or of the longest, walltime is left
 _WHOLE_CUT_SHARE = 0.6  # Being cut off counts against a call that ran for this share of its pilot's walltime
-_EXIT_RESERVE_S = 4.0  # Seconds of walltime that a pilot reserves for its exit after handing over its objects
 
 
 def walltime_left_s(pilot: Pilot, now: float) -> float:
@@ -161,8 +153,7 @@ def walltime_left_s(pilot: Pilot, now: float) -> float:
 
 
 def expected_run_s(library: Library, call: Call) -> float:
-    """Return the expected run time of a call in a library, in seconds; 0 = unknown. If the call's function was not
-    measured, the mean of the context's calls counts."""
+    """Return the expected run time of a call, by its function or else its context; 0 = unknown."""
     cost, context = call.group.cost, library.context
     return run_s_on(context.speeds, cost if cost.run_s else context, library.kind)
 
@@ -181,7 +172,7 @@ def has_time_for_run(view: View, pilot: Pilot, run_s: float) -> bool:
 
 
 def has_time_for_retry(view: View, library: Library, call: Call, trial: Trial) -> bool:
-    """Return True if the library's pilot has enough walltime left for a call that was cut off by a walltime before."""
+    """Return True if the library's pilot has enough walltime left for a call that was cut off before."""
     pilot = library.pilot
     if not has_time_for_run(view, pilot, max(expected_run_s(library, call), trial.longest_s)):
         return False
@@ -214,17 +205,13 @@ def has_source_time_for_load(context: Context, source: Source) -> bool:
 
 
 def _can_load_before_drain(context: Context, kind: str, *, left_s: float, lasts_s: float) -> bool:
-    needed_s = _LOAD_CAUTION * _load_s(context, kind)
+    advice = context.advice.get(kind)
+    load_s = advice.load_s if advice is not None and advice.load_s else context.load_s
+    needed_s = _LOAD_CAUTION * (load_s or (context.cut_after_s if context.cut_loads >= _CUT_LOADS else 0.0))
     if not needed_s:
         return True
     run_s = run_s_on(context.speeds, context, kind)
     return needed_s < left_s - drain_margin_s(lasts_s, run_s=run_s) and needed_s + run_s < left_s
-
-
-def _load_s(context: Context, kind: str) -> float:
-    advice = context.advice.get(kind)
-    known = advice.load_s if advice is not None and advice.load_s else context.load_s
-    return known or (context.cut_after_s if context.cut_loads >= _CUT_LOADS else 0.0)
 
 
 def drain_margin_s(lasts_s: float, *, run_s: float) -> float:
@@ -244,7 +231,3 @@ def seconds_until_drain(pilot: Pilot, now: float) -> float:
 
 def is_near_walltime_end(pilot: Pilot, now: float) -> bool:
     return walltime_left_s(pilot, now) <= min(SLACK_S, _SLACK_SHARE * pilot.lasts_s)
-
-
-def seconds_left_for_handover(pilot: Pilot, now: float) -> float:
-    return walltime_left_s(pilot, now) - _EXIT_RESERVE_S

@@ -1,7 +1,7 @@
-"""Move calls between queues and libraries when calls are submitted, sent, ended or requeued.
+"""Move calls between queues and libraries when calls are submitted, ended or requeued.
 
-This module is performance-critical. A call that may have killed its library (`kills`) runs alone in a library. A call
-that may have killed its pilot gets a whole pilot (`retries`).
+This module is performance-critical. A call that may have killed its library runs alone in a library; one that may have
+killed its pilot gets a whole pilot (`retries`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from stoker.contexts.recipe import NO_LIMITS, ObjectRef
 from stoker.manager.core import actions, deadlines, ending, gangs, holding, libraries, pilots, queues, retries
 from stoker.manager.core.events import DiscardObject
 from stoker.manager.core.manager import Manager
-from stoker.manager.core.nouns import Call, CallState, Context, Gang, Group, Library, LibraryState, PilotState
-from stoker.manager.core.queues import LINGERS, STUCK_S, STUCK_TIMER, all_slots_occupied_since
+from stoker.manager.core.nouns import Call, CallState, Client, Context, Gang, Group, Library, LibraryState, PilotState
+from stoker.manager.core.queues import LINGERS, STUCK_S, STUCK_TIMER
 from stoker.manager.core.seams import PolicyError
 from stoker.protocol import pace, to_client
 from stoker.protocol.bounds import is_sound
 from stoker.protocol.calls import CallEnd, CallProgress, CallSpec
-from stoker.protocol.ids import ClientId
 from stoker.protocol.to_manager import CallEvicted, CallsEnded, CallsProgress, CallsReturned, OfferAccepted
 from stoker.protocol.to_pilot import EvictCall
 
@@ -63,7 +62,7 @@ def feed_library(manager: Manager, library: Library) -> None:
         _pull_calls_of_other_contexts(manager, library)
     if library.held or library.zombies or queue.single() is not None:
         return
-    libraries.mark_library_idle(manager, library)
+    library.used_at = state.now
     actions.carry_out(manager, dispatch.dry(state, library), seam="dispatch")
     if context.limits != NO_LIMITS:
         actions.carry_out(manager, manager.policies.residency.idle(state, library), seam="residency")
@@ -85,30 +84,29 @@ def _send_calls(manager: Manager, library: Library, head: Call, count: int) -> b
         if library.load:
             return False
         count = 1
-    taken = queues.dequeue(library.context, group, count)
+    taken = library.context.queue.take(group, count)
     barred = [call for call in taken if call.runs_alone and call is not head]
     if library.zombies:
         barred += [call for call in taken if call.id in library.zombies and call not in barred]
     for call in barred:
         taken.remove(call)
-        queues.requeue_call_in_order(call)
+        library.context.queue.put_back(call)
     if taken:
         holding.assign_calls_to_library(manager, library, taken)
     return bool(taken)
 
 
 def apply_limits(manager: Manager, context: Context) -> None:
-    residency, state = manager.policies.residency, manager.state
     if context.limits != NO_LIMITS:
         for library in list(context.libraries.values()):
             if library.usable and library.state is LibraryState.READY and not library.load:
-                actions.carry_out(manager, residency.idle(state, library), seam="residency")
+                actions.carry_out(manager, manager.policies.residency.idle(manager.state, library), seam="residency")
     if context.queue.count:
         manager.dirty[context] = None
 
 
 def serve_queue(manager: Manager, context: Context) -> None:
-    """Send the calls of a context's queue to libraries with free slots, in the order that the policy chooses."""
+    """Send waiting calls to libraries with free slots, in the order that the policy chooses."""
     queue, dispatch = context.queue, manager.policies.dispatch
     for library in dispatch.serve_order(manager.state, context):
         if not queue.count:
@@ -131,9 +129,8 @@ def submit_calls(manager: Manager, group: Group, specs: list[CallSpec]) -> None:
     group.open_calls += len(fresh)
     group.client.open_calls += len(fresh)
     group.client.last_call = max(group.client.last_call, fresh[-1].id)
-    if manager.tracked:
-        for changes in manager.tracked:
-            changes.calls.update(call.id for call in fresh)
+    for changes in manager.tracked:
+        changes.calls.update(call.id for call in fresh)
     context = group.context
     context.submitted_at = manager.state.now
     if manager.state.orphans:
@@ -144,23 +141,18 @@ def submit_calls(manager: Manager, group: Group, specs: list[CallSpec]) -> None:
         fresh = deadlines.filter_calls_by_deadline(manager, fresh)
         if not fresh:
             return
-    _place_or_queue(manager, context, fresh)
-    if context.queue.timed:
-        deadlines.schedule_deadline_check(manager, context)
-
-
-def _place_or_queue(manager: Manager, context: Context, fresh: list[Call]) -> None:
-    dispatch = manager.policies.dispatch
-    few = len(fresh) <= dispatch.places_one_by_one_up_to and not context.queue.count
-    if few or dispatch.asks_every_call:
+    queue, dispatch = context.queue, manager.policies.dispatch
+    if dispatch.asks_every_call or (len(fresh) <= dispatch.places_one_by_one_up_to and not queue.count):
         for call in fresh:
             place_call(manager, call)
-        return
-    queues.enqueue(context, fresh)
-    if context.index:
-        serve_queue(manager, context)
-    if context.queue.count:
-        queues.record_queue_growth(manager, context)
+    else:
+        queue.extend(fresh)
+        if context.index:
+            serve_queue(manager, context)
+        if queue.count:
+            queues.record_queue_growth(manager, context)
+    if queue.timed:
+        deadlines.schedule_deadline_check(manager, context)
 
 
 def place_call(manager: Manager, call: Call, *, again: bool = False) -> None:
@@ -177,9 +169,9 @@ def place_call(manager: Manager, call: Call, *, again: bool = False) -> None:
         )
         answer = None
     if again:
-        queues.requeue_call_in_order(call)
+        context.queue.put_back(call)
     else:
-        queues.enqueue(context, [call])
+        context.queue.extend([call])
     if answer is not None:
         actions.carry_out(manager, (answer,) if isinstance(answer, Struct) else answer, seam="dispatch")
     if context.queue.count:
@@ -208,6 +200,9 @@ def calls_ended(manager: Manager, library: Library, message: CallsEnded) -> None
     while place < len(ends):
         if plain:
             count, call, group, seconds = holding.end_successful_calls(manager, library, rest, group, seconds)
+            if count == len(ends):
+                good = ends
+                break
             good += ends[place : place + count]
             place += count
             if place == len(ends):
@@ -239,14 +234,15 @@ def calls_ended(manager: Manager, library: Library, message: CallsEnded) -> None
         total += ending.account_runs(manager, library, group, good, others=others, seconds=seconds)
         if first and library.context.queue.count:
             manager.dirty[library.context] = None
-    holding.drop_records_of_ended(manager.state, ends)
-    if manager.state.trials:
-        for outcome in ends:
-            if outcome.call not in open_calls:
-                holding.remove_call_trial(manager, outcome.call)
-    if library.stuck:
-        queues.unmark_stuck(library)
-    holding.record_last_call_end(manager, library)
+    state, now = manager.state, manager.state.now
+    if state.reports or state.printed or state.forecasts or state.streams or state.trials:
+        ended = [outcome.call for outcome in ends if outcome.call not in open_calls]
+        holding.drop_records(state, ended)
+        if state.trials:
+            for id in ended:
+                holding.remove_call_trial(manager, id)
+    library.stuck = False
+    library.ended_at = now
     for outcome in reversed(ends):
         if outcome.printed is not None:
             library.printed_to = outcome.printed.end
@@ -255,9 +251,8 @@ def calls_ended(manager: Manager, library: Library, message: CallsEnded) -> None
     library.context.served += total
     library.pilot.ended += total
     if total:
-        now = manager.state.now
         second = int(now)
-        for counts in (manager.state.rate, library.context.rate, library.pilot.rate):
+        for counts in (state.rate, library.context.rate, library.pilot.rate):
             if counts and counts[-1][0] == second:  # `pace.add_recent_count`, inlined
                 counts[-1][1] += total
             else:
@@ -304,7 +299,7 @@ def requeue_returned_calls(manager: Manager, library: Library, message: CallsRet
         if call is not None:
             back.append(call)
             if message.need_function:
-                holding.forget_sent_functions(library, call.group.function.key)
+                library.functions.discard(call.group.function.key)
         elif not holding.free_withdrawn_slot(library, id):
             state.refuse("return of a call that the library does not hold")
     queues.update_load_index(manager, library)
@@ -314,14 +309,12 @@ def requeue_returned_calls(manager: Manager, library: Library, message: CallsRet
         if message.case is not None:
             counts, case = library.context.refusals, message.case.value
             counts[case] = counts.get(case, 0) + len(back)
-        if not all(
-            call.offered for call in back
-        ):  # a library refuses calls without an offer only when it is about to exit
+        if not all(call.offered for call in back):  # a library refuses other calls only when it is about to exit
             libraries.stop_library(manager, library, reason=message.refused)
         for call in back:
             _retry_call(manager, call, why=f"refused by lib-{library.id} on {library.pilot.id}: {message.refused}")
     else:
-        holding.gave_back(library)
+        library.taking = 0
         holding.requeue(manager, back, why=f"taken back from lib-{library.id}, which had not started it")
     if not library.held and library.state is LibraryState.READY and not message.refused:
         feed_library(manager, library)
@@ -349,7 +342,7 @@ def handle_accepted_offer(manager: Manager, library: Library, message: OfferAcce
 
 def handle_call_progress(manager: Manager, library: Library, message: CallsProgress) -> None:
     state = manager.state
-    by_client: dict[ClientId, list[CallProgress]] = {}
+    by_client: dict[Client, list[CallProgress]] = {}
     for report in message.reports:
         if not is_sound(report.done, report.total):
             state.refuse("impossible progress of a call")
@@ -359,16 +352,19 @@ def handle_call_progress(manager: Manager, library: Library, message: CallsProgr
             if report.call not in library.zombies:
                 state.refuse("progress of a call that the library does not hold")
             continue
-        if isinstance(call.holder, Gang):
+        if type(call.holder) is Gang:
             if call.holder.members[0] is not library:  # every rank may report, but only the reports of rank 0 count
                 continue
             gangs.record_gang_progress(manager, call, call.holder, report)
-        holding.record_progress(state, report)
+        state.reports[report.call] = report
         if report.state:
             call.spec = msgspec.structs.replace(call.spec, progress=report.state)
-        by_client.setdefault(call.group.client.id, []).append(report)
-    for id, reports in by_client.items():
-        client = state.clients[id]
+        client = call.group.client
+        if client in by_client:
+            by_client[client].append(report)
+        else:
+            by_client[client] = [report]
+    for client, reports in by_client.items():
         if client.connected:
             manager.tell(client, to_client.ProgressReports(reports))
 
@@ -376,15 +372,13 @@ def handle_call_progress(manager: Manager, library: Library, message: CallsProgr
 def call_evicted(manager: Manager, library: Library, message: CallEvicted) -> None:
     progress = message.progress
     call = holding.remove_held_call(library, progress.call)
-    if call is None:
-        if not holding.free_withdrawn_slot(library, progress.call):
-            manager.state.refuse("eviction of a call that the library does not hold")
-    else:
-        if progress.state:
-            call.spec = msgspec.structs.replace(call.spec, progress=progress.state)
-        holding.record_progress(manager.state, progress)
+    if call is None and not holding.free_withdrawn_slot(library, progress.call):
+        manager.state.refuse("eviction of a call that the library does not hold")
     queues.update_load_index(manager, library)
     if call is not None:
+        if progress.state:
+            call.spec = msgspec.structs.replace(call.spec, progress=progress.state)
+        manager.state.reports[progress.call] = progress
         why = f"evicted from lib-{library.id} with its progress kept ({progress.done:g} done)"
         _retry_call(manager, call, why=why)
     feed_library(manager, library)
@@ -397,12 +391,13 @@ def requeue_stuck_backlogs(manager: Manager, _: str) -> None:
     for context in state.contexts.values():
         for library in tuple(context.index.least_loaded()):
             looked = True
-            full = all_slots_occupied_since(library)
+            full = queues.all_slots_occupied_since(library)
             if full is None or state.now - full < max(STUCK_S, LINGERS * context.run_s):
                 continue
-            queues.mark_stuck(manager, library)
+            library.stuck = True
+            queues.update_load_index(manager, library)
             waiting = library.load - library.taking - library.slots
             if waiting > 0:
                 holding.request_calls_back(manager, library, waiting)
     if looked and STUCK_TIMER not in state.timers:
-        queues.schedule_backlog_check(manager)
+        manager.set_timer(STUCK_TIMER, state.now + STUCK_S)

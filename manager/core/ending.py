@@ -1,7 +1,4 @@
-"""End each call exactly once, and record the run time and the failure of the call.
-
-`stoker calls` shows failed calls grouped by function, exception and line.
-"""
+"""End each call exactly once, and record the run time and the failure of the call."""
 
 from __future__ import annotations
 
@@ -10,13 +7,12 @@ import operator
 import re
 from collections.abc import Mapping
 
-from stoker.manager.core import blame, holding, queues, registry
+from stoker.manager.core import blame, holding, queues
 from stoker.manager.core.events import ContextAdvice, RecordRuns, RecordSpeed
 from stoker.manager.core.manager import Manager
-from stoker.manager.core.nouns import Call, CallState, Context, CountedFailures, Gang, Group, Library, SlowRun
-from stoker.manager.core.per_context import Cost, work_of
-from stoker.manager.core.speeds import NEW_WEIGHT, KindRuns
-from stoker.manager.core.state import State
+from stoker.manager.core.nouns import Call, CallState, Context, Gang, Group, Library
+from stoker.manager.core.per_context import NEW_WEIGHT, Cost, KindRuns, work_of
+from stoker.manager.core.state import CountedFailures, SlowRun, State
 from stoker.protocol import to_client
 from stoker.protocol.calls import CallEnd, Failure, FailureGroup, FailureKind
 from stoker.protocol.ids import CallId, format_library_id, show_call
@@ -24,11 +20,9 @@ from stoker.protocol.status import SlowCall
 from stoker.units import first_words, show_signal
 
 MOST = 200  # Maximum number of failure groups. Further kinds of failures are counted in one group
+KEPT_GROUPS = 1000  # Number of groups without open calls that are kept, because clients may submit more calls
 _OTHER_FAILURES = ("", "other failures", "")
 _EXCEPTION = re.compile(r"(?P<kind>[\w.]{1,100})(?::|$|\s)")
-_MOST_CHARACTERS = 300
-
-Key = tuple[str, str, str]
 
 
 def _count_failure(state: State, call: Call, outcome: CallEnd) -> None:
@@ -38,8 +32,7 @@ def _count_failure(state: State, call: Call, outcome: CallEnd) -> None:
     group = groups.setdefault(key, CountedFailures(state.now))
     group.count += 1
     group.last_at, group.call = state.now, call.id
-    said = outcome.raised if outcome.failure is None else outcome.failure.message
-    group.message = first_words(said)[:_MOST_CHARACTERS]
+    group.message = first_words(outcome.raised if outcome.failure is None else outcome.failure.message)[:300]
 
 
 def list_failure_groups(state: State) -> tuple[FailureGroup, ...]:
@@ -52,7 +45,8 @@ def list_failure_groups(state: State) -> tuple[FailureGroup, ...]:
     )  # fmt: skip
 
 
-def _key(call: Call, outcome: CallEnd) -> Key:
+def _key(call: Call, outcome: CallEnd) -> tuple[str, str, str]:
+    """Return the function, the exception or kind of failure, and the line of the exception."""
     failure, function = outcome.failure, call.group.function.name
     if failure is not None:
         how = show_signal(failure.signal) if failure.signal else f"exit code {failure.exit_code}"
@@ -90,8 +84,7 @@ KEPT_FAILURES = 1000  # Number of failed calls that are kept for `stoker explain
 
 
 def end_call(manager: Manager, call: Call, outcome: CallEnd, *, waits: bool = True) -> None:
-    """End a call. Most successful calls end in the faster `dispatch.calls_ended`. `waits`: False if the call is in no
-    queue."""
+    """End a call; successful calls usually end in `dispatch.calls_ended`. `waits`: False if the call is in no queue."""
     state, group, holder = manager.state, call.group, call.holder
     _close_call(manager, call, waits=waits)
     if not outcome.ok:
@@ -119,7 +112,6 @@ def end_call_without_result(manager: Manager, call: Call) -> None:
 
 
 def uncount_call_failure(state: State, outcome: CallEnd) -> None:
-    """Subtract a failed call from the counts of failures, because the client already has the result."""
     call, groups = state.failed.pop(outcome.call, None), state.failure_groups
     if outcome.failure is not None and outcome.failure.kind is FailureKind.CANCELLED:
         state.cancelled -= 1
@@ -140,7 +132,7 @@ def _close_call(manager: Manager, call: Call, *, waits: bool = True) -> None:
         if group.options.gang[1] > 1:
             holding.schedule_queue_serving(manager, group.context)
     holding.release_ended(manager, call)
-    holding.drop_records(state, call)
+    holding.drop_records(state, (call.id,))
     if state.trials:
         holding.remove_call_trial(manager, call.id)
     _count_closed(manager, group, 1)
@@ -152,12 +144,8 @@ def _count_closed(manager: Manager, group: Group, count: int) -> None:
     group.client.open_calls -= count
     group.context.ended += count
     state.done += count
-    if not group.open_calls:
-        registry.forget_closed_group(state, group)
-
-
-def count_previously_ended_call(state: State) -> None:
-    state.done += 1
+    if not group.open_calls and len(state.groups) > KEPT_GROUPS:
+        state.groups.pop(group.key, None)
 
 
 def _keep_ended_call(manager: Manager, call: Call, outcome: CallEnd, *, holder: Library | Gang | None) -> None:
@@ -223,21 +211,20 @@ def account_runs(
 ) -> int:  # fmt: skip
     """Count runs of a group's calls, send the results in `good` to the client, and return the number of runs.
 
-    `others`: number of runs whose results are not in `good`. `failed`: True if a run failed, so that the run times do
-    not measure the device.
+    `others`: runs whose results are not in `good`. `failed`: True if the run times do not measure the device.
     """
-    count = len(good) + others
+    state, count = manager.state, len(good) + others
     if good:
         _count_closed(manager, group, len(good))
         manager.results_of(group.client).extend(good)
-        _record_slowest_run(manager.state, library, group, good)
+        _record_slowest_run(state, library, group, good)
     if not count:
         return 0
     context, cost, mean = library.context, group.cost, seconds / count
     cost.runs += count
     weight = count / cost.runs
     cost.run_s += (mean - cost.run_s) * (weight if weight > NEW_WEIGHT else NEW_WEIGHT)
-    if library.context.queue.is_by_run_time:
+    if context.queue.is_by_run_time:
         _reorder_queue_if_cost_changed(context, cost)
     if mean < cost.least_s:
         cost.least_s = mean
@@ -250,7 +237,7 @@ def account_runs(
     if here is None:
         here = cost.by_kind[kind] = KindRuns()
     here.count(count, seconds, items=count * max(1, options.batch))
-    manager.state.unrecorded[cost] = None
+    state.unrecorded[cost] = None
     if manager.policies.compares_kinds and (len(context.index.of_kind) > 1 or context.speeds.of):
         _update_device_kind_speeds(library, group, count, seconds, failed=failed)
     return count
@@ -266,27 +253,27 @@ def _update_device_kind_speeds(library: Library, group: Group, count: int, secon
     if len(present) > 1 and not failed and options.gang[1] == 1:
         work = group.function.key, options.batch
         if context.speeds.learn(work, kind, calls=count, seconds=seconds, present=present):
-            queues.rank_libraries(context)
+            context.index.rank(context.speeds.of)
 
 
 def record_runs(manager: Manager) -> None:
-    manager.state.recorded_at = manager.state.now
-    unrecorded, manager.state.unrecorded = manager.state.unrecorded, {}
-    contexts = manager.state.contexts
+    state = manager.state
+    state.recorded_at = state.now
+    unrecorded, state.unrecorded = state.unrecorded, {}
     for cost in unrecorded:
         for kind, runs in cost.by_kind.items():
             if runs.calls:
                 record = RecordRuns(cost.recipe, cost.function.timing_key, kind, runs.calls, runs.seconds, runs.items)
                 manager.out.append(record)
-                runs.recorded()
-        if cost.recipe in contexts:
-            for (kind, other), ratio in contexts[cost.recipe].speeds.take_unrecorded_ratios():
+                runs.calls, runs.seconds, runs.items = 0, 0.0, 0
+        if cost.recipe in state.contexts:
+            for (kind, other), ratio in state.contexts[cost.recipe].speeds.take_unrecorded_ratios():
                 manager.out.append(RecordSpeed(cost.recipe, kind, other, ratio))
 
 
 def apply_cost_advice(context: Context, by_kind: Mapping[str, ContextAdvice]) -> None:
     context.speeds.advise({kind: advice.speed for kind, advice in by_kind.items()})
-    queues.rank_libraries(context)
+    context.index.rank(context.speeds.of)
     for advice in by_kind.values():
         if not context.run_s:
             context.run_s = advice.run_s
@@ -298,7 +285,7 @@ def apply_cost_advice(context: Context, by_kind: Mapping[str, ContextAdvice]) ->
 
 
 def apply_run_time_advice(manager: Manager, context: Context, cost: Cost, by_kind: Mapping[str, ContextAdvice]) -> bool:
-    """Record the advised run time of a function that has never run. Return True if the advice contains a run time."""
+    """Use the advised run time of a function that has never run. Return True if the advice has one."""
     known = {kind: advice.run_s for kind, advice in by_kind.items() if advice.run_s}
     if cost.runs or not known:
         return False
@@ -313,14 +300,10 @@ def apply_run_time_advice(manager: Manager, context: Context, cost: Cost, by_kin
 def _reorder_queue_if_cost_changed(context: Context, cost: Cost) -> None:
     if not cost.ordered_s or not 1 / _REORDER_FACTOR < cost.run_s / cost.ordered_s < _REORDER_FACTOR:
         cost.ordered_s = cost.run_s
-        queues.reorder_queue(context)
+        context.queue.reorder()
 
 
 def learn_gang_pace(call: Call, gang: Gang, *, items: float, seconds: float) -> None:
     features = call.spec.features
     work = work_of(features) * items / features.items if features is not None and features.items else items
     call.group.context.paces.learn(len(gang.members), work=work, seconds=max(0.0, seconds))
-
-
-def record_processed_items(call: Call, done: float) -> None:
-    call.group.context.paces.end(call.spec.features, done)

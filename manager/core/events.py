@@ -1,7 +1,6 @@
 """Events and commands of the manager, and the subjects of advice.
 
-Each event is written to the journal with its time, so a replay gives the same state. Commands run after their events
-are in the journal.
+Each event is written to the journal with its time before its commands run, so a replay gives the same state.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class OfFunction(msgspec.Struct, frozen=True, array_like=True, tag="function"):
 
 
 class OfFailure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
-    """Subject of advice: the cause of a failed call or of a failed load. For a load, `call` is -1."""
+    """Subject of advice: the cause of a failed call, or of a failed load (`call` is -1)."""
 
     pilot: PilotId
     library: LibraryId
@@ -39,7 +38,7 @@ class OfFailure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
 
 
 class OfPace(msgspec.Struct, frozen=True, array_like=True, tag="pace"):
-    """Subject of advice: the progress of a running call, which the advisor reads from the output of the call."""
+    """Subject of advice: the progress of a running call, read from its output."""
 
     library: LibraryId
     call: CallId
@@ -54,7 +53,7 @@ class _Event(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class FromClient(_Event, frozen=True, array_like=True, tag="c", gc=False):
-    """The server received a frame of messages from a client. `sequence`: number of the frame; 0 = not numbered."""
+    """A frame of messages. `sequence`: number of the frame; 0 = not numbered."""
 
     client: ClientId
     sequence: int
@@ -62,8 +61,6 @@ class FromClient(_Event, frozen=True, array_like=True, tag="c", gc=False):
 
 
 class FromPilot(_Event, frozen=True, array_like=True, tag="p", gc=False):
-    """The server received a frame of messages from a pilot. `sequence`: number of the frame; 0 = not numbered."""
-
     pilot: PilotId
     sequence: int
     messages: list[to_manager.FromPilot]
@@ -91,20 +88,17 @@ class TimerFired(_Event, frozen=True, array_like=True, tag="timer"):
 
 
 class ContextAdvice(msgspec.Struct, frozen=True, array_like=True):
-    """Expected times (in seconds) and memory (in bytes) of a context on a device kind; 0 = unknown.
+    """Expected times and memory of a context on a device kind; 0 = unknown.
 
-    `*_sd_s`: standard deviation of a time. `paces`: seconds per unit of work, by number of ranks of a gang. `meet_s`:
-    seconds until the ranks of a gang have connected. `slots`: number of concurrent calls of a library. `steps`: step
-    times of the inference engine. `speed`: speed of the device kind relative to the fastest kind. `cache`: memory that
-    cached tokens need.
+    `paces`: seconds per unit of work, by number of ranks of a gang. `meet_s`: seconds until the ranks have connected.
+    `slots`: concurrent calls of a library. `steps`: step times of the inference engine. `speed`: relative to the
+    fastest device kind. `cache`: memory that cached tokens need.
     """
 
     load_s: float = 0.0
-    load_sd_s: float = 0.0
     resident_bytes: int = 0
     peak_bytes: int = 0
     run_s: float = 0.0
-    run_sd_s: float = 0.0
     paces: dict[int, float] = {}
     meet_s: float = 0.0
     slots: int = 0
@@ -114,8 +108,7 @@ class ContextAdvice(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SessionDefined(_Event, frozen=True, array_like=True, tag="session"):
-    """The server defined the sources (sites) of the session. `lease_s`: seconds that pilots wait for an absent manager;
-    0 = unknown."""
+    """Sources (sites) of the session. `lease_s`: seconds that pilots wait for an absent manager; 0 = unknown."""
 
     sources: tuple[Source, ...] = ()
     lease_s: float = 0.0
@@ -126,8 +119,6 @@ class SessionKept(_Event, frozen=True, array_like=True, tag="kept"):
 
 
 class SessionEnded(_Event, frozen=True, array_like=True, tag="ended"):
-    """The server ends the session, because the session is unused or because `stoker down` ran."""
-
     reason: str
 
 
@@ -138,9 +129,8 @@ class CostAdvice(msgspec.Struct, frozen=True, array_like=True, tag="cost"):
 
 
 class VerdictAdvice(msgspec.Struct, frozen=True, array_like=True, tag="verdict"):
-    """The advisor's verdict on the cause of a failure. `kind`: `user`, `framework` or `infrastructure`. `sure`:
-    certainty from 0 to 1. `proof`: log lines that show the cause.
-    """
+    """The cause of a failure. `kind`: `user`, `framework` or `infrastructure`. `sure`: certainty from 0 to 1. `proof`:
+    log lines."""
 
     kind: str
     component: str
@@ -150,10 +140,7 @@ class VerdictAdvice(msgspec.Struct, frozen=True, array_like=True, tag="verdict")
 
 
 class PaceAdvice(msgspec.Struct, frozen=True, array_like=True, tag="pace"):
-    """The progress of a running call, according to the output of the call; 0 = unknown.
-
-    `slowed`: share of the best rate that the call has lost. `best_ago_s`: seconds since the call had its best rate.
-    """
+    """Progress that a running call has printed; 0 = unknown. `slowed`: lost share of its best rate."""
 
     done: float
     total: float
@@ -173,14 +160,6 @@ class AdviceArrived(_Event, frozen=True, array_like=True, tag="advised"):
     source: str = "history"
 
 
-class FormerAdvice(_Event, frozen=True, array_like=True, tag="advice"):
-    """Advice on a context has arrived. Only journals of older versions contain this event."""
-
-    recipe: RecipeKey
-    by_kind: dict[str, ContextAdvice]
-    source: str = "history"
-
-
 class ManagerRestarted(_Event, frozen=True, array_like=True, tag="restarted"):
     """The manager restarted from its journal. `lost`: number of damaged bytes in the journal."""
 
@@ -188,21 +167,19 @@ class ManagerRestarted(_Event, frozen=True, array_like=True, tag="restarted"):
 
 
 class FactoryTrouble(_Event, frozen=True, array_like=True, tag="factory"):
-    """A factory has connected or is missing. `reason`: why no factory is connected, or empty if one is connected."""
+    """`reason`: why no factory is connected; empty if one is connected."""
 
     reason: str
 
 
 class Noticed(_Event, frozen=True, array_like=True, tag="noticed"):
-    """The server has a message that `stoker status` shows."""
+    """A message that `stoker status` shows."""
 
     text: str
 
 
 class EventRefused(_Event, frozen=True, array_like=True, tag="refused"):
-    """An event made the core raise an exception, and the manager restarted without this event. `role`, `name`: the
-    sender of the event.
-    """
+    """The core failed on an event of the sender `role`, `name`, and the manager restarted without this event."""
 
     role: str
     name: str
@@ -236,14 +213,13 @@ class ProbeClaimed(_Event, frozen=True, array_like=True, tag="probe-claimed"):
 
 
 class EndsKept(_Event, frozen=True, array_like=True, tag="ends-kept"):
-    """The results of ended calls that the first record of a new journal takes over from the old journal."""
+    """Results of ended calls that a new journal takes over from the old journal."""
 
     ends: list[CallEnd]
 
 
 Event = (
-    FromClient | FromPilot | PilotCut | PilotLost | ClientGone | TimerFired | AdviceArrived | FormerAdvice
-    | ManagerRestarted
+    FromClient | FromPilot | PilotCut | PilotLost | ClientGone | TimerFired | AdviceArrived | ManagerRestarted
     | SessionDefined | SessionKept | SessionEnded | FactoryTrouble | Noticed | EventRefused | RecordsLost | EndsKept
     | FramesRefused | NodesHeard | ProbeClaimed
 )  # fmt: skip
@@ -270,8 +246,8 @@ class SetTimer(msgspec.Struct, frozen=True, gc=False):
 class AskAdvice(msgspec.Struct, frozen=True):
     """Ask the advisor a question. The answer, `AdviceArrived`, follows later or never.
 
-    `name`: name of the function or context. `log`, `start`, `end`: log file, and byte range of the call's output in
-    this file (`end` 0 = unknown). `said`: text of the failure.
+    `name`: function or context. `log`, `start`, `end`: file and byte range of the call's output (`end` 0 = unknown).
+    `said`: text of the failure.
     """
 
     about: About
@@ -283,10 +259,6 @@ class AskAdvice(msgspec.Struct, frozen=True):
 
 
 class RecordLoad(msgspec.Struct, frozen=True):
-    """Record the time (in seconds) and the memory (in bytes) of a load. `slots`: number of concurrent calls; 0 =
-    unknown.
-    """
-
     recipe: RecipeKey
     name: str
     kind: str
@@ -299,7 +271,7 @@ class RecordLoad(msgspec.Struct, frozen=True):
 
 
 class RecordRuns(msgspec.Struct, frozen=True):
-    """Record the number of a function's calls since the last record, and the total run time of these calls."""
+    """Record a function's calls since the last record, and their total run time."""
 
     recipe: RecipeKey
     function: str
@@ -328,7 +300,7 @@ class RecordSpeed(msgspec.Struct, frozen=True):
 
 
 class RecordWait(msgspec.Struct, frozen=True):
-    """Record how long a block was queued, how long its first pilot took to join, and the devices of this pilot."""
+    """Record how long a block was queued, and how long its first pilot took to join."""
 
     source: str
     wait_s: float
@@ -348,22 +320,18 @@ class RecordStay(msgspec.Struct, frozen=True):
 
 
 class RecordPilots(msgspec.Struct, frozen=True):
-    """Record the number of connected pilots of a source."""
-
     source: str
     pilots: int
 
 
 class RecordNode(msgspec.Struct, frozen=True):
-    """Store the record of a node for later sessions and for other sessions."""
+    """Store the record of a node for all sessions."""
 
     record: NodeRecord
 
 
 class ClaimProbe(msgspec.Struct, frozen=True):
-    """Request permission to probe a node whose last probe was at least `every_s` seconds ago. `ProbeClaimed` is the
-    permission.
-    """
+    """Request permission (`ProbeClaimed`) to probe a node that was not probed for `every_s` seconds."""
 
     record: NodeRecord
     every_s: float
@@ -388,16 +356,9 @@ class RecordSteps(msgspec.Struct, frozen=True):
 
 
 Record = (
-    RecordLoad
-    | RecordRuns
-    | RecordPace
-    | RecordSpeed
-    | RecordSteps
-    | RecordWait
-    | RecordStay
-    | RecordPilots
+    RecordLoad | RecordRuns | RecordPace | RecordSpeed | RecordSteps | RecordWait | RecordStay | RecordPilots
     | RecordNode
-)
+)  # fmt: skip
 Command = ToPilot | ToClient | SetTimer | AskAdvice | ClaimProbe | Record | DiscardObject | EndManager
 
 
@@ -406,7 +367,7 @@ LONGEST_MESSAGE = 65_536  # Maximum bytes of a message to the advisor. Longer me
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """An answer of the advisor. `found`: the advice, or None if the advisor has no advice."""
+    """`found`: None if the advisor has no advice."""
 
     about: About
     found: AdviceArrived | None

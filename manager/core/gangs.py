@@ -1,9 +1,9 @@
 """Handle gang calls, which run on several libraries at once. Each library runs one rank of the call.
 
-Rank 0 reports its address, and the manager sends the address to the other ranks. When the last rank ends, the call ends
-with the result of rank 0. When a library is lost, the call is requeued with the last checkpoint of rank 0. If a rank
-ends because it lost the connection to another rank (`FailureKind.GANG`), the call is requeued, at most `MOST_BREAKS`
-times. No library waits for an incomplete gang, so gangs cannot deadlock.
+Rank 0 reports its address, and the manager sends it to the other ranks. When the last rank ends, the call ends with the
+result of rank 0. If a library is lost, or a rank loses its connection to another rank (at most `MOST_BREAKS` times),
+the call is requeued with the last checkpoint of rank 0. No library waits for an incomplete gang, so gangs cannot
+deadlock.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ def resend_rank0_address(manager: Manager, library: Library) -> None:
 
 
 def record_gang_progress(manager: Manager, call: Call, gang: Gang, report: CallProgress) -> None:
-    """Measure the speed of a gang call from the progress reports of rank 0. The first report may only start the
-    measurement."""
+    """Measure the speed of a gang call from rank 0's reports. The first report may only start the measurement."""
     now, before = manager.state.now, gang.report
     began_at, done = before if before is not None else (call.sent_at + _seconds_until_first_item(call, gang), 0.0)
     begins = before is None and (not report.done or bool(report.state))
@@ -57,47 +56,38 @@ def record_gang_progress(manager: Manager, call: Call, gang: Gang, report: CallP
 
 
 def record_gang_member_end(manager: Manager, call: Call, library: Library, outcome: CallEnd) -> None:
-    """Record that one rank of a gang call has ended. If the rank failed or was the last to end, end the call or run it
-    again."""
-    gang = call.holder
-    if not isinstance(gang, Gang):
-        manager.state.refuse("end of a gang member for a call that is not a gang call")
-        return
+    """Record that a rank has ended. If it failed or was the last to end, end the call or run it again."""
+    gang, failure = call.holder, outcome.failure
+    assert isinstance(gang, Gang)
     gang.ends[library.id] = outcome
     if not outcome.ok:
-        if outcome.failure is not None and outcome.failure.kind in _BREAKS:
-            _handle_break(manager, call, library, outcome)
-        else:
+        if failure is None or failure.kind not in _BREAKS:
             ending.end_call(manager, call, outcome)
+        elif not _fail_if_broken_too_often(manager, call, library, outcome, by_ranks=True):
+            what = "lost its connection to the other ranks" if failure.kind is FailureKind.GANG else "failed its rank"
+            why = f"lib-{library.id} on {library.pilot.id} {what}: {failure.message}"
+            holding.requeue(manager, (call,), why=why)
     elif len(gang.ends) == len(gang.members):
         _record_gang_run(manager, call, gang)
         ending.end_call(manager, call, gang.ends[gang.members[0].id])
 
 
 def count_memory_killed_rank(manager: Manager, library: Library, call: Call, failure: Failure) -> bool:
-    """Count that a rank of a gang call was killed for lack of memory. Return True if the call ended because of this."""
+    """Count a rank that was killed for lack of memory. Return True if its call ended because of this."""
     outcome = CallEnd(call.id, False, failure=msgspec.structs.replace(failure, kind=FailureKind.INFRASTRUCTURE))
-    return _fail_if_broken_too_often(
-        manager, call, library, outcome, breaks=holding.count_broken_gang(manager.state, call, by_ranks=False)
-    )
+    return _fail_if_broken_too_often(manager, call, library, outcome, by_ranks=False)
 
 
-def _handle_break(manager: Manager, call: Call, library: Library, outcome: CallEnd) -> None:
-    if _fail_if_broken_too_often(
-        manager, call, library, outcome, breaks=holding.count_broken_gang(manager.state, call, by_ranks=True)
-    ):
-        return
-    assert outcome.failure is not None
-    what = "lost its connection to the other ranks" if outcome.failure.kind is FailureKind.GANG else "failed its rank"
-    why = f"lib-{library.id} on {library.pilot.id} {what}: {outcome.failure.message}"
-    holding.requeue(manager, (call,), why=why)
-
-
-def _fail_if_broken_too_often(manager: Manager, call: Call, library: Library, outcome: CallEnd, *, breaks: int) -> bool:
-    if breaks < MOST_BREAKS:
+def _fail_if_broken_too_often(
+    manager: Manager, call: Call, library: Library, outcome: CallEnd, *, by_ranks: bool
+) -> bool:
+    """Count a broken run of a gang call. `by_ranks`: True if a rank lost its connection to others."""
+    state, last = manager.state, outcome.failure
+    breaks = state.breaks[call.id] = state.breaks.get(call.id, 0) + 1
+    if by_ranks:
+        state.broken_runs[call.id] = call.sent_at
+    if breaks < MOST_BREAKS or last is None:
         return False
-    last = outcome.failure
-    assert last is not None
     text = f"its ranks lost their connection {breaks} times; the last time on {library.pilot.id}: {last.message}"
     failure = msgspec.structs.replace(last, message=text, pilot=library.pilot.id, library=library.id)
     ending.end_call(manager, call, msgspec.structs.replace(outcome, failure=failure))
@@ -105,17 +95,18 @@ def _fail_if_broken_too_often(manager: Manager, call: Call, library: Library, ou
 
 
 def _record_gang_run(manager: Manager, call: Call, gang: Gang) -> None:
-    first = gang.ends[gang.members[0].id]
+    rank0, context = gang.members[0], call.group.context
+    first = gang.ends[rank0.id]
     if gang.report is None and not call.spec.progress:
         items = call.spec.features.items if call.spec.features is not None else 1
         ending.learn_gang_pace(call, gang, items=items, seconds=first.run_s - _seconds_until_first_item(call, gang))
-    if first.ok and gang.report is not None:
-        ending.record_processed_items(call, gang.report[1])
-    known = call.group.context.paces.measured.get(len(gang.members))
+    if gang.report is not None:
+        context.paces.end(call.spec.features, gang.report[1])
+    known = context.paces.measured.get(len(gang.members))
     if known is not None:
-        kind = gang.members[0].devices[0].facts.kind
-        manager.out.append(RecordPace(RecipeKey(call.group.context.recipe.key), kind, len(gang.members), known[0]))
-    ending.account_runs(manager, gang.members[0], call.group, [], others=1, seconds=first.run_s)
+        record = RecordPace(RecipeKey(context.recipe.key), rank0.kind, len(gang.members), known[0])
+        manager.out.append(record)
+    ending.account_runs(manager, rank0, call.group, [], others=1, seconds=first.run_s)
 
 
 def _seconds_until_first_item(call: Call, gang: Gang) -> float:

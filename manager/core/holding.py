@@ -1,8 +1,7 @@
-"""Record which library holds which call, and other records of open calls. Only this module writes these records.
+"""Record which library holds which call. Only this module writes these records.
 
-A call that the manager has withdrawn from a library occupies its slot as a *zombie* until the pilot reports that the
-slot is free. Calls, and orders to drop calls, are sent to the pilots at the end of the event. Records that few calls
-have (progress, forecasts, broken gangs) are in dicts of the state.
+A call that was withdrawn from a library occupies its slot as a *zombie* until the pilot reports that the slot is free.
+Calls, and orders to drop calls, are sent at the end of the event.
 """
 
 from __future__ import annotations
@@ -13,28 +12,27 @@ from operator import attrgetter
 from typing import Any
 
 from stoker.manager.core import blame, queues
-from stoker.manager.core.events import PaceAdvice
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, CallState, Context, Gang, Group, Library, LibraryState, Pilot, PilotState
-from stoker.manager.core.state import State, StreamFacts, Trial
-from stoker.protocol.calls import CallEnd, CallForecast, CallProgress, CallSpec
-from stoker.protocol.ids import CallId, FunctionKey
-from stoker.protocol.to_client import ProgressReports
+from stoker.manager.core.state import State, Trial
+from stoker.protocol.calls import CallEnd, CallSpec
+from stoker.protocol.ids import CallId
 from stoker.protocol.to_pilot import CancelCalls, FunctionBlob, RunCalls, TakeBack
 
 _GROUP = attrgetter("group")
 
 
+# ---- records of few calls
 def mark_special_placement_due(manager: Manager, context: Context) -> None:
     """Record that calls that wait apart from the queue (see `retries`) may find a library now."""
     manager.apart_due |= any(each.queue.apart for each in (context, *context.listed_by.values()))
 
 
 def get_or_create_trial(manager: Manager, call: Call) -> Trial:
-    """Return the record of a call's lost libraries, walltime cuts and faults since the call last saved its progress."""
+    """Return the record of what interrupted a call since it last saved its progress."""
     trial = manager.state.trials.setdefault(call.id, Trial())
     if call.spec.progress != trial.saved:
-        trial.reset_after_progress(call.spec.progress)
+        trial = manager.state.trials[call.id] = Trial(saved=call.spec.progress, pilot=trial.pilot)
     return trial
 
 
@@ -64,42 +62,6 @@ def free_reserved_pilot(manager: Manager, trial: Trial) -> None:
             manager.returned[library.context] = None
 
 
-# ---- call records
-def record_progress(state: State, progress: CallProgress) -> None:
-    state.reports[progress.call] = progress
-
-
-def record_printed_progress(manager: Manager, call: Call, pace: PaceAdvice) -> None:
-    state, client = manager.state, call.group.client
-    if call.id in state.reports:
-        return
-    said = state.printed[call.id] = CallProgress(call.id, pace.done, pace.total)
-    if client.connected:
-        manager.tell(client, ProgressReports([said]))
-
-
-def get_or_create_stream(state: State, call: int, run: int) -> StreamFacts:
-    facts = state.streams.get(call)
-    if facts is None or facts.run != run:
-        facts = state.streams[call] = StreamFacts(run)
-    return facts
-
-
-def record_forecast(manager: Manager, call: Call, ends_at: float, *, in_time: bool) -> None:
-    said = manager.state.forecasts[call.id] = CallForecast(call.id, ends_at, in_time)
-    manager.forecasts.setdefault(call.group.client, []).append(said)
-
-
-def count_broken_gang(state: State, call: Call, *, by_ranks: bool) -> int:
-    """Count one more broken run of a gang call, and return the number of its broken runs. `by_ranks`: True if a rank
-    lost its connection to the others.
-    """
-    breaks = state.breaks[call.id] = state.breaks.get(call.id, 0) + 1
-    if by_ranks:
-        state.broken_runs[call.id] = call.sent_at
-    return breaks
-
-
 def pop_broken_gang_calls(state: State, library: Library, running: Iterable[int]) -> list[Call]:
     """Return the gang calls of a dead library whose current run another rank had already ended."""
     here = [state.calls[id] for id in running if id in library.zombies and id in state.calls]
@@ -117,53 +79,37 @@ def forgive_broken_gangs(state: State, library: Library) -> None:
                 del breaks[id]
 
 
-def drop_records(state: State, call: Call) -> None:
+def drop_records(state: State, ids: Iterable[int]) -> None:
     records: tuple[dict[int, Any], ...] = (
         state.reports, state.printed, state.forecasts, state.streams, state.breaks, state.broken_runs
     )  # fmt: skip
     for kept in records:
-        kept.pop(call.id, None)
-
-
-def drop_records_of_ended(state: State, ends: list[CallEnd]) -> None:
-    records: tuple[dict[int, Any], ...] = (state.reports, state.printed, state.forecasts, state.streams)
-    for kept in records:
         if kept:
-            for outcome in ends:
-                if outcome.call not in state.calls:
-                    kept.pop(outcome.call, None)
+            for id in ids:
+                kept.pop(id, None)
 
 
-# ---- calls of libraries
+# ---- send calls to libraries
 # If a rank of a withdrawn gang call does not end within this many seconds, its library is killed.
 GANG_GRACE_S = 10.0
 
 
 def accept(manager: Manager, group: Group, specs: list[CallSpec]) -> list[Call]:
-    state, calls = manager.state, manager.state.calls
-    now = state.now
-    fresh: list[Call] = []
-    for spec in specs:  # this loop must be fast
-        id = spec.call
-        if id in calls:
-            if group.client.unnamed is None:
-                state.refuse("repeated call")
-            continue
-        calls[id] = call = Call(id, spec, group, now)
-        fresh.append(call)
-    return fresh
+    state, calls, now = manager.state, manager.state.calls, manager.state.now
+    fresh: dict[int, Call] = {spec.call: Call(spec.call, spec, group, now) for spec in specs if spec.call not in calls}
+    if len(fresh) < len(specs) and group.client.unnamed is None:
+        state.refuse("repeated call", len(specs) - len(fresh))
+    calls.update(fresh)
+    return list(fresh.values())
 
 
-# ---- send calls to libraries
 def takes(manager: Manager, library: Library, call: Call) -> bool:
-    group = call.group
-    return (
-        library.state is LibraryState.READY
-        and library.pilot.state is PilotState.HERE
-        and serves(library, group)
-        and library.load < queues.free_slots(manager, library)
-        and library.admits(call)
-    )
+    if library.state is not LibraryState.READY or library.pilot.state is not PilotState.HERE:
+        return False
+    most = manager.policies.dispatch.window(manager.state, library)
+    if library.stuck and library.slots < most:
+        most = library.slots
+    return serves(library, call.group) and library.load < most and library.admits(call)
 
 
 def give(manager: Manager, library: Library, call: Call) -> None:
@@ -184,7 +130,7 @@ def assign_calls_to_library(manager: Manager, library: Library, calls: list[Call
         manager.sends[library] = calls
     else:
         batch += calls
-    queues.record_call_burst(library, len(calls), now)
+    library.context.index.gave(library, len(calls), now)
 
 
 def offer(manager: Manager, library: Library, call: Call) -> None:
@@ -225,11 +171,10 @@ def resume(manager: Manager, library: Library, call: Call, *, why: str) -> None:
 def end_successful_calls(
     manager: Manager, library: Library, ends: Iterator[CallEnd], group: Group | None, seconds: float
 ) -> tuple[int, Call | None, Group | None, float]:
-    """End calls of one group that succeeded. This function is performance-critical.
+    """End calls of one group until a result failed or belongs to another group. This function is performance-critical.
 
-    Stop at the first result that failed or belongs to another group. Return four values: the number of ended calls, the
-    call of this result (None if the library does not hold the call, or if no result is left), the group, and `seconds`
-    plus the run times of the ended calls.
+    Return the number of ended calls, the call of the last result (None if the library does not hold the call, or if no
+    result is left), the group, and `seconds` plus the run times of the ended calls.
     """
     held, open_calls, has_ended = library.held, manager.state.calls, CallState.ENDED
     before = len(held)
@@ -270,7 +215,7 @@ def _detach_call_from_libraries(manager: Manager, call: Call) -> None:
         withdraw(manager, call, running=True)
     call.holder = None
     trial = manager.state.trials.get(call.id)
-    if trial is not None:  # the pilot that was reserved for the call accepts other calls again
+    if trial is not None:
         free_reserved_pilot(manager, trial)
 
 
@@ -311,7 +256,7 @@ def withdraw(manager: Manager, call: Call, *, running: bool) -> None:
 def withdraw_to_queue(manager: Manager, call: Call) -> None:
     withdraw(manager, call, running=False)
     call.state = CallState.WAITING
-    queues.requeue_call_in_order(call)
+    call.group.context.queue.put_back(call)
 
 
 def requeue_unsent_calls(manager: Manager, library: Library, *, why: str) -> None:
@@ -328,10 +273,6 @@ def release_library_calls(manager: Manager, library: Library) -> list[Call]:
     library.held.clear()
     library.zombies.clear()
     return held
-
-
-def record_last_call_end(manager: Manager, library: Library) -> None:
-    library.ended_at = manager.state.now
 
 
 # ---- slots of withdrawn calls
@@ -363,14 +304,9 @@ def free_unlisted_slots(library: Library, listed: Container[int]) -> None:
     library.taking = 0
 
 
-# ---- backlogs
 def request_calls_back(manager: Manager, library: Library, count: int) -> None:
     library.taking += count
     manager.say(library.pilot, TakeBack(library.id, count))
-
-
-def gave_back(library: Library) -> None:
-    library.taking = 0
 
 
 def schedule_queue_serving(manager: Manager, context: Context) -> None:
@@ -396,7 +332,8 @@ def send_calls(manager: Manager) -> None:
 def _send(manager: Manager, library: Library, group: Group, specs: list[CallSpec]) -> None:
     blob = take_unsent_function_blob(library, group)
     manager.say(library.pilot, RunCalls(library.id, group.function.key, specs, group.options, blob))
-    blame.schedule_output_check(manager, library)
+    if blame.PRINTING_TIMER not in manager.state.timers and library.pilot.folder:
+        manager.set_timer(blame.PRINTING_TIMER, manager.state.now + blame.EVERY_S)
 
 
 def take_unsent_function_blob(library: Library, group: Group) -> FunctionBlob | None:
@@ -405,11 +342,6 @@ def take_unsent_function_blob(library: Library, group: Group) -> FunctionBlob | 
         return None
     library.functions.add(function.key)
     return function
-
-
-def forget_sent_functions(library: Library, *functions: FunctionKey) -> None:
-    """Forget that these functions were sent to a library. Without `functions`, forget all functions."""
-    library.functions.difference_update(functions or tuple(library.functions))
 
 
 def send_call_drop_orders(manager: Manager) -> None:

@@ -1,23 +1,20 @@
-"""Manage libraries from their load to their end, with their promised memory, failed loads and snapshots.
+"""Manage libraries from their load to their end, with their promised memory, failed loads, snapshots and sleep.
 
-The waiting calls of a context fail if `LOAD_TRIES` loads in a row have failed, or if `LOADS` pilots in a row were lost
-while they loaded only this context.
+Snapshots of loaded contexts (`stoker.contexts.snapshot`) are stored by recipe and device kind. A pilot waits for a
+snapshot no longer than the snapshot's creation took.
 
-*Snapshots* of loaded contexts (`stoker.contexts.snapshot`) are stored by recipe and device kind. The first library that
-makes a snapshot offers it to other libraries. A pilot waits for a snapshot no longer than the snapshot's creation took.
+A library that was ordered to wake counts as loading. It cannot be woken before its pilot has answered the order to
+sleep (`Library.slept`). If `sleep` or `wake` fails, the context never sleeps again (docs/decisions/063).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-import msgspec
-
-from stoker.contexts.inference.adapter import TokenCache
 from stoker.manager.core import blame, ending, holding, objects, queues
 from stoker.manager.core.events import ContextAdvice, RecordSteps
 from stoker.manager.core.manager import Manager
-from stoker.manager.core.nouns import Call, CallState, Context, Device, Kept, Library, LibraryState, Pilot
+from stoker.manager.core.nouns import Call, CallState, Context, Device, Library, LibraryState, Pilot
 from stoker.manager.core.seams import PolicyError
 from stoker.manager.core.state import State
 from stoker.manager.core.transfers import Snapshot
@@ -25,11 +22,11 @@ from stoker.protocol import to_manager
 from stoker.protocol.calls import Failure
 from stoker.protocol.ids import LibraryId, RecipeKey
 from stoker.protocol.to_manager import LibraryPhase
-from stoker.protocol.to_pilot import ResizeLibrary, StartLibrary, StopLibrary
-from stoker.units import show_bytes
+from stoker.protocol.to_pilot import ResizeLibrary, SleepLibrary, StartLibrary, StopLibrary, WakeLibrary
+from stoker.units import show_bytes, show_seconds
 
 LOAD_TRIES = 2  # Failed loads in a row after which the waiting calls of a context fail
-LOADS = 4  # The waiting calls of a context fail if this many pilots in a row were lost while loading it
+LOADS = 4  # The waiting calls of a context fail if this many pilots in a row were lost while loading only it
 
 
 def apply_load_advice(context: Context, by_kind: Mapping[str, ContextAdvice], *, source: str) -> None:
@@ -52,18 +49,11 @@ def record_load(library: Library, message: to_manager.LibraryReady) -> None:
     # On a GPU only the device memory counts.
     context.resident_bytes = message.resident_bytes if facts.on_host else message.device_bytes
     peak_bytes = message.peak_bytes if facts.on_host else message.device_bytes
-    before = context.advice.get(facts.kind)
+    before = context.advice.get(facts.kind, ContextAdvice())
     context.advice[facts.kind] = ContextAdvice(
-        seconds, 0.0, context.resident_bytes, peak_bytes, context.run_s, 0.0, slots=library.slots,
-        steps=before.steps if before is not None else None, speed=before.speed if before is not None else 0.0,
-        cache=message.cache,
+        seconds, context.resident_bytes, peak_bytes, context.run_s, slots=library.slots, steps=before.steps,
+        speed=before.speed, cache=message.cache,
     )  # fmt: skip
-
-
-def record_token_cache(library: Library, cache: TokenCache | None) -> None:
-    advice, kind = library.context.advice, library.devices[0].facts.kind
-    if cache is not None:
-        advice[kind] = msgspec.structs.replace(advice.get(kind, ContextAdvice()), cache=cache)
 
 
 def record_failed_load(library: Library, failure: Failure) -> bool:
@@ -78,36 +68,6 @@ def has_too_many_failed_loads(context: Context) -> bool:
     return context.load_failures >= LOAD_TRIES
 
 
-def record_last_load_failure(context: Context, failure: Failure) -> None:
-    context.last_failure = failure
-
-
-def record_load_cut_by_walltime(library: Library, now: float) -> None:
-    context = library.context
-    context.cut_loads += 1
-    context.cut_after_s = max(context.cut_after_s, now - library.started_at)
-
-
-def record_load_lost_with_pilot(context: Context, pilot: Pilot) -> None:
-    context.lost_loads.append(pilot)
-
-
-def undo_load_lost_with_pilot(state: State, pilot: Pilot) -> None:
-    for context in state.contexts.values():
-        if pilot in context.lost_loads:
-            context.lost_loads.remove(pilot)
-
-
-def lost_pilots(context: Context) -> list[Pilot]:
-    """Return the pilots that were lost while they loaded the context. Return an empty list if fewer than `LOADS` pilots
-    were lost."""
-    counted = [x for x in context.lost_loads if x.loss is not None and not x.loss.explained]
-    if len(counted) < LOADS or not all(pilot.loss_settled for pilot in counted):
-        return []
-    context.lost_loads.clear()
-    return counted
-
-
 def forget_failures_on_gone_pilots(state: State) -> None:
     for context in state.contexts.values():
         context.failed_on = {name: count for name, count in context.failed_on.items() if name in state.pilots}
@@ -120,9 +80,10 @@ def register_snapshot(manager: Manager, pilot: Pilot, message: to_manager.Snapsh
     snapshot = Snapshot(message.form, message.object, message.made_s)
     if message.manifest:
         objects.define_manifest(manager, message.object.name, message.manifest)
-    objects.object_arrived(manager, pilot, to_manager.ObjectArrival(message.object.name, message.object.size_bytes))
+    arrival = to_manager.ObjectArrival(message.object.name, message.object.size_bytes)
+    objects.record_arrived_objects(manager, pilot, to_manager.ObjectsHere((arrival,)))
     for kind in dict.fromkeys(device.facts.kind for device in pilot.devices.values()):
-        known = manager.state.transfers.snapshots.setdefault((message.recipe, kind), {})
+        known = manager.state.transfers.snapshots.setdefault(message.recipe, {}).setdefault(kind, {})
         if message.form not in known or not _is_snapshot_available(manager, known[message.form]):
             known[message.form] = snapshot
 
@@ -137,11 +98,7 @@ KEPT_LIBRARIES = 200  # Number of ended libraries whose histories are kept
 
 
 def promise(library: Library, memory_bytes: int) -> None:
-    """Promise a library memory on each of its devices, in bytes.
-
-    Raises:
-        PolicyError: if the memory exceeds the budget of a device.
-    """
+    """Promise a library memory on each of its devices, in bytes. Raise PolicyError if it exceeds a device's budget."""
     more = memory_bytes - library.promised_bytes
     for device in library.devices:
         if more > 0 and device.budget_bytes < more and library.state is not LibraryState.STOPPING:
@@ -154,30 +111,22 @@ def promise(library: Library, memory_bytes: int) -> None:
     library.promised_bytes = memory_bytes
 
 
-def resize(manager: Manager, library: Library, memory_bytes: int) -> None:
-    change_promised_memory(library, memory_bytes)
-    manager.say(library.pilot, ResizeLibrary(library.id, memory_bytes))
-
-
-def change_promised_memory(library: Library, memory_bytes: int) -> None:
-    """Change the memory that is promised to a library, without sending an order to the library's pilot."""
+def resize(manager: Manager, library: Library, memory_bytes: int, *, orders: bool = True) -> None:
+    """Change a library's promised memory. `orders`: False if another order tells the pilot."""
     promise(library, memory_bytes)
     library.resizing.append(memory_bytes)
+    if orders:
+        manager.say(library.pilot, ResizeLibrary(library.id, memory_bytes))
 
 
 def adopt_pilot_memory_promise(library: Library, memory_bytes: int) -> None:
-    """Record that the pilot has changed the memory promised to a library. The promise stays within the free memory of
-    the library's devices.
-    """
-    room = max(0, min(device.budget_bytes for device in library.devices))
-    promise(library, min(memory_bytes, library.promised_bytes + room))
+    """Record that the pilot has changed a library's memory. The promise stays within its devices' free memory."""
+    promise(library, min(memory_bytes, _most_bytes(library)))
     library.resizing.append(memory_bytes)
 
 
-def repeat_resize_order(manager: Manager, library: Library) -> None:
-    if library.resizing:
-        manager.say(library.pilot, ResizeLibrary(library.id, library.resizing[-1]))
-        del library.resizing[:-1]
+def _most_bytes(library: Library) -> int:
+    return library.promised_bytes + max(0, min(device.budget_bytes for device in library.devices))
 
 
 def resized(manager: Manager, library: Library, message: to_manager.LibraryResized) -> None:
@@ -187,9 +136,8 @@ def resized(manager: Manager, library: Library, message: to_manager.LibraryResiz
         return
     ordered = message.ordered_bytes if message.ordered_bytes >= 0 else size
     if not waiting or (message.ordered_bytes >= 0 and ordered not in waiting):
-        manager.state.refuse(
-            "resize that the manager did not order"
-        )  # after a hello the manager repeats an order, and the pilot then answers twice
+        # After a hello the manager repeats an order, and the pilot then answers twice.
+        manager.state.refuse("resize that the manager did not order")
         return
     answered = waiting.index(ordered) + 1 if ordered in waiting else 1
     del waiting[:answered]
@@ -199,10 +147,10 @@ def resized(manager: Manager, library: Library, message: to_manager.LibraryResiz
 
 def holds(manager: Manager, library: Library, size: int) -> None:
     """Promise a library the `size` bytes of memory that it uses, but at most the free memory of its devices."""
-    room = max(0, min(device.budget_bytes for device in library.devices))
-    if size > library.promised_bytes + room:
+    most = _most_bytes(library)
+    if size > most:
         library.note(manager.state.now, f"uses {show_bytes(size)} of its device, more than is free")
-    promise(library, min(size, library.promised_bytes + room))
+    promise(library, min(size, most))
     manager.changed("libraries", library.id)
     manager.supply_changed = True
 
@@ -216,29 +164,20 @@ def update_tiers(manager: Manager, devices: Iterable[Device]) -> None:
         device.tier = "warm" if warm else "cold"
 
 
+def _owners(manager: Manager, library: Library) -> tuple[Device | Context | Pilot | State, ...]:
+    return *library.devices, library.context, library.pilot, manager.state
+
+
 def _attach_library(manager: Manager, library: Library) -> None:
-    state = manager.state
-    state.libraries[library.id] = library
-    state.gone_libraries.pop(library.id, None)
-    library.context.libraries[library.id] = library
-    library.pilot.libraries[library.id] = library
-    for device in library.devices:
-        device.libraries[library.id] = library
-
-
-def skip_used_library_ids(state: State, message: to_manager.PilotHello) -> None:
-    known = max((facts.library for facts in message.libraries), default=0)
-    state.next_library = max(state.next_library, known + 1, message.last_library + 1)
+    manager.state.gone_libraries.pop(library.id, None)
+    for owner in _owners(manager, library):
+        owner.libraries[library.id] = library
 
 
 def load_library(
     manager: Manager, context: Context, pilot: Pilot, devices: tuple[Device, ...], memory_bytes: int
-) -> Library:
-    """Promise memory to a new library and start it.
-
-    Raises:
-        PolicyError: if the memory is not free.
-    """
+) -> None:
+    """Promise memory to a new library and start it. Raise PolicyError if the memory is not free."""
     state = manager.state
     library = Library(LibraryId(state.next_library), context, pilot, devices, state.now)
     promise(library, memory_bytes)
@@ -246,21 +185,18 @@ def load_library(
     _attach_library(manager, library)
     queues.update_starved_since(manager, context)
     kind = devices[0].facts.kind
-    known = manager.state.transfers.snapshots.get((context.recipe.key, kind), {})
+    known = state.transfers.snapshots.get(context.recipe.key, {}).get(kind, {})
     forms = {form: snapshot for form, snapshot in known.items() if _is_snapshot_available(manager, snapshot)}
     advice = context.advice.get(kind)
-    manager.say(
-        pilot,
-        StartLibrary(
-            library.id, context.recipe, tuple(d.id for d in devices), context.recipe.needs.memory_bytes, memory_bytes,
-            snapshots={form: snapshot.object for form, snapshot in forms.items()},
-            snapshot_wait_s=max((snapshot.made_s for snapshot in forms.values()), default=0.0),
-            planned=objects.plan_recipe_fetches(manager, pilot, context.recipe),
-            steps=advice.steps if advice is not None else None
-        ),
+    order = StartLibrary(
+        library.id, context.recipe, tuple(d.id for d in devices), context.recipe.needs.memory_bytes, memory_bytes,
+        snapshots={form: snapshot.object for form, snapshot in forms.items()},
+        snapshot_wait_s=max((snapshot.made_s for snapshot in forms.values()), default=0.0),
+        planned=objects.plan_recipe_fetches(manager, pilot, context.recipe),
+        steps=advice.steps if advice is not None else None
     )  # fmt: skip
+    manager.say(pilot, order)
     manager.changed("libraries", library.id)
-    return library
 
 
 def stop_library(manager: Manager, library: Library, *, reason: str) -> None:
@@ -282,21 +218,8 @@ def _stop_serving(manager: Manager, library: Library) -> None:
     manager.changed("libraries", library.id)
 
 
-def put_to_sleep(manager: Manager, library: Library) -> None:
-    library.state = LibraryState.ASLEEP
-    _stop_serving(manager, library)
-
-
-def mark_library_waking(manager: Manager, library: Library) -> None:
-    library.state, library.phase = LibraryState.LOADING, LibraryPhase.WAKING
-    library.started_at = manager.state.now
-    library.note(manager.state.now, "wakes")
-    queues.update_starved_since(manager, library.context)
-    manager.changed("libraries", library.id)
-
-
 def remove_lost_library(manager: Manager, library: Library, *, reason: str) -> None:
-    count_rerun_calls(manager, min(library.slots, len(library.held)))
+    manager.state.rerun_calls += min(library.slots, len(library.held))
     library.note(manager.state.now, f"lost with its pilot: {reason}")
     why = f"{library.pilot.id} was lost ({reason}): back in the queue, not counted as a try"
     holding.requeue(manager, detach_library(manager, library), why=why)
@@ -307,35 +230,24 @@ def detach_library(manager: Manager, library: Library) -> list[Call]:
     holding.forgive_broken_gangs(manager.state, library)
     held = holding.release_library_calls(manager, library)
     library.state = LibraryState.GONE
-    queues.update_load_index(manager, library)
     promise(library, 0)
-    for device in library.devices:
-        device.libraries.pop(library.id, None)
-    update_tiers(manager, library.devices)
-    library.context.libraries.pop(library.id, None)
-    library.pilot.libraries.pop(library.id, None)
+    for owner in _owners(manager, library):
+        owner.libraries.pop(library.id, None)
     library.pilot.used_at = manager.state.now
-    manager.state.libraries.pop(library.id, None)
     remembered = manager.state.gone_libraries
     remembered[library.id] = library
     if len(remembered) > KEPT_LIBRARIES:
         del remembered[next(iter(remembered))]
-    queues.update_starved_since(manager, library.context)
-    if library.context.queue.gangs:
-        holding.schedule_queue_serving(manager, library.context)
+    _stop_serving(manager, library)
     manager.supply_changed = True
-    manager.changed("libraries", library.id)
     return held
 
 
 def adopt_found_library(manager: Manager, library: Library, *, reserved_bytes: int, is_hot: bool) -> None:
-    """Record a library that the manager did not know.
-
-    Raises:
-        PolicyError: if the memory of the library is not free.
-    """
+    """Record a library that the manager did not know. Raise PolicyError if its memory is not free."""
     promise(library, reserved_bytes)
-    library.found(manager.state.now)
+    places = ", ".join(device.id for device in library.devices)
+    library.notes = [(manager.state.now, f"found on {places}: the manager did not know of it")]
     _attach_library(manager, library)
     if is_hot:
         library.state = LibraryState.READY
@@ -344,7 +256,9 @@ def adopt_found_library(manager: Manager, library: Library, *, reserved_bytes: i
     manager.changed("libraries", library.id)
 
 
-def readmit_libraries(manager: Manager, pilot: Pilot, kept: Kept, there: Iterable[to_manager.LibraryFacts]) -> None:
+def readmit_libraries(manager: Manager, pilot: Pilot, there: Iterable[to_manager.LibraryFacts]) -> None:
+    """Restore those libraries of a returned pilot that its hello lists."""
+    kept, pilot.kept = pilot.kept or {}, None
     for device in pilot.devices.values():
         device.tier_since = manager.state.now
     for facts in there:
@@ -372,10 +286,6 @@ def mark_ready(manager: Manager, library: Library) -> None:
     blame.mark_pilot_fit(library.pilot, context.recipe.key)
 
 
-def mark_library_idle(manager: Manager, library: Library) -> None:
-    library.used_at = manager.state.now
-
-
 def update_phase(manager: Manager, library: Library, message: to_manager.LibraryUpdate) -> None:
     if message.phase is not library.phase or not message.line:
         library.note(manager.state.now, message.phase.value)
@@ -386,8 +296,7 @@ def record_engine_load(manager: Manager, library: Library, message: to_manager.L
     library.batch, library.batch_at = message.load, manager.state.now
     manager.changed("libraries", library.id)
     if message.times.samples:
-        kind = library.devices[0].facts.kind
-        manager.out.append(RecordSteps(RecipeKey(library.context.recipe.key), kind, message.times))
+        manager.out.append(RecordSteps(RecipeKey(library.context.recipe.key), library.kind, message.times))
 
 
 def record_memory_use(library: Library, memory_bytes: int, device_bytes: int, *, now: float) -> None:
@@ -396,18 +305,9 @@ def record_memory_use(library: Library, memory_bytes: int, device_bytes: int, *,
     del library.measured[:-_MOST_MEASURED]
 
 
-def peak_memory_since(library: Library, at: float) -> int:
-    """Return the maximum memory in bytes that a library has used since the time `at`; 0 = unknown."""
-    return max((size for when, size in library.measured if when >= at), default=0)
-
-
 def set_slots(library: Library, slots: int) -> None:
     if slots:
         library.slots = library.context.slots = slots
-
-
-def count_rerun_calls(manager: Manager, count: int) -> None:
-    manager.state.rerun_calls += count
 
 
 def fail_waiting_calls(manager: Manager, context: Context, failure: Failure) -> None:
@@ -418,3 +318,114 @@ def fail_waiting_calls(manager: Manager, context: Context, failure: Failure) -> 
     for call in list(context.queue):
         if call.state is CallState.WAITING:
             ending.fail_call(manager, call, failure)
+
+
+# ---- sleep
+_ESTIMATE_FACTOR = 1.1
+
+
+def asleep_bytes(library: Library) -> int:
+    """Return the bytes that a sleeping library keeps on each device, measured or estimated."""
+    context, facts = library.context, library.devices[0].facts
+    known = context.asleep.get(facts.kind)
+    if known is not None:
+        keeps = known[0]
+    elif facts.on_host:  # a CPU library keeps its weights, estimated from the memory used after the load
+        keeps = int(_ESTIMATE_FACTOR * (context.resident_bytes or library.memory_bytes)) // len(library.devices)
+    else:
+        keeps = facts.process_bytes
+    return min(keeps, library.promised_bytes)
+
+
+def host_bytes(library: Library) -> int:
+    """Return the host memory that a library needs to sleep, measured or estimated; 0 on a CPU device."""
+    context, facts = library.context, library.devices[0].facts
+    if facts.on_host:
+        return 0
+    known = context.asleep.get(facts.kind)
+    if known is not None:
+        return known[1]
+    uses = max(context.resident_bytes, library.device_bytes) or library.promised_bytes
+    return max(0, uses - facts.process_bytes) * len(library.devices)
+
+
+def order_sleep(manager: Manager, library: Library) -> None:
+    """Put a library to sleep. Raise PolicyError if it cannot sleep now, or its pilot lacks the host memory."""
+    keeps, host, pilot = asleep_bytes(library), host_bytes(library), library.pilot
+    if library.state is not LibraryState.READY or library.load or library.resizing or not library.sleeps:
+        raise PolicyError(
+            f"library {library.id} cannot sleep: it is {library.state.value}, with load {library.load}"
+            f"{', being resized' * bool(library.resizing)}{'' if library.sleeps else ', and its context cannot'}"
+        )
+    if host > pilot.free_host_bytes_for_sleep:
+        raise PolicyError(
+            f"{pilot.id} has {pilot.free_host_bytes_for_sleep} bytes left for sleepers, {host} are needed"
+        )
+    library.awake_bytes, library.host_bytes = library.promised_bytes, host
+    _mark_library_asleep(manager, library, keeps, slept=False)
+    library.note(manager.state.now, "falls asleep")
+    manager.say(pilot, SleepLibrary(library.id, keeps, host))
+
+
+def order_wake(manager: Manager, library: Library) -> None:
+    """Wake a library. Raise PolicyError if it does not sleep, or its memory before the sleep is not free."""
+    if library.state is not LibraryState.ASLEEP or not library.slept:
+        raise PolicyError(f"library {library.id} is {library.state.value}; only a sleeping library can be woken")
+    promise(library, max(library.awake_bytes, library.promised_bytes))
+    library.state, library.phase = LibraryState.LOADING, LibraryPhase.WAKING
+    library.started_at = manager.state.now
+    library.note(manager.state.now, "wakes")
+    queues.update_starved_since(manager, library.context)
+    manager.changed("libraries", library.id)
+    manager.say(library.pilot, WakeLibrary(library.id, library.promised_bytes))
+
+
+def _mark_library_asleep(manager: Manager, library: Library, keeps: int, *, slept: bool) -> None:
+    for call in tuple(library.held.values()):  # held calls exist only if the journal was lost; the pilot refuses them
+        holding.withdraw(manager, call, running=True)
+        holding.requeue(manager, (call,), why=f"back in the queue: lib-{library.id} sleeps")
+    library.slept = slept
+    promise(library, min(keeps, library.promised_bytes))
+    library.state = LibraryState.ASLEEP
+    _stop_serving(manager, library)
+
+
+def record_library_asleep(manager: Manager, library: Library, message: to_manager.LibraryAsleep) -> None:
+    keeps, host, state = message.device_memory_bytes, message.host_bytes, manager.state
+    library.context.asleep[library.kind] = keeps, host
+    if library.state is LibraryState.READY:  # the journal lost the manager's order to sleep
+        _mark_library_asleep(manager, library, keeps, slept=True)
+    if library.state is not LibraryState.ASLEEP:
+        return
+    room = library.host_bytes + library.pilot.free_host_bytes_for_sleep
+    library.slept, library.host_bytes = True, min(host, max(0, room))
+    holds(manager, library, keeps)
+    where = f" and {show_bytes(host)} of host memory" if host else ""
+    took = f", {show_seconds(message.sleep_s)} to fall asleep" if message.sleep_s else ""
+    library.note(state.now, f"asleep: keeps {show_bytes(keeps)} of its device{where}{took}")
+
+
+def record_library_awake(manager: Manager, library: Library, message: to_manager.LibraryAwake) -> bool:
+    """Record that a library serves calls again. Return True if the library was not ready before."""
+    if library.state not in (LibraryState.ASLEEP, LibraryState.LOADING):
+        return False
+    library.host_bytes = 0
+    holds(manager, library, message.device_memory_bytes)
+    if not message.refused:
+        library.context.wake_s = message.wake_s
+    library.note(manager.state.now, message.refused or f"awake: {show_seconds(message.wake_s)} to wake")
+    return True
+
+
+def resume_sleeper(manager: Manager, library: Library, facts: to_manager.LibraryFacts) -> bool:
+    """Compare a library with its pilot's hello, and repeat unanswered orders. Return True if it sleeps or wakes."""
+    if facts.asleep and library.state in (LibraryState.READY, LibraryState.LOADING) and not library.is_waking:
+        library.awake_bytes = facts.awake_bytes
+        _mark_library_asleep(manager, library, library.promised_bytes, slept=False)
+    if library.is_waking:
+        manager.say(library.pilot, WakeLibrary(library.id, library.promised_bytes))
+        return True
+    if library.state is LibraryState.ASLEEP:
+        manager.say(library.pilot, SleepLibrary(library.id, library.promised_bytes, library.host_bytes))
+        return True
+    return False

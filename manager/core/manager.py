@@ -1,8 +1,4 @@
-"""The state, the policies, and the output of the current event. Every step of an event uses this `Manager` object.
-
-At the end of an event, policies decide once about all changes that the steps have marked (`reactor.settle`). Then
-messages, calls and results are sent.
-"""
+"""The state, the policies, and the output of the current event, which every step of an event uses."""
 
 from __future__ import annotations
 
@@ -18,8 +14,7 @@ from stoker.protocol.ids import CallId
 
 
 class Manager:
-    """The data that every step of an event uses. `strict`: True if an illegal action of a policy raises an exception.
-    `watch`: ids of the calls whose records are kept."""
+    """`strict`: True if an illegal action of a policy raises. `watch`: ids of the calls whose records are kept."""
 
     def __init__(self, state: State, policies: Policies, *, strict: bool, watch: frozenset[int]) -> None:
         self.state = state
@@ -61,11 +56,7 @@ class Manager:
         self.state.timers[key] = at
         self.out.append(SetTimer(at, key))
 
-    def drop_timer(self, key: str) -> None:
-        self.state.timers.pop(key, None)
-
     def report_illegal_action(self, error: PolicyError, *, seam: str) -> None:
-        """Count an illegal action of a policy. If `strict` is True, raise the error instead."""
         if self.strict:
             raise error
         self.state.refuse(f"plan of {seam}: {error}")

@@ -1,15 +1,10 @@
 """Exclude nodes with failed devices from new blocks until a probe of the node finds no fault.
 
 If all devices of one kind of a pilot are quarantined, the pilot's node is excluded, and the pilot's block is released.
-
-Every `probe_nodes_s`, one of the sessions starts a one-minute block on the node. The pilot of this block only tests its
-devices. The node stays excluded until a probe finds no fault, an operator clears the node, or no report about the node
-arrives for `FORGET_NODE_S`.
-
-A source excludes at most `exclude_nodes` nodes. If the batch system has no other node for a block, the source excludes
-no node for `probe_nodes_s`.
-
-Sessions share their records of nodes (`NodesHeard`). Of two records of a node, the newer record counts.
+Every `probe_nodes_s`, one of the sessions starts a one-minute block on the node, which only tests the devices. The node
+stays excluded until a probe finds no fault, an operator clears it, or no report arrives for `FORGET_NODE_S`. If the
+batch system has no other node for a block, the source excludes no node for `probe_nodes_s`. Sessions share their
+records of nodes (`NodesHeard`); the newer record counts.
 """
 
 from __future__ import annotations
@@ -31,15 +26,10 @@ AGAIN_S = 600.0  # Seconds until the next check if a probe is due, but there are
 
 
 # ---- faults of pilots
-
-
 def judge_pilot(manager: Manager, pilot: Pilot) -> None:
     state = manager.state
-    source = state.sources.get(pilot.source)
-    if source is None or not source.source.exclude_nodes or not is_node_name(pilot.node):
-        return
-    why = useless_pilot_reason(pilot)
-    if not why:
+    source, why = state.sources.get(pilot.source), useless_pilot_reason(pilot)
+    if source is None or not source.source.exclude_nodes or not is_node_name(pilot.node) or not why:
         return
     if not _is_excluded(state, source, pilot.node):
         _exclude_node(manager, source, pilot.node, why)
@@ -48,8 +38,7 @@ def judge_pilot(manager: Manager, pilot: Pilot) -> None:
 
 
 def judge_pilot_after_test(manager: Manager, pilot: Pilot) -> None:
-    """Exclude the node of a pilot if the pilot's test found failed devices. If all devices work again, allow blocks on
-    the node again."""
+    """Exclude the node of a pilot whose devices failed, or allow it again if all devices work."""
     judge_pilot(manager, pilot)
     known = manager.state.nodes.get((pilot.source, pilot.node))
     if known is not None and known.excluded and not any(device.fault for device in pilot.devices.values()):
@@ -58,7 +47,7 @@ def judge_pilot_after_test(manager: Manager, pilot: Pilot) -> None:
 
 
 def useless_pilot_reason(pilot: Pilot) -> str:
-    """Return the fault of the devices if all devices of one kind of a pilot failed. Otherwise return an empty text."""
+    """Return the fault of a pilot's devices if all devices of one kind failed; otherwise an empty text."""
     of_kind: dict[str, list[Device]] = {}
     for device in pilot.devices.values():
         of_kind.setdefault(device.facts.kind, []).append(device)
@@ -106,8 +95,6 @@ def _release_useless_block(manager: Manager, pilot: Pilot) -> None:
 
 
 # ---- other sessions
-
-
 def handle_node_event(manager: Manager, event: NodesHeard | ProbeClaimed) -> None:
     state = manager.state
     if isinstance(event, ProbeClaimed):
@@ -126,11 +113,8 @@ def check_nodes_of_all_sources(manager: Manager) -> None:
 
 
 # ---- probes
-
-
 def check_nodes_of_source(manager: Manager, name: str) -> None:
-    """Remove a source's old node records, end probes that are not needed, request probes that are due, and schedule the
-    next check."""
+    """Remove old records of a source's nodes, end needless probes, request due probes, and schedule the next check."""
     state, now = manager.state, manager.state.now
     source = state.sources.get(name)
     if source is None or state.ending or not state.nodes:
@@ -143,11 +127,11 @@ def check_nodes_of_source(manager: Manager, name: str) -> None:
     for block in probes:
         if block.probes not in excluded:
             block_orders.release_block(manager, block, f"node {block.probes} is no longer excluded")
-    probed = {block.probes for block in probes}
-    waiting = [record for record in excluded.values() if record.node not in probed]
-    next_at = []
-    for record in waiting:
-        at = _next_probe_time(source, record)
+    probed, next_at = {block.probes for block in probes}, []
+    for node, record in excluded.items():
+        if node in probed:
+            continue
+        at = max(record.since, record.probed_at) + source.source.probe_nodes_s
         if at <= now and (source.blocks or state.calls):
             manager.out.append(ClaimProbe(record, source.source.probe_nodes_s))
         next_at.append(at if at > now else now + AGAIN_S)
@@ -160,17 +144,11 @@ def _begin_probe(manager: Manager, event: ProbeClaimed) -> None:
     source, record = state.sources.get(event.source), state.nodes.get((event.source, event.node))
     if source is not None and record is not None and _is_excluded(state, source, event.node):
         _keep(manager, msgspec.structs.replace(record, probed_at=state.now))
-        block_orders.request_probe(manager, source, event.node)
-
-
-def _next_probe_time(source: SourceState, record: NodeRecord) -> float:
-    return max(record.since, record.probed_at) + source.source.probe_nodes_s
+        block_orders.request_blocks(manager, source, 1, probed=event.node)
 
 
 def judge_pilot_at_hello(manager: Manager, pilot: Pilot) -> None:
-    """Exclude the node of a pilot that joins if the pilot's devices have failed. If the pilot's block is a probe,
-    record the result of the probe and release the block.
-    """
+    """Exclude the node of a pilot whose devices have failed. Record the result of a probe, and release its block."""
     block = manager.state.blocks.get(BlockId(pilot.block))
     if block is None or not block.probes:
         judge_pilot(manager, pilot)
@@ -191,7 +169,7 @@ def _record_probe_result(manager: Manager, block: Block, pilot: Pilot) -> None:
 
 
 def record_ended_probe(manager: Manager, block: Block | None, message: BlockUpdate) -> None:
-    """If a block that probes a node has ended, record the run time of the block, and why the probe had no answer."""
+    """If a block that probes a node has ended, record its run time, and why it had no answer."""
     record = _record_of_probed_node(manager.state, block) if block is not None and block.phase.over else None
     if block is None or record is None:
         return
@@ -210,11 +188,8 @@ def _record_of_probed_node(state: State, block: Block) -> NodeRecord | None:
 
 
 # ---- no node is left
-
-
 def allow_nodes_if_none_left(manager: Manager, message: BlockUpdate) -> None:
-    """If the batch system has no node for a block, allow all excluded nodes of the source for a while, and replace the
-    waiting blocks."""
+    """If a block finds no node, allow the excluded nodes of its source, and replace the waiting blocks."""
     state = manager.state
     block = state.blocks.get(message.block)
     if block is None or not message.no_node or not block.allowed.exclude or block.leaving:

@@ -1,14 +1,10 @@
-"""The manager's records of calls, contexts, libraries, pilots, devices and clients. Policies only read these records.
-
-A waiting call has no holder. The holder of a held call is a `Library` or a `Gang`.
-"""
+"""The manager's records of calls, contexts, libraries, pilots, devices and clients, which policies only read."""
 
 from __future__ import annotations
 
 import enum
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import msgspec
 
@@ -16,8 +12,7 @@ from stoker.contexts.inference.adapter import EngineLoad
 from stoker.contexts.recipe import NO_LIMITS, LibraryLimits, Recipe
 from stoker.manager.core.call_queue import Queue
 from stoker.manager.core.events import ContextAdvice, VerdictAdvice
-from stoker.manager.core.per_context import Cost, LoadIndex, Paces
-from stoker.manager.core.speeds import KindRuns, Speeds
+from stoker.manager.core.per_context import Cost, KindRuns, LoadIndex, Paces, Speeds
 from stoker.protocol.blocks import LossReason
 from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, Failure
 from stoker.protocol.ids import CallId, ClientId, DeviceId, FunctionKey, LibraryId, PilotId
@@ -35,7 +30,7 @@ class CallState(enum.Enum):
 class LibraryState(enum.Enum):
     LOADING = "loading"  # The library fetches, starts, loads or wakes
     READY = "ready"  # The library has its context loaded and serves calls
-    ASLEEP = "asleep"  # The library was ordered to sleep, or sleeps with its context in host memory (see `sleepers`)
+    ASLEEP = "asleep"  # The library was ordered to sleep, or sleeps with its context in host memory
     STOPPING = "stopping"  # The library was ordered to stop; its memory counts until it has ended
     GONE = "gone"
 
@@ -49,7 +44,7 @@ class PilotState(enum.Enum):
 
 @dataclass(slots=True, eq=False, repr=False)
 class MapRecord:
-    """The last progress report of an open map (one function called for many inputs), and the speed of the map."""
+    """The last progress report of an open map, and its speed."""
 
     report: MapReport
     began_at: float
@@ -100,13 +95,12 @@ class Group:
 
     @property
     def expected_s(self) -> float:
-        """Expected run time of a call in seconds, when the queue was last sorted; 0 = unknown."""
         return self.cost.ordered_s
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class CallPast:
-    """Unusual events of a call, stored separately because few calls have any."""
+    """Events that few calls have."""
 
     notes: list[Note] = field(default_factory=list)
     kills: int = 0
@@ -114,10 +108,8 @@ class CallPast:
 
 
 class Call(msgspec.Struct, gc=False, eq=False):
-    """One invocation of a function.
-
-    The garbage collector does not track calls. When a call ends, its only reference cycle, `holder`, is cleared.
-    """
+    """One invocation of a function. `holder`: None if the call waits; cleared at its end, because it is not tracked by
+    the garbage collector."""
 
     id: CallId
     spec: CallSpec
@@ -219,8 +211,7 @@ class Context:
 
     @property
     def lacking(self) -> tuple[int, float, int] | None:
-        """Sort key of the context if its first waiting call lacks libraries, else None. The context with the smallest
-        key gets devices first."""
+        """Sort key of the context if its first waiting call lacks libraries: the smallest gets devices first."""
         head = self.queue.head()
         if head is None:
             return None
@@ -232,26 +223,8 @@ class Context:
         return None
 
 
-@dataclass(slots=True, eq=False, repr=False)
-class CountedFailures:
-    first_at: float
-    last_at: float = 0.0
-    count: int = 0
-    call: int = -1
-    message: str = ""
-
-
-class SlowRun(NamedTuple):
-    run_s: float
-    call: CallId
-    function: str
-    context: str
-    pilot: PilotId
-    ended_at: float
-
-
 class Judged(msgspec.Struct, frozen=True):
-    """The advisor's verdict on a failed call, or on a failed load (`call` is -1), on a pilot."""
+    """The advisor's verdict on a failed call, or on a failed load (`call` is -1)."""
 
     at: float
     call: CallId
@@ -260,18 +233,12 @@ class Judged(msgspec.Struct, frozen=True):
 
 
 class Device:
-    """A device of a pilot. `promised_bytes`: memory promised to libraries, including libraries that are stopping."""
-
-    __slots__ = (
-        "facts", "fault", "id", "libraries", "pilot", "promised_bytes", "quarantine", "reported", "tier", "tier_since",
-    )  # fmt: skip
-
     def __init__(self, pilot: Pilot, facts: DeviceFacts, now: float) -> None:
         self.pilot = pilot
         self.facts = facts
         self.id = facts.device
         self.libraries: dict[LibraryId, Library] = {}
-        self.promised_bytes = 0
+        self.promised_bytes = 0  # Memory promised to libraries, including libraries that are stopping
         self.reported = facts.fault  # Fault that the pilot reports; empty if none
         self.quarantine: Note | None = None  # End time and reason of the quarantine
         self.fault = facts.fault  # Why no library may load on this device; empty if usable
@@ -308,9 +275,7 @@ class Library:
         self.phase = LibraryPhase.STARTING
         self.line = ""  # Last output line of a long load
         self.held: dict[int, Call] = {}  # Calls that were sent and have not ended, oldest first
-        self.zombies: dict[
-            int, bool
-        ] = {}  # Withdrawn calls that still occupy a slot; True = stop the call even if it runs
+        self.zombies: dict[int, bool] = {}  # Withdrawn calls that occupy a slot; True = stop the call even if it runs
         self.functions: set[FunctionKey] = set()  # Functions that were sent to this library
         self.stuck = False  # True if its calls run so long that no call may wait for them (see `queues`)
         self.taking = 0  # Calls that the manager has requested back and that have not returned yet
@@ -345,15 +310,14 @@ class Library:
 
     @property
     def suspect(self) -> Call | None:
-        """The call that runs alone in this library, or None if no such call is in the library."""
+        """The call that runs alone in this library, or None."""
         if len(self.held) != 1:
             return None
         (call,) = self.held.values()
         return call if call.runs_alone else None
 
     def admits(self, call: Call) -> bool:
-        """Return True if the library may take the call. A reservation of the pilot, a call that runs alone, or a
-        withdrawn run of the call in this library prevents that."""
+        """Return False if a reservation, a call that runs alone, or a withdrawn run of the call prevents this run."""
         reserved = self.pilot.reserved
         if reserved is None and not self.held and not self.zombies:  # the most frequent case
             return True
@@ -364,13 +328,9 @@ class Library:
     def note(self, now: float, text: str) -> None:
         self.notes.append((now, text))
 
-    def found(self, now: float) -> None:
-        places = ", ".join(device.id for device in self.devices)
-        self.notes[:] = [(now, f"found on {places}: the manager did not know of it")]
-
     @property
     def usable(self) -> bool:
-        """True if the library serves calls, or will serve calls after its load."""
+        """True if the library serves calls, or will serve them after its load."""
         return self.state in (LibraryState.LOADING, LibraryState.READY) and self.pilot.state is PilotState.HERE
 
 
@@ -400,9 +360,8 @@ class Pilot:
         self.unfit_times: dict[str, int] = {}  # Number of times in a row that the pilot was unfit, by recipe key
         self.source = ""  # Name of the source of the pilot's block; empty if unknown
         self.node = ""  # Name of the pilot's node in the batch system; empty if unknown
-        self.kept: dict[LibraryId, tuple[Library, int, LibraryState]] | None = (
-            None  # Libraries that may return with a lost pilot, their promises and states; None = it may not return
-        )
+        # Libraries that may return with a lost pilot, their promises and states; None = the pilot may not return.
+        self.kept: dict[LibraryId, tuple[Library, int, LibraryState]] | None = None
         self.was = PilotState.HERE  # State of the pilot before it was counted as lost
         self.reserved: Call | None = None  # The call for which this pilot is reserved (see `retries`)
         self.released = False  # True if the manager ordered the pilot to exit
@@ -422,15 +381,10 @@ class Pilot:
 
     @property
     def free_host_bytes_for_sleep(self) -> int:
-        """Bytes of host memory for sleeping contexts that are not promised to a library. Promises to libraries that are
-        stopping do not count."""
+        """Host memory for sleeping contexts that is not promised, except to libraries that are stopping."""
         staying = (x for x in self.libraries.values() if x.state is not LibraryState.STOPPING)
         return self.sleeper_bytes - sum(library.host_bytes for library in staying)
 
     def note(self, now: float, *texts: str) -> None:
         self.notes += [(now, text) for text in texts]
         del self.notes[1:-KEPT_PILOT_NOTES]
-
-
-# Libraries that may return with a lost pilot, with their promised bytes and states.
-Kept = dict[LibraryId, tuple[Library, int, LibraryState]]

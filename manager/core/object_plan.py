@@ -5,25 +5,24 @@ several peers (other pilots), as in BitTorrent.
 
 - *Bounded*: a fetch uses at most three peers, and a pilot serves at most four fetches (`Limits`).
 - *One reader*: while no serving pilot has the object, one pilot reads the object from its origin.
-- *Rooted*: each fetch has a *sure* peer. A sure peer has the object, reads the object from its origin, or requested the
-  object earlier than the pilot of the fetch. So pilots cannot wait for each other in a circle.
+- *Rooted*: each fetch has a *sure* peer, which has the object, reads it from its origin, or requested it earlier. So
+  pilots cannot wait for each other in a circle.
 - *Once a host*: if pilots share a cache, only one of these pilots fetches the object.
-- *Live*: a pilot reserves its last transfer slot for objects that the pilot has or reads from their origin. Fetches
-  that wait for a sure peer are served first, then fetches of rare objects.
+- *Live*: a pilot reserves its last transfer slot for objects that it has or reads from their origin. Fetches that wait
+  for a sure peer are served first, then fetches of rare objects.
 - *Unreachable peers*: if several peers could not serve a pilot, the pilot reads the object from its origin. If no peer
-  has ever reached another peer, one failure is enough. Only few pilots read from an origin at the same time.
+  has ever reached another peer, one failure is enough.
 - *Handed on*: if a pilot has the only copy of a needed object, the pilot exits only after another pilot has a copy.
 - *Bad peers*: if a peer fails several pilots while other peers serve them, the peer is not used until its next hello.
 
-Each event updates `Transfers`. `plan_pending_transfers` plans at the end of the event, in O(log n) for n pilots.
+`plan_pending_transfers` plans at the end of the event, in O(log n) for n pilots.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from itertools import chain, islice
 
-from stoker.contexts.recipe import ObjectRef
 from stoker.manager.core import deadlines
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Library, LibraryState, Pilot
@@ -35,17 +34,19 @@ from stoker.protocol.to_manager import LibraryPhase
 from stoker.units import show_bytes
 
 MOST_S = 120.0  # Maximum seconds that a leaving pilot stays to copy its objects
+_EXIT_RESERVE_S = 4.0  # Seconds of walltime that a pilot reserves for its exit after this
 _MOST_RECEIVERS = 3  # Maximum number of pilots that are tried as receivers of an object
 
 
 def begin_object_handover(manager: Manager, peer: Peer) -> float:
-    """Start to copy a draining pilot's objects to other pilots, if no other pilot has the objects. Return the maximum
-    number of seconds that the pilot stays for this."""
+    """Copy the objects that only a draining pilot has to others. Return the most seconds that it stays for this."""
     pilot = manager.state.pilots[peer.id]
-    left_s = deadlines.seconds_left_for_handover(pilot, manager.state.now)
+    left_s = deadlines.walltime_left_s(pilot, manager.state.now) - _EXIT_RESERVE_S
     if not peer.serving or left_s <= 0:
         return 0.0
-    needed = frozenset(_names_of_needed_objects(manager))
+    refs, contexts = manager.state.transfers.refs, manager.state.contexts.values()
+    waiting = (context.recipe for context in contexts if context.queue.head() is not None)
+    needed = {ref.name for recipe in waiting for ref in refs(recipe)}
     for name, object in peer.has.items():
         if (name in needed or _is_being_fetched(object)) and not _has_staying_holder(object):
             peer.hands_on[name] = {}
@@ -53,9 +54,8 @@ def begin_object_handover(manager: Manager, peer: Peer) -> float:
     if not peer.hands_on:
         return 0.0
     manager.state.transfers.leaving[peer.id] = peer
-    pilot.note(
-        manager.state.now, f"copies {len(peer.hands_on)} of its objects, which no other pilot has, to other pilots"
-    )
+    text = f"copies {len(peer.hands_on)} of its objects, which no other pilot has, to other pilots"
+    pilot.note(manager.state.now, text)
     return min(MOST_S, left_s)
 
 
@@ -81,8 +81,7 @@ def _choose_receivers(manager: Manager, peer: Peer) -> None:
                 del peer.hands_on[name]
             else:
                 tried[other.id] = None
-                fetch = manager.state.transfers.fetch(other, object)
-                fetch.kept = True
+                manager.state.transfers.fetch(other, object).kept = True
 
 
 def _has_staying_holder(object: Object) -> bool:
@@ -95,31 +94,17 @@ def _is_being_fetched(object: Object) -> bool:
 
 def _find_receiver(manager: Manager, object: Object) -> Peer | None:
     tried = {id for peer in object.holders.values() for id in peer.hands_on.get(object.ref.name, ())}
-    able = [
-        peer
-        for peer in manager.state.transfers.peers.values()
-        if peer.serving and not peer.draining and peer.id not in tried
-    ]
+    peers = manager.state.transfers.peers.values()
+    able = [peer for peer in peers if peer.serving and not peer.draining and peer.id not in tried]
     left_s = {peer: deadlines.walltime_left_s(manager.state.pilots[peer.id], manager.state.now) for peer in able}
     return min(able, key=lambda peer: (-left_s[peer], len(peer.fetches), len(peer.has)), default=None)
-
-
-def _names_of_needed_objects(manager: Manager) -> Iterator[str]:
-    waiting = {key for key, context in manager.state.contexts.items() if context.queue.head() is not None}
-    for key in waiting:
-        yield from (ref.name for ref in manager.state.contexts[key].recipe.objects)
-    for (key, _), forms in manager.state.transfers.snapshots.items():
-        if key in waiting:
-            yield from (snapshot.object.name for snapshot in forms.values())
 
 
 _SHOWN = 4
 
 
 def object_statuses(state: State) -> tuple[ObjectStatus, ...]:
-    found = {ref.name: ref for context in state.contexts.values() for ref in context.recipe.objects}
-    for forms in state.transfers.snapshots.values():
-        found.update({snapshot.object.name: snapshot.object for snapshot in forms.values()})
+    found = {ref.name: ref for context in state.contexts.values() for ref in state.transfers.refs(context.recipe)}
     known = ((ref, state.transfers.objects.get(ref.name) or Object(ref.name)) for ref in found.values())
     return tuple(
         ObjectStatus(
@@ -140,7 +125,7 @@ def _trouble(object: Object) -> str:
 
 
 def unreachable_peers_warning(state: State) -> str:
-    """Return a warning if pilots cannot reach each other to copy objects. Otherwise return an empty text."""
+    """Return a warning if pilots cannot reach each other; otherwise an empty text."""
     lonely = state.transfers.lonely
     if not lonely:
         return ""
@@ -160,7 +145,10 @@ def describe_loading_phase(state: State, library: Library) -> str:
 
 
 def _describe_sources(state: State, library: Library) -> str:
-    fetches = list(_fetches(state, library))
+    peer = state.transfers.peers.get(library.pilot.id)
+    own = peer.fetches if peer is not None else {}
+    refs = state.transfers.refs(library.context.recipe, kind=library.kind)
+    fetches = [own[ref.name] for ref in refs if ref.name in own]
     said = []
     if any(fetch.way in (Way.READER, Way.ALONE) for fetch in fetches):
         said.append("from its origin")
@@ -174,27 +162,12 @@ def _describe_sources(state: State, library: Library) -> str:
     return " and ".join(said)
 
 
-def _fetches(state: State, library: Library) -> Iterator[Fetch]:
-    peer = state.transfers.peers.get(library.pilot.id)
-    if peer is not None:
-        for ref in _objects(state, library):
-            fetch = peer.fetches.get(ref.name)
-            if fetch is not None:
-                yield fetch
-
-
-def _objects(state: State, library: Library) -> Iterator[ObjectRef]:
-    recipe = library.context.recipe
-    yield from recipe.objects
-    forms = state.transfers.snapshots.get((recipe.key, library.devices[0].facts.kind), {})
-    yield from (snapshot.object for snapshot in forms.values())
-
-
 def _note_fetch_in_libraries(state: State, pilot: Pilot, fetch: Fetch) -> None:
     ref = fetch.object.ref
     name = ref.source.rpartition("/")[2] or ref.name[:16]
     for library in pilot.libraries.values():
-        if library.state is LibraryState.LOADING and any(ref.name == one.name for one in _objects(state, library)):
+        refs = state.transfers.refs(library.context.recipe, kind=library.kind)
+        if library.state is LibraryState.LOADING and any(ref.name == one.name for one in refs):
             text = f"{name} ({show_bytes(ref.size_bytes)}) is fetched {_describe_sources(state, library)}"
             library.note(state.now, text)
 
@@ -242,7 +215,7 @@ def plan_pending_transfers(manager: Manager) -> None:
     while transfers.unsettled or transfers.freed:
         if transfers.unsettled:
             batch, transfers.unsettled = transfers.unsettled, {}
-            for fetch in sorted(batch, key=lambda fetch: (fetch.object.serving_holder_count, fetch.number)):
+            for fetch in sorted(batch, key=lambda fetch: (len(fetch.object.whole), fetch.number)):
                 if fetch.object.fetches.get(fetch.peer.id) is fetch:
                     _choose_sources(manager, fetch)
         else:
@@ -276,9 +249,7 @@ def _choose_sources(manager: Manager, fetch: Fetch) -> None:
 
 
 def _ensure_reliable_source(transfers: Transfers, fetch: Fetch) -> bool:
-    """Give a fetch a sure source if the fetch has none. If the fetch already has its maximum number of sources, the
-    sure source replaces another source. Return True if the fetch has a sure source.
-    """
+    """Give a fetch a sure source, in place of another if it has its most sources. Return False if none is free."""
     if any(fetch.can_rely_on_source(source) for source in fetch.sources.values()):
         return True
     source = transfers.find(fetch, root=True) if len(fetch.failed) < transfers.patience else None
@@ -299,7 +270,7 @@ def _choose_origin_reader(transfers: Transfers, object: Object, fetch: Fetch) ->
 
 
 def _needs_origin_read(transfers: Transfers, fetch: Fetch) -> bool:
-    """Return True if enough peers could not serve the fetch, or if no peer can be the sure source of the fetch."""
+    """Return True if enough peers could not serve the fetch, or if no peer can be its sure source."""
     object = fetch.object
     if len(fetch.failed) >= transfers.patience:
         return True
@@ -324,7 +295,7 @@ def _read_origin_alone(manager: Manager, fetch: Fetch) -> None:
 
 
 def _assign_free_transfer_slots(transfers: Transfers, peer: Peer) -> None:
-    """Assign the free places of a peer to fetches that wait or have too few peers. Rare objects come first."""
+    """Assign a peer's free slots to fetches that wait or have too few peers. Rare objects come first."""
     if not peer.serving or not transfers.needy:
         return
     if peer.draining:
@@ -335,7 +306,7 @@ def _assign_free_transfer_slots(transfers: Transfers, peer: Peer) -> None:
         for name, object in transfers.needy.items()
         if peer.id in object.whole or ((own := object.fetches.get(peer.id)) and own.way in (Way.PEERS, Way.READER))
     ]
-    mine.sort(key=lambda object: object.serving_holder_count)
+    mine.sort(key=lambda object: len(object.whole))
     for urgent in (True, False):
         for object in mine:
             while transfers.has_room(peer, object):
@@ -347,7 +318,7 @@ def _assign_free_transfer_slots(transfers: Transfers, peer: Peer) -> None:
 
 
 def replan_waiting_fetches(transfers: Transfers, peer: Peer) -> None:
-    """Mark the waiting fetches of a draining peer's objects, so that these fetches are planned again."""
+    """Plan the waiting fetches of a draining peer's objects again."""
     reads = (fetch.object for fetch in peer.fetches.values() if fetch.way is Way.READER)
     for object in chain(peer.has.values(), reads):
         transfers.unsettled.update(dict.fromkeys(islice(object.waiting.values(), _MOST_EXAMINED)))

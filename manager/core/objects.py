@@ -7,7 +7,7 @@ from stoker.manager.core import object_plan
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Pilot, PilotState
 from stoker.manager.core.transfers import Fetch, Peer, Transfers, Way
-from stoker.protocol.to_manager import FetchFailed, ObjectArrival, ObjectsGone, ObjectsHere, PilotHello, WantObjects
+from stoker.protocol.to_manager import FetchFailed, ObjectsGone, ObjectsHere, PilotHello, WantObjects
 
 _MOST_BLAMED = 3  # A peer that failed this many pilots, and more pilots than it served, serves no more pilots
 
@@ -52,15 +52,8 @@ def pilot_cut(manager: Manager, pilot: Pilot) -> None:
         del transfers.caches[peer.cache]
 
 
-def pilot_left(manager: Manager, pilot: Pilot) -> None:
-    pilot_cut(manager, pilot)
-    manager.state.transfers.peers.pop(pilot.id, None)
-
-
 def exclude_draining_pilot(manager: Manager, pilot: Pilot) -> float:
-    """Let other pilots serve the fetches that a draining pilot would serve. Return the maximum number of seconds that
-    the draining pilot stays to copy its objects.
-    """
+    """Let other pilots serve the fetches of a draining pilot. Return the most seconds that it stays to copy objects."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None:
@@ -81,7 +74,7 @@ def define_manifest(manager: Manager, name: str, manifest: bytes) -> None:
 
 
 def plan_requested_fetches(manager: Manager, pilot: Pilot, message: WantObjects) -> None:
-    """Plan the fetches of objects that a pilot requests. If a fetch is already planned, send the plan again."""
+    """Plan the fetches of objects that a pilot requests, or send the plans again."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None or not peer.here:
@@ -97,7 +90,7 @@ def plan_requested_fetches(manager: Manager, pilot: Pilot, message: WantObjects)
 
 
 def plan_recipe_fetches(manager: Manager, pilot: Pilot, recipe: Recipe) -> tuple[str, ...]:
-    """Plan the fetches of those objects of a recipe that a pilot does not have. Return the names of these objects."""
+    """Plan the fetches of those objects of a recipe that a pilot lacks. Return their names."""
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None or not peer.here or not peer.address or recipe.awareness is Awareness.NONE:
@@ -120,40 +113,35 @@ def _plan_fetch(transfers: Transfers, peer: Peer, ref: ObjectRef) -> None:
 
 
 def record_arrived_objects(manager: Manager, pilot: Pilot, message: ObjectsHere) -> None:
-    for arrival in message.arrivals:
-        object_arrived(manager, pilot, arrival)
-
-
-def object_arrived(manager: Manager, pilot: Pilot, arrival: ObjectArrival) -> None:
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None or not peer.here:
         manager.state.refuse("object received by a disconnected pilot")
         return
-    object = transfers.object(arrival.name)
-    if not object.ref.size_bytes:
-        object.ref = ObjectRef(arrival.name, arrival.size_bytes)
-    object.origin_bytes += arrival.origin_bytes
-    object.peer_bytes += arrival.peer_bytes
-    transfers.peer_bytes += arrival.peer_bytes
-    fetch = peer.fetches.get(arrival.name)
-    if fetch is not None:
-        if arrival.peer_bytes:
-            _update_source_scores(transfers, fetch)
-        transfers.end(fetch, complete=True)
-    if arrival.name not in peer.has:
-        transfers.hold(peer, object)
+    for arrival in message.arrivals:
+        object = transfers.object(arrival.name)
+        if not object.ref.size_bytes:
+            object.ref = ObjectRef(arrival.name, arrival.size_bytes)
+        object.origin_bytes += arrival.origin_bytes
+        object.peer_bytes += arrival.peer_bytes
+        transfers.peer_bytes += arrival.peer_bytes
+        fetch = peer.fetches.get(arrival.name)
+        if fetch is not None:
+            if arrival.peer_bytes:
+                _update_source_scores(transfers, fetch)
+            transfers.end(fetch, complete=True)
+        if arrival.name not in peer.has:
+            transfers.hold(peer, object)
 
 
 def _update_source_scores(transfers: Transfers, fetch: Fetch) -> None:
     for source in fetch.sources.values():
         source.served += 1
     for id in fetch.failed:
-        source_then = transfers.peers.get(id)
-        if source_then is not None:
-            source_then.blamed += 1
-            if source_then.blamed >= max(_MOST_BLAMED, source_then.served + 1):
-                _stop_serving(transfers, source_then)
+        if (peer := transfers.peers.get(id)) is not None:
+            peer.blamed += 1
+            if peer.blamed >= max(_MOST_BLAMED, peer.served + 1):
+                _stop_serving(transfers, peer)
 
 
 def _stop_serving(transfers: Transfers, peer: Peer) -> None:

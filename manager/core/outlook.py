@@ -1,20 +1,17 @@
 """Track open maps (one function called for many inputs), and forecast when the calls of a session are done.
 
-A map submits calls when earlier calls end, so the program reports the map's length, progress and unsent calls. If
-enough calls of a context have ended recently, the calls per second of the context are measured. Otherwise this rate is
-the number of slots divided by the run time. Contexts share devices, so the session needs the time of its slowest
-context, and at least the total device time divided by the number of devices. With measured `speeds`, the last calls on
-slow devices may end later.
+The rate of a context is measured if enough calls have ended recently, and otherwise the number of slots divided by the
+run time. Contexts share devices, so the session needs the time of its slowest context, and at least the total device
+time divided by the number of devices. The last calls on slow devices may end later.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from stoker.manager.core.deadlines import expected_run_s
 from stoker.manager.core.nouns import Client, Context, Gang, Library, LibraryState, MapRecord, PilotState
-from stoker.manager.core.speeds import run_s_on
+from stoker.manager.core.per_context import run_s_on
 from stoker.manager.core.state import State
 from stoker.protocol import pace
 from stoker.protocol.blocks import BlockPhase
@@ -91,17 +88,10 @@ _MEASURED_S = 5.0  # A measured rate is used from this many seconds after the fi
 _HERE = (PilotState.HERE, PilotState.CUT)
 
 
-class Outlook(NamedTuple):
-    """A forecast for all open calls. `left_s`: seconds that the calls need after the first pilot has arrived.
-    `pilot_in_s`: seconds until the first pilot arrives. 0 = unknown."""
-
-    left_s: float = 0.0
-    pilot_in_s: float = 0.0
-
-
-def estimate_session_time_left(state: State) -> Outlook:
+def estimate_session_time_left(state: State) -> tuple[float, float]:
+    """Return the seconds that all calls need once a pilot has come, and until then; 0 = unknown."""
     if not state.calls:
-        return Outlook()
+        return 0.0, 0.0
     devices, pilot_in_s = _count_present_devices(state), 0.0
     if not devices:
         pilot_in_s = _seconds_until_first_pilot(state)
@@ -112,11 +102,11 @@ def estimate_session_time_left(state: State) -> Outlook:
             continue
         left_s = seconds_until_context_done(state, context)
         if not left_s:
-            return Outlook(0.0, pilot_in_s)
+            return 0.0, pilot_in_s
         longest = max(longest, left_s)
         rate, libraries = _rate(state, context)
         device_s += open_calls / rate * libraries * context.recipe.needs.devices if rate else left_s
-    return Outlook(max(longest, device_s / max(1, devices)), pilot_in_s)
+    return max(longest, device_s / max(1, devices)), pilot_in_s
 
 
 def seconds_until_context_done(state: State, context: Context) -> float:
@@ -132,8 +122,7 @@ def seconds_until_context_done(state: State, context: Context) -> float:
 
 
 def _seconds_until_held_calls_end(state: State, context: Context) -> float:
-    """Return the seconds until the last running call of the context ends. Return 0 if the speeds of device kinds are
-    unknown, or if calls are waiting."""
+    """Return the seconds until the last running call ends; 0 if calls wait or the speeds of devices are unknown."""
     if not context.speeds.of or context.queue.count or _count_unsubmitted_calls(state, context):
         return 0.0
     running = [x for x in context.libraries.values() if x.slots == len(x.held) == 1]
@@ -142,9 +131,9 @@ def _seconds_until_held_calls_end(state: State, context: Context) -> float:
 
 
 def seconds_until_call_start(state: State, context: Context, before: int) -> float:
-    """Return the seconds until a call starts that has `before` calls ahead of it in the queue; 0 = unknown."""
+    """Return the seconds until a call with `before` calls ahead of it starts; 0 = unknown."""
     rate, _ = _rate(state, context)
-    return _seconds_until_library_ready(state, context) + (before + 1) / rate if rate and _libraries(context) else 0.0
+    return _seconds_until_library_ready(state, context) + (before + 1) / rate if rate and _usable(context) else 0.0
 
 
 def count_held_calls(context: Context) -> int:
@@ -160,45 +149,42 @@ def _held(library: Library) -> int:
     return sum(not isinstance(holder, Gang) or holder.members[0] is library for holder in holders)
 
 
+def _usable(context: Context) -> list[Library]:
+    return [library for library in context.libraries.values() if library.usable]
+
+
 def _open(state: State, context: Context) -> int:
     return context.queue.count + count_held_calls(context) + _count_unsubmitted_calls(state, context)
 
 
-def _libraries(context: Context) -> list[tuple[int, LibraryState]]:
-    return [(library.slots, library.state) for library in context.libraries.values() if library.usable]
-
-
 def _rate(state: State, context: Context) -> tuple[float, int]:
-    libraries = _libraries(context)
-    ready = [slots for slots, phase in libraries if phase is LibraryState.READY]
-    slots = ready or [slots for slots, _ in libraries]
-    count = len(slots)
+    """Return the calls that the context ends per second (0 = unknown), and its number of libraries."""
+    usable = _usable(context)
+    ready = [x for x in usable if x.state is LibraryState.READY]
+    libraries = ready or usable
+    count, slots = len(libraries), sum(x.slots for x in libraries)
     head = context.queue.head()
     gang = head.group.options.gang[0] if head is not None else 1
-    if slots and len(slots) < gang:
+    if libraries and count < gang:
         return 0.0, count
-    if not slots:
-        count = max(
-            1, (_count_present_devices(state) or _devices_expected(state)) // max(1, context.recipe.needs.devices)
-        )
-        slots = [context.slots] * count
+    if not libraries:
+        devices = _count_present_devices(state) or _devices_expected(state)
+        count = max(1, devices // max(1, context.recipe.needs.devices))
+        slots = context.slots * count
     is_measured = pace.seconds_since_first_count(context.rate, now=state.now) >= _MEASURED_S
-    if ready and is_measured and pace.recent_total(context.rate, now=state.now) >= _MEASURED_ROUNDS * sum(ready):
+    if ready and is_measured and pace.recent_total(context.rate, now=state.now) >= _MEASURED_ROUNDS * slots:
         return pace.recent_rate_per_second(context.rate, now=state.now), count
-    here = (x for x in context.libraries.values() if x.pilot.state is PilotState.HERE and x.held)
-    first = (next(iter(x.held.values())) for x in here if x.state is LibraryState.READY)
+    first = (next(iter(x.held.values())) for x in ready if x.held)
     longest_s = max((state.now - call.sent_at for call in first), default=0.0)  # a long call delays later calls
     run_s = max(context.run_s, longest_s) if context.run_s else 0.0
-    if context.speeds.of and run_s > longest_s:
-        useful = [x for x in context.libraries.values() if x.usable and (not ready or x.state is LibraryState.READY)]
-        if useful:
-            runs_s = (run_s_on(context.speeds, context, x.kind) or run_s for x in useful)
-            return sum(x.slots / each_s for x, each_s in zip(useful, runs_s, strict=True)) / gang, count
-    return (sum(slots) / gang / run_s if run_s else 0.0), count
+    if context.speeds.of and run_s > longest_s and libraries:
+        runs_s = (run_s_on(context.speeds, context, x.kind) or run_s for x in libraries)
+        return sum(x.slots / each_s for x, each_s in zip(libraries, runs_s, strict=True)) / gang, count
+    return (slots / gang / run_s if run_s else 0.0), count
 
 
 def _seconds_until_library_ready(state: State, context: Context) -> float:
-    libraries = [library for library in context.libraries.values() if library.usable]
+    libraries = _usable(context)
     if any(library.state is LibraryState.READY for library in libraries):
         return 0.0
     ready_at = (x.started_at + (context.wake_s if x.is_waking else context.load_s) for x in libraries)

@@ -1,8 +1,4 @@
-"""Process the reports of pilots and libraries: hellos, heartbeats, loaded libraries and ended libraries.
-
-A disconnected pilot counts as lost after a second. If the object cache of a pilot is too full for a context, the
-manager stops idle libraries, the least recently used library first.
-"""
+"""Process the reports of pilots and libraries: hellos, heartbeats, loaded libraries and ended libraries."""
 
 from __future__ import annotations
 
@@ -15,40 +11,30 @@ from stoker.manager.core import (
     block_orders,
     blocks,
     dispatch,
-    ending,
     gangs,
     holding,
     libraries,
-    nodes,
     pilots,
     queues,
     retries,
-    sleepers,
 )
-from stoker.manager.core.events import FromPilot, RecordLoad, ToPilot
+from stoker.manager.core.ending import record_runs
+from stoker.manager.core.events import ContextAdvice, FromPilot, RecordLoad, ToPilot
 from stoker.manager.core.manager import Manager
+from stoker.manager.core.nodes import judge_pilot_after_test
 from stoker.manager.core.nouns import Call, CallState, Context, Device, Library, LibraryState, Pilot, PilotState
 from stoker.manager.core.state import State
-from stoker.protocol import bounds, to_pilot
+from stoker.protocol import bounds, to_manager, to_pilot
 from stoker.protocol.calls import CallEnd, Failure, FailureKind
-from stoker.protocol.ids import CallId, DeviceId, LibraryId, PilotId, RecipeKey
-from stoker.protocol.to_manager import (
-    DeviceFault,
-    Heartbeat,
-    LibraryAwake,
-    LibraryFacts,
-    LibraryGone,
-    LibraryReady,
-    PilotHello,
-)
-from stoker.protocol.to_pilot import CancelCalls, Exit, StopLibrary
+from stoker.protocol.ids import CallId, DeviceId, PilotId, RecipeKey
+from stoker.protocol.to_pilot import CancelCalls, Exit, ResizeLibrary, StopLibrary
 from stoker.protocol.wire import why_not
 
 NOT_BACK = "the manager counted this pilot as lost, and its calls run elsewhere"
 MOST_HELLOS = 4  # Maximum number of requests in a row for a newer hello
 
 
-def pilot_refusal_reason(state: State, id: PilotId, message: PilotHello) -> str:
+def pilot_refusal_reason(state: State, id: PilotId, message: to_manager.PilotHello) -> str:
     if wrong := why_not(message, session=state.session) or bounds.describe_invalid_message(message):
         return wrong
     if state.ending:
@@ -59,31 +45,22 @@ def pilot_refusal_reason(state: State, id: PilotId, message: PilotHello) -> str:
     return NOT_BACK if gone is not None and gone.kept is None else ""
 
 
-def refuse_pilot(manager: Manager, id: PilotId, reason: str) -> None:
-    manager.out.append(ToPilot(id, to_pilot.PilotRefused(reason)))
-
-
 def refuse_unknown(manager: Manager, id: PilotId) -> None:
     manager.state.refuse("frame of an unknown pilot")
     gone = manager.state.gone_pilots.get(id)
-    if gone is not None and gone.kept is not None:
-        manager.out.append(ToPilot(id, to_pilot.HelloAgain()))
-    elif gone is not None:
-        refuse_pilot(manager, id, NOT_BACK)
+    if gone is not None:
+        back = gone.kept is not None
+        manager.out.append(ToPilot(id, to_pilot.HelloAgain() if back else to_pilot.PilotRefused(NOT_BACK)))
 
 
 def reject_invalid_pilot(manager: Manager, pilot: Pilot, wrong: str) -> None:
     manager.state.refuse("message of a pilot with an invalid value")
-    refuse_pilot(manager, pilot.id, wrong)
+    manager.say(pilot, to_pilot.PilotRefused(wrong))
     pilots.pilot_lost(manager, pilot.id, f"it sent an invalid value: {wrong}", may_return=False)
 
 
-def request_newer_hello(manager: Manager, pilot: Pilot, message: PilotHello) -> bool:
-    """Request a newer hello if frames that the pilot sent after this hello were already processed. Return True if a
-    newer hello was requested.
-
-    An outdated hello would leave wrong records.
-    """
+def request_newer_hello(manager: Manager, pilot: Pilot, message: to_manager.PilotHello) -> bool:
+    """Request a newer hello, and return True, if later frames of the pilot were already processed."""
     inbox = pilot.inbox
     is_old = pilot.hellos_asked < MOST_HELLOS and not inbox.lost_handled_frames and message.acknowledged < inbox.last
     pilot.hellos_asked = pilot.hellos_asked + 1 if is_old else 0
@@ -92,10 +69,10 @@ def request_newer_hello(manager: Manager, pilot: Pilot, message: PilotHello) -> 
     return is_old
 
 
-def join(manager: Manager, id: PilotId, message: PilotHello) -> Pilot:
+def join(manager: Manager, id: PilotId, message: to_manager.PilotHello) -> Pilot:
     now = manager.state.now
     pilot = Pilot(id, host=message.host, pid=message.pid, block=message.block, folder=message.folder, now=now)
-    pilots.pilot_joins(manager, pilot)
+    manager.state.pilots[id] = pilot
     for facts in message.devices:
         pilot.devices[facts.device] = Device(pilot, facts, now)
     pilot.troubles, pilot.lacks = message.troubles, message.lacks
@@ -106,28 +83,33 @@ def join(manager: Manager, id: PilotId, message: PilotHello) -> Pilot:
     return pilot
 
 
-def restore_rejoined_pilot(manager: Manager, pilot: Pilot, message: PilotHello) -> Pilot:
-    kept = pilots.readmit_lost_pilot(manager, pilot)
+def restore_rejoined_pilot(manager: Manager, pilot: Pilot, message: to_manager.PilotHello) -> Pilot:
+    pilots.readmit_lost_pilot(manager, pilot)
     blocks.uncount_pilot_loss(manager, pilot)
-    block_orders.readmit_pilot_to_block(manager, pilot)
+    block_orders.pilot_joined(manager, pilot, again=True)
     pilot.note(manager.state.now, "reconnected after it was counted as lost")
-    libraries.readmit_libraries(manager, pilot, kept, message.libraries)
+    libraries.readmit_libraries(manager, pilot, message.libraries)
     return pilot
 
 
 _ORDER_OF_STATES = {LibraryState.STOPPING: 0, LibraryState.ASLEEP: 1}
 
 
-def reconcile_pilot_with_hello(manager: Manager, pilot: Pilot, message: PilotHello) -> None:
+def reconcile_pilot_with_hello(manager: Manager, pilot: Pilot, message: to_manager.PilotHello) -> None:
     there = {facts.library: facts for facts in message.libraries}
     for library in list(pilot.libraries.values()):
         if library.id not in there or there[library.id].recipe != library.context.recipe.key:
             libraries.remove_lost_library(manager, library, reason="it reconnected without the library")
     for id, facts in there.items():
-        if id not in pilot.libraries and pilots.adopt_library_from_hello(manager, pilot, facts, message) is None:
+        if id not in pilot.libraries and not pilots.adopt_library(manager, pilot, facts, message):
             manager.say(pilot, StopLibrary(id, "the manager does not know it"))
     libraries_here = list(pilot.libraries.values())
-    _requeue_missing(manager, libraries_here, there)
+    missing: dict[Call, Library] = {}  # Calls that never reached their libraries. A gang call is requeued once
+    for library in libraries_here:
+        for call in holding.remove_unlisted_calls(library, set(there[library.id].calls)):
+            missing.setdefault(call, library)
+    for call, library in missing.items():
+        holding.requeue(manager, (call,), why=f"never reached lib-{library.id}: back in the queue")
     for library in libraries_here:
         _reconcile_library(manager, library, there[library.id])
     # This loop runs after all libraries are reconciled, because a gang may start on several libraries. Libraries that
@@ -154,42 +136,36 @@ def _handle_unknown_call(manager: Manager, library: Library, id: CallId) -> None
         holding.drop(manager, library, id, running=is_gang, of_gang=is_gang)
 
 
-def _requeue_missing(manager: Manager, here: list[Library], there: dict[LibraryId, LibraryFacts]) -> None:
-    """Requeue calls that never reached their libraries. A gang call is requeued once."""
-    missing: dict[Call, Library] = {}
-    for library in here:
-        for call in holding.remove_unlisted_calls(library, set(there[library.id].calls)):
-            missing.setdefault(call, library)
-    for call, library in missing.items():
-        holding.requeue(manager, (call,), why=f"never reached lib-{library.id}: back in the queue")
-
-
-def _reconcile_library(manager: Manager, library: Library, facts: LibraryFacts) -> None:
+def _reconcile_library(manager: Manager, library: Library, facts: to_manager.LibraryFacts) -> None:
     listed = set(facts.calls)
     unknown = [id for id in facts.calls if id not in library.held and id not in library.zombies]
     holding.free_unlisted_slots(library, listed)
-    holding.forget_sent_functions(library)
+    library.functions.clear()
     libraries.set_slots(library, facts.slots)
-    libraries.record_token_cache(library, facts.cache)
+    if facts.cache is not None:
+        known = library.context.advice.get(library.kind, ContextAdvice())
+        library.context.advice[library.kind] = msgspec.structs.replace(known, cache=facts.cache)
+    orphans = manager.state.orphans
     for running in (False, True):
-        orphans = manager.state.orphans
         again = tuple(CallId(id) for id, flag in library.zombies.items() if flag is running and id not in orphans)
         if again:
             manager.say(library.pilot, CancelCalls(library.id, again, running))
     for id in unknown:
         _handle_unknown_call(manager, library, id)
     gangs.resend_rank0_address(manager, library)
-    libraries.repeat_resize_order(manager, library)
+    if library.resizing:
+        manager.say(library.pilot, ResizeLibrary(library.id, library.resizing[-1]))
+        del library.resizing[:-1]
     queues.update_load_index(manager, library)
 
 
-def _resume_library_after_hello(manager: Manager, library: Library, facts: LibraryFacts) -> None:
+def _resume_library_after_hello(manager: Manager, library: Library, facts: to_manager.LibraryFacts) -> None:
     if library.state is LibraryState.STOPPING:
         manager.say(library.pilot, StopLibrary(library.id, "the manager ordered it to stop"))
     elif library.is_waking and library.held and not facts.asleep:  # the library is awake, but the journal lost that
-        sleepers.mark_library_awake(library)
+        library.host_bytes = 0
         _start_serving(manager, library)
-    elif sleepers.compare(manager, library, facts):
+    elif libraries.resume_sleeper(manager, library, facts):
         return
     elif library.state is LibraryState.LOADING and facts.ready:
         _handle_loaded_library(manager, library)
@@ -198,21 +174,19 @@ def _resume_library_after_hello(manager: Manager, library: Library, facts: Libra
 
 
 def handle_hello_device_faults(manager: Manager, pilot: Pilot, faults: Mapping[DeviceId, str], *, lost: bool) -> None:
-    """Record the device faults that a pilot's hello reports. `lost`: True if the manager may have missed that a device
-    works again."""
+    """Record the device faults of a hello. `lost`: True if the manager may have missed that a device works again."""
     for device in list(pilot.devices.values()):
-        pilots.record_device_health(
-            manager, device, faults.get(device.id, device.facts.fault if lost else device.reported)
-        )
+        fault = faults.get(device.id, device.facts.fault if lost else device.reported)
+        pilots.record_device_health(manager, device, fault)
 
 
-def handle_device_fault(manager: Manager, pilot: Pilot, message: DeviceFault) -> None:
+def handle_device_fault(manager: Manager, pilot: Pilot, message: to_manager.DeviceFault) -> None:
     device = pilot.devices.get(DeviceId(message.device))
     if device is None:
         manager.state.refuse("fault of a device that the pilot does not have")
     else:
         pilots.record_device_health(manager, device, message.reason)
-        nodes.judge_pilot_after_test(manager, pilot)
+        judge_pilot_after_test(manager, pilot)
 
 
 _CHANGE_DIVISOR = 16  # A memory measurement is recorded if it differs by 1/16 of the last measurement
@@ -221,15 +195,13 @@ RECORD_S = 5.0  # Minimum seconds between two records of run times
 
 
 def is_heartbeat(event: FromPilot) -> bool:
-    return not event.sequence and len(event.messages) == 1 and type(event.messages[0]) is Heartbeat
+    return not event.sequence and len(event.messages) == 1 and type(event.messages[0]) is to_manager.Heartbeat
 
 
 def needs_heartbeat_record(state: State, event: FromPilot, now: float) -> bool:
-    """Return True if a heartbeat must be recorded, because its values have changed or because run times must be
-    recorded.
-    """
+    """Return True if a heartbeat's values have changed, or if run times must be recorded."""
     pilot, message = state.pilots.get(event.pilot), event.messages[0]
-    if pilot is None or type(message) is not Heartbeat:
+    if pilot is None or type(message) is not to_manager.Heartbeat:
         return False
     if state.unrecorded and now - state.recorded_at >= RECORD_S:
         return True
@@ -248,13 +220,13 @@ def _has_memory_changed(before: int, after: int) -> bool:
     return before != after and abs(after - before) >= max(_LEAST_BYTES, before // _CHANGE_DIVISOR)
 
 
-def handle_heartbeat(manager: Manager, pilot: Pilot, message: Heartbeat) -> None:
+def handle_heartbeat(manager: Manager, pilot: Pilot, message: to_manager.Heartbeat) -> None:
     pilot.cache_bytes, pilot.refused_frames = message.cache_bytes, message.refused_frames
     for use in message.libraries:
         library = pilot.libraries.get(use.library)
         if library is not None:
             libraries.record_memory_use(library, use.memory_bytes, use.device_bytes, now=manager.state.now)
-    ending.record_runs(manager)
+    record_runs(manager)
 
 
 # Failures with which one call or the pilot ended the library. The other calls of the library are not blamed.
@@ -264,7 +236,7 @@ BLAMELESS = frozenset({FailureKind.CANCELLED, FailureKind.TIMEOUT, FailureKind.P
 OF_OTHERS = frozenset({FailureKind.CANCELLED, FailureKind.TIMEOUT})
 
 
-def handle_ready_library(manager: Manager, library: Library, message: LibraryReady) -> None:
+def handle_ready_library(manager: Manager, library: Library, message: to_manager.LibraryReady) -> None:
     state, context = manager.state, library.context
     if library.state is not LibraryState.LOADING:
         if library.state is not LibraryState.STOPPING:
@@ -272,19 +244,17 @@ def handle_ready_library(manager: Manager, library: Library, message: LibraryRea
         return
     libraries.record_memory_use(library, message.resident_bytes, message.device_bytes, now=state.now)
     libraries.set_slots(library, message.slots)
-    sleepers.set_sleep_support(library, message.sleeps)
+    library.sleeps = message.sleeps
     at_once = f", runs {message.slots} calls at once" if message.slots else ""
     if message.cache is not None and message.cache.is_fixed:
         at_once += f"; its cache of {message.cache.tokens:,} tokens cannot be resized"
     library.note(state.now, f"ready: {message.start_s:.2f} s to start, {message.load_s:.2f} s to load{at_once}")
-    kind = library.devices[0].facts.kind
     libraries.record_load(library, message)
-    manager.out.append(
-        RecordLoad(
-            RecipeKey(context.recipe.key), context.recipe.name, kind, message.start_s, message.load_s,
-            message.resident_bytes, message.peak_bytes, message.device_bytes, message.slots
-        )
+    record = RecordLoad(
+        RecipeKey(context.recipe.key), context.recipe.name, library.kind, message.start_s, message.load_s,
+        message.resident_bytes, message.peak_bytes, message.device_bytes, message.slots,
     )  # fmt: skip
+    manager.out.append(record)
     _handle_loaded_library(manager, library)
 
 
@@ -296,8 +266,8 @@ def _handle_loaded_library(manager: Manager, library: Library) -> None:
     _start_serving(manager, library)
 
 
-def library_awake(manager: Manager, library: Library, message: LibraryAwake) -> None:
-    if sleepers.library_awake(manager, library, message):
+def library_awake(manager: Manager, library: Library, message: to_manager.LibraryAwake) -> None:
+    if libraries.record_library_awake(manager, library, message):
         _start_serving(manager, library)
 
 
@@ -311,7 +281,7 @@ def _start_serving(manager: Manager, library: Library) -> None:
     dispatch.feed_library(manager, library)
 
 
-def handle_ended_library(manager: Manager, library: Library, message: LibraryGone) -> None:
+def handle_ended_library(manager: Manager, library: Library, message: to_manager.LibraryGone) -> None:
     """Requeue the calls of a library that has ended, or fail the calls that killed the library."""
     state, context, failure = manager.state, library.context, message.failure
     running = {id for id in message.running if id in library.held}
@@ -319,40 +289,39 @@ def handle_ended_library(manager: Manager, library: Library, message: LibraryGon
     unasked = library.state is LibraryState.LOADING and message.loading and failure is None
     moves = library.state is LibraryState.ASLEEP or library.is_waking
     if moves and failure is not None and failure.kind is FailureKind.CONTEXT:
-        sleepers.record_sleep_failure(library, failure.message)
+        context.sleep_failure = failure.message
     survivors = libraries.detach_library(manager, library)
     library.note(state.now, f"ended: {failure.message}" if failure is not None else "ended")
     why = f"back in the queue: lib-{library.id} on {library.pilot.id} ended"
-    blamed = failure if failure is not None and not message.loading and failure.kind not in BLAMELESS else None
-    crowding = None  # set if the library was killed because other processes use the memory
-    if failure is not None and failure.kind is FailureKind.PILOT and failure.signal and not message.loading:
-        crowding = failure
+    blamed = crowding = None
+    if failure is not None and not message.loading:
+        blamed = failure if failure.kind not in BLAMELESS else None
+        # Other processes use the memory of a library that was killed with this failure.
+        crowding = failure if failure.kind is FailureKind.PILOT and failure.signal else None
     back = []
     if failure is None and not message.loading:
         retries.record_walltime_cuts(manager, library, [call for call in survivors if call.id in running])
     for call in survivors:
-        if crowding is not None and call.id in running and _handle_memory_killed_call(manager, library, call, crowding):
-            continue
-        killer = blamed is not None and call.id in running
-        if failure is not None and failure.kind in OF_OTHERS and call.id in running:
+        has_ended, ran = False, call.id in running
+        if ran and crowding is not None:
+            has_ended = _handle_memory_killed_call(manager, library, call, crowding)
+        elif ran and blamed is not None:
+            alone = len(running) == 1
+            has_ended = retries.blame_call_for_library_death(manager, library, call, blamed, alone=alone)
+        elif ran and failure is not None and failure.kind in OF_OTHERS:
             retries.record_cut_by_other_call(manager, library, call, failure)
-        if not (
-            killer
-            and blamed
-            and retries.blame_call_for_library_death(manager, library, call, blamed, alone=len(running) == 1)
-        ):
+        if not has_ended:
             back.append(call)
-    if blamed is not None:
-        for call in broken:
+    for call in broken:
+        if blamed is not None:
             retries.blame_call_for_library_death(manager, library, call, blamed, alone=len(message.running) == 1)
-    if crowding is not None:
-        for call in broken:
+        elif crowding is not None:
             gangs.count_memory_killed_rank(manager, library, call, crowding)
     holding.requeue(manager, back, why=f"{why} ({failure.message})" if failure else why)
     if failure is None:
-        libraries.count_rerun_calls(manager, sum(call.id in running for call in back))
+        state.rerun_calls += sum(call.id in running for call in back)
     if failure is not None and failure.kind is FailureKind.PILOT:
-        libraries.record_last_load_failure(context, failure)
+        context.last_failure = failure
         again_s = 0.0
         if message.cache_lacks_bytes > 0:
             again_s = _make_cache_room(manager, library.pilot, context, message.cache_lacks_bytes)
@@ -366,9 +335,7 @@ def handle_ended_library(manager: Manager, library: Library, message: LibraryGon
 
 
 def _handle_memory_killed_call(manager: Manager, library: Library, call: Call, failure: Failure) -> bool:
-    """Requeue or fail a call whose library was killed because other processes used the memory. Return False if the
-    caller must requeue the call.
-    """
+    """Handle a call whose library lost its memory to other processes. Return False if it must be requeued."""
     if call.group.options.gang[1] > 1:
         return gangs.count_memory_killed_rank(manager, library, call, failure)
     evidence = msgspec.structs.replace(failure, kind=FailureKind.INFRASTRUCTURE)
@@ -392,10 +359,7 @@ def _load_failed(manager: Manager, context: Context, library: Library, failure: 
         and not any(x.state in _MAY_SERVE for x in queues.libraries_serving_context(each))
     ]
     text = f"context {context.recipe.name} could not be loaded: {failure.message}"
-    evidence = Failure(
-        FailureKind.CONTEXT, text, failure.pilot, failure.library, failure.signal, failure.exit_code, failure.tail,
-        failure.log,
-    )  # fmt: skip
+    evidence = msgspec.structs.replace(failure, kind=FailureKind.CONTEXT, message=text, device="", printed=None)
     for each in lost:
         libraries.fail_waiting_calls(manager, each, evidence)
 
@@ -405,12 +369,15 @@ BUSY_S = 10.0  # Seconds until the next attempt to load a context, if busy libra
 
 
 def _make_cache_room(manager: Manager, pilot: Pilot, context: Context, lacks_bytes: int) -> float:
+    """Stop idle libraries, least recently used first, to free a pilot's cache. Return the seconds until the next try;
+    0 if too little can be freed."""
     users: dict[Context, list[Library]] = {}
     for library in _libraries_using_object_cache(manager.state, pilot):
         if library.context is not context:
             users.setdefault(library.context, []).append(library)
     coming = {ref.name for ref in context.recipe.objects}
-    objects_of = {other: _objects(manager.state, other) for other in users}
+    refs = manager.state.transfers.refs
+    objects_of = {other: {ref.name: ref.size_bytes for ref in refs(other.recipe)} for other in users}
 
     def frees_bytes(ending: Collection[Context]) -> int:
         used = coming.union(*(objects_of[other] for other in users if other not in ending))
@@ -437,14 +404,6 @@ def _make_cache_room(manager: Manager, pilot: Pilot, context: Context, lacks_byt
     return ENDING_S
 
 
-def _objects(state: State, context: Context) -> dict[str, int]:
-    found = {ref.name: ref.size_bytes for ref in context.recipe.objects}
-    for (key, _), forms in state.transfers.snapshots.items():
-        if key == context.recipe.key:
-            found |= {snapshot.object.name: snapshot.object.size_bytes for snapshot in forms.values()}
-    return found
-
-
 def _libraries_using_object_cache(state: State, pilot: Pilot) -> Iterator[Library]:
     peer = state.transfers.peers.get(pilot.id)
     near = state.transfers.caches.get(peer.cache, {}) if peer is not None else {}
@@ -455,7 +414,5 @@ def _libraries_using_object_cache(state: State, pilot: Pilot) -> Iterator[Librar
 
 
 def _is_idle(library: Library) -> bool:
-    if library.state is LibraryState.STOPPING:
-        return True
     is_free = library.state in (LibraryState.READY, LibraryState.ASLEEP) and not library.load
-    return is_free and not library.context.queue.count
+    return library.state is LibraryState.STOPPING or (is_free and not library.context.queue.count)

@@ -1,13 +1,11 @@
-"""Handle pilots that join, disconnect, drain or are lost. Quarantine devices. Repair the state after a loss of journal
-records.
+"""Handle pilots that disconnect, drain or are lost, quarantine devices, and repair the state after a loss of records.
 
 *Quarantine* (`Device.fault`): if a device fails its probe, the calls on the device run elsewhere immediately. If a
 policy quarantines a device, the running calls on the device finish first.
 
-*Lost journal records*: after a crash of the host, events that were acknowledged may be missing in the journal. So
-clients report their open calls in their hellos, pilots report their libraries and calls, and the factory reports its
-blocks. A call that only a pilot knows is an *orphan*. The slot and the result of an orphan are kept for the orphan's
-client. New ids skip ids that may have been lost.
+*Lost journal records*: after a crash of the host, acknowledged events may be missing in the journal. So clients submit
+their open calls again, and pilots report their libraries and calls. A call that only a pilot knows is an *orphan*. Its
+slot and its result are kept for its client.
 """
 
 from __future__ import annotations
@@ -16,20 +14,9 @@ import math
 from collections import deque
 from collections.abc import Collection
 
-from stoker.manager.core import (
-    blocks,
-    deadlines,
-    ending,
-    holding,
-    libraries,
-    objects,
-    queues,
-    registry,
-    retries,
-    sleepers,
-)
+from stoker.manager.core import blocks, deadlines, ending, holding, libraries, objects, queues, registry, retries
 from stoker.manager.core.manager import Manager
-from stoker.manager.core.nouns import Call, Client, Device, Kept, Library, LibraryState, Pilot, PilotState
+from stoker.manager.core.nouns import Call, Client, Device, Library, LibraryState, Pilot, PilotState
 from stoker.manager.core.seams import PolicyError
 from stoker.manager.core.state import JOURNAL_LOST, Orphan, State
 from stoker.protocol import to_pilot
@@ -43,30 +30,18 @@ from stoker.units import show_seconds
 KEPT_PILOTS = 1000  # Number of ended pilots that are kept for their histories, and in case they reconnect
 
 
-def pilot_joins(manager: Manager, pilot: Pilot) -> None:
-    manager.state.pilots[pilot.id] = pilot
-
-
 def mark_pilot_reconnected(manager: Manager, pilot: Pilot) -> None:
     pilot.note(manager.state.now, "reconnected")
     if pilot.state is PilotState.CUT:
         pilot.state = PilotState.HERE
 
 
-def readmit_lost_pilot(manager: Manager, pilot: Pilot) -> Kept:
+def readmit_lost_pilot(manager: Manager, pilot: Pilot) -> None:
     state = manager.state
-    kept, pilot.kept = pilot.kept or {}, None
     del state.gone_pilots[pilot.id]
     state.pilots[pilot.id] = pilot
     state.pilots_gone -= 1
     pilot.state = PilotState.DRAINING if pilot.was is PilotState.DRAINING else PilotState.HERE
-    return kept
-
-
-def forget_old_pilots(state: State, *, kept_s: float) -> None:
-    for pilot in state.gone_pilots.values():
-        if state.now - pilot.lost_at >= kept_s:
-            pilot.kept = None
 
 
 def supply_changed(manager: Manager, pilot: Pilot) -> None:
@@ -92,18 +67,10 @@ def mark_pilot_disconnected(manager: Manager, id: PilotId) -> None:
 
 
 def pilot_lost(
-    manager: Manager,
-    id: PilotId,
-    reason: str,
-    *,
-    loss: LossReason | None = LossReason.UNEXPLAINED,
+    manager: Manager, id: PilotId, reason: str, *, loss: LossReason | None = LossReason.UNEXPLAINED,
     may_return: bool = True,
-) -> None:
-    """Remove a lost pilot and requeue its calls.
-
-    `loss`: why the pilot was lost, or None if the pilot exited properly. `may_return`: True if the pilot is readmitted
-    when it reconnects.
-    """
+) -> None:  # fmt: skip
+    """Remove a pilot and requeue its calls. `loss`: None if it exited properly. `may_return`: readmit it later."""
     state = manager.state
     pilot = state.pilots.pop(id, None)
     if pilot is None:
@@ -113,7 +80,8 @@ def pilot_lost(
         pilot.was = pilot.state
     state.pilots_gone += 1
     blocks.pilot_left(manager, pilot, loss=None if pilot.released or state.ending else loss)
-    objects.pilot_left(manager, pilot)
+    objects.pilot_cut(manager, pilot)
+    state.transfers.peers.pop(id, None)
     pilot.state = PilotState.GONE
     pilot.note(state.now, f"gone: {reason}")
     retries.record_call_losses_of_pilot(manager, pilot)
@@ -196,7 +164,9 @@ def check_walltime(manager: Manager, id: str) -> None:
         return
     for library in pilot.libraries.values():
         if library.state is LibraryState.LOADING and not library.is_waking:
-            libraries.record_load_cut_by_walltime(library, now)
+            context = library.context
+            context.cut_loads += 1
+            context.cut_after_s = max(context.cut_after_s, now - library.started_at)
     release_pilot(manager, pilot, f"its walltime is over in {deadlines.walltime_left_s(pilot, now):.0f} s")
 
 
@@ -210,12 +180,8 @@ def record_device_health(manager: Manager, device: Device, reason: str) -> None:
         return
     device.reported = reason
     _update_fault(device)
-    if not reason:
-        pilot.note(manager.state.now, f"{id} works again")
-        supply_changed(manager, pilot)
-        return
-    pilot.note(manager.state.now, f"{id} quarantined: {reason}")
-    for library in tuple(device.libraries.values()):
+    pilot.note(manager.state.now, f"{id} quarantined: {reason}" if reason else f"{id} works again")
+    for library in tuple(device.libraries.values()) if reason else ():
         for call in tuple(library.held.values()):
             holding.withdraw(manager, call, running=True)
             holding.requeue(manager, (call,), why=f"{id} of {pilot.id} is quarantined ({reason}), not counted as a try")
@@ -267,8 +233,7 @@ KEPT_FORGOTTEN = 100_000  # Number of ended calls that are remembered, whose res
 
 
 def begin_client_resubmission(manager: Manager, client: Client) -> None:
-    """Remember the calls of a client that is about to submit its calls again. Calls that the client then omits have
-    ended."""
+    """Remember the calls of a client that submits its calls again. Calls that the client omits have ended."""
     manager.state.notice(JOURNAL_LOST)
     client.unnamed = {id for id, call in manager.state.calls.items() if call.group.client is client}
     client.unnamed.update(end.call for end in client.unacked)
@@ -281,8 +246,7 @@ def end_client_resubmission(manager: Manager, client: Client) -> None:
         state.refuse("resubmission of calls that the manager did not request")
         return
     for id in sorted(unnamed):
-        call = state.calls.get(id)
-        if call is not None:
+        if (call := state.calls.get(id)) is not None:
             ending.end_call_without_result(manager, call)
         state.forgotten[id] = None
     for end in client.unacked:
@@ -319,12 +283,12 @@ def claim_orphans(manager: Manager, fresh: list[Call]) -> list[Call]:
     orphans, rest = manager.state.orphans, []
     for call in fresh:
         orphan = orphans.pop(call.id, None)
-        if orphan is None or not _start_next_call(manager, orphan, call):
+        if orphan is None or not _claim(manager, orphan, call):
             rest.append(call)
     return rest
 
 
-def _start_next_call(manager: Manager, orphan: Orphan, call: Call) -> bool:
+def _claim(manager: Manager, orphan: Orphan, call: Call) -> bool:
     library = orphan.library
     if orphan.end is not None:
         call.note(manager.state.now, "the call ended before its client submitted it again")
@@ -340,12 +304,10 @@ def _start_next_call(manager: Manager, orphan: Orphan, call: Call) -> bool:
 
 
 def end_orphan_call(state: State, outcome: CallEnd) -> bool:
-    """Keep the result of an orphan (a call that only a pilot knows). If the infrastructure failed the call, drop the
-    orphan. Return False if the call is no orphan."""
+    """Keep the result of an orphan, or drop an orphan that the infrastructure failed. Return False if it is none."""
     if retries.is_fault(outcome):
         return state.orphans.pop(outcome.call, None) is not None
-    orphan = state.orphans.get(outcome.call)
-    if orphan is not None:
+    if (orphan := state.orphans.get(outcome.call)) is not None:
         orphan.end = outcome
     return orphan is not None
 
@@ -355,9 +317,8 @@ def _drop_call(manager: Manager, library: Library, id: CallId, *, running: bool)
         holding.drop(manager, library, id, running=running, of_gang=running)
 
 
-def adopt_library_from_hello(
-    manager: Manager, pilot: Pilot, facts: LibraryFacts, message: PilotHello
-) -> Library | None:
+def adopt_library(manager: Manager, pilot: Pilot, facts: LibraryFacts, message: PilotHello) -> bool:
+    """Record a library that only the pilot knows. Return False if the manager cannot use it."""
     state = manager.state
     devices = tuple(pilot.devices[id] for id in dict.fromkeys(facts.devices) if id in pilot.devices)
     context = state.contexts.get(facts.recipe)
@@ -365,15 +326,16 @@ def adopt_library_from_hello(
         context = registry.define_context(manager, recipe)
     taken = facts.library in state.libraries
     if state.ending or taken or context is None or not devices or len(devices) != len(facts.devices):
-        return None
+        return False
     library = Library(LibraryId(facts.library), context, pilot, devices, state.now)
     libraries.record_memory_use(library, facts.memory_bytes, facts.device_bytes, now=state.now)
-    sleepers.found(library, facts)
+    library.sleeps, library.awake_bytes = facts.sleeps, facts.awake_bytes
+    library.host_bytes = min(facts.host_bytes, max(0, pilot.free_host_bytes_for_sleep))
     try:
         libraries.adopt_found_library(manager, library, reserved_bytes=facts.reserved_bytes, is_hot=facts.ready)
     except PolicyError:
-        return None
+        return False
     if facts.ready:
         blocks.mark_block_useful(manager, pilot)
-    manager.state.notice(JOURNAL_LOST)
-    return library
+    state.notice(JOURNAL_LOST)
+    return True

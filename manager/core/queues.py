@@ -1,16 +1,15 @@
-"""Manage the queue of waiting calls of each context, and the index of libraries by load. Only this module changes
-queues and indexes.
+"""Index the libraries of each context by load, and note when its waiting calls need more libraries.
 
 *Stuck libraries*: if a long call blocks calls that were sent to the library in advance (`Dispatch.window`), a timer
 requeues the blocked calls. The library gets no more calls in advance until one of its calls ends.
 
-*Variants*: a call may list other contexts that can serve the call. The call waits in the queue of its own context. A
-library with free capacity and an empty queue accepts calls that list the library's context (`Dispatch.pull_others`).
+*Variants*: a call may list other contexts that can serve it. The call waits in the queue of its own context. A library
+with free slots and an empty queue also takes calls that list its context (`Dispatch.pull_others`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 
 from stoker.manager.core import blame
@@ -24,7 +23,7 @@ LINGERS = 4  # After this multiple of the usual run time, the end of a call cann
 
 
 def is_unlikely_to_free_slot(now: float, library: Library, *, load_s: float) -> bool:
-    """Return True if the library will probably not free a slot soon, so that loading another library is useful."""
+    """Return True if loading another library is probably faster than waiting for a slot of this library."""
     full = all_slots_occupied_since(library)
     if full is None or now - full < max(STUCK_S, load_s):
         return False
@@ -39,11 +38,6 @@ def all_slots_occupied_since(library: Library) -> float | None:
         return library.ended_at
     last = next(islice(library.held.values(), place, None), None)
     return None if last is None else max(last.sent_at, library.ended_at)
-
-
-def free_slots(manager: Manager, library: Library) -> int:
-    window = manager.policies.dispatch.window(manager.state, library)
-    return min(window, library.slots) if library.stuck else window
 
 
 def has_room(manager: Manager, library: Library) -> bool:
@@ -74,43 +68,8 @@ def update_load_index(manager: Manager, library: Library) -> bool:
         return False
     index.put(library, waiting)
     if STUCK_TIMER not in manager.state.timers:
-        schedule_backlog_check(manager)
+        manager.set_timer(STUCK_TIMER, manager.state.now + STUCK_S)
     return room
-
-
-def rank_libraries(context: Context) -> None:
-    context.index.rank(context.speeds.of)
-
-
-def record_call_burst(library: Library, count: int, now: float) -> None:
-    library.context.index.gave(library, count, now)
-
-
-def schedule_backlog_check(manager: Manager) -> None:
-    manager.set_timer(STUCK_TIMER, manager.state.now + STUCK_S)
-
-
-def mark_stuck(manager: Manager, library: Library) -> None:
-    library.stuck = True
-    update_load_index(manager, library)
-
-
-def unmark_stuck(library: Library) -> None:
-    library.stuck = False
-
-
-def link_variant_contexts(context: Context, others: Iterable[Context]) -> None:
-    for other in others:
-        if other is not context:
-            context.lists[other.recipe.key] = other
-            other.listed_by[context.recipe.key] = context
-
-
-def unlink_variant_contexts(context: Context) -> None:
-    for other in context.lists.values():
-        other.listed_by.pop(context.recipe.key, None)
-    for other in context.listed_by.values():
-        other.lists.pop(context.recipe.key, None)
 
 
 def contexts_serving_group(group: Group) -> Iterator[Context]:
@@ -128,44 +87,25 @@ def libraries_serving_context(context: Context) -> Iterator[Library]:
         yield from other.libraries.values()
 
 
-def enqueue(context: Context, calls: list[Call]) -> None:
-    context.queue.extend(calls)
-
-
-def requeue_call_in_order(call: Call) -> None:
-    call.group.context.queue.put_back(call)
-
-
-def reorder_queue(context: Context) -> None:
-    context.queue.reorder()
-
-
-def dequeue(context: Context, group: Group, limit: int) -> list[Call]:
-    return context.queue.take(group, limit)
-
-
-def dequeue_call(call: Call) -> None:
-    call.group.context.queue.leave(call)
-
-
 def remove_call_from_queue(manager: Manager, call: Call) -> None:
     context = call.group.context
     context.queue.leave(call)
     record_queue_shrinkage(manager, context)
 
 
-def demote_call(call: Call) -> None:
-    call.group.context.queue.demote(call)
-
-
-def mark_late(call: Call) -> None:
-    call.group.context.queue.mark_late(call)
+def put_call_back_in_queue(manager: Manager, call: Call) -> None:
+    context = call.group.context
+    trial = manager.state.trials.get(call.id)
+    if trial is None or not blame.needs_special_placement(manager, call, trial):
+        context.queue.put_back(call)
+    else:
+        context.queue.hold_back(call)
+        manager.apart_due = True
+    record_queue_growth(manager, context)
 
 
 def record_queue_growth(manager: Manager, context: Context) -> None:
-    """Record that calls wait in a context's queue. If the number of waiting calls has doubled, the policies decide
-    again.
-    """
+    """Record that calls wait. If the number of waiting calls has doubled, the policies decide again."""
     if context.recipe.key not in manager.state.waiting_contexts:
         manager.state.waiting_contexts[context.recipe.key] = context
         manager.demand_changed = True
@@ -192,14 +132,3 @@ def update_starved_since(manager: Manager, changed: Context) -> None:
             context.starved_since = None
         elif context.starved_since is None:
             context.starved_since = manager.state.now
-
-
-def put_call_back_in_queue(manager: Manager, call: Call) -> None:
-    context = call.group.context
-    trial = manager.state.trials.get(call.id)
-    if trial is None or not blame.needs_special_placement(manager, call, trial):
-        context.queue.put_back(call)
-    else:
-        context.queue.hold_back(call)
-        manager.apart_due = True
-    record_queue_growth(manager, context)

@@ -1,8 +1,7 @@
 """List the manager's steps for each event.
 
 `Core.handle(event, now) -> [Command]` is a pure function, used by the live server and the simulator. Each function
-below calls the steps of one event or message in order. A step changes only the state of its own file, and calls no
-function of this file.
+below calls the steps of one event or message in order. A step calls no function of this file.
 
 Policies decide again about a context only when its queue has doubled, devices changed, or a timer fires.
 """
@@ -30,14 +29,12 @@ from stoker.manager.core import (
     object_plan,
     objects,
     outlook,
-    pieces,
     pilot_reports,
     pilots,
     queues,
     registry,
     report,
     retries,
-    sleepers,
     story,
 )  # fmt: skip
 from stoker.manager.core.events import Command, Event, FromClient, FromPilot
@@ -48,7 +45,7 @@ from stoker.manager.core.state import JOURNAL_LOST, State
 from stoker.protocol import bounds, to_client, to_manager, to_pilot
 from stoker.protocol.ids import ClientId, PilotId
 from stoker.protocol.to_manager import ClientHello, PilotHello, Submit
-from stoker.protocol.to_pilot import FunctionBlob
+from stoker.protocol.to_pilot import FunctionBlob, PilotWelcome
 from stoker.protocol.wire import why_not
 
 
@@ -84,7 +81,7 @@ class Core:
 
     def pass_on(self, event: FromPilot | FromClient, now: float) -> list[Command]:
         """Return commands that forward pieces of results, which are not in the journal."""
-        return pieces.forward_result_pieces(self.state, event, now)
+        return clients.forward_result_pieces(self.state, event, now)
 
     def start(self) -> list[Command]:
         """Return commands that set the first timers of policies."""
@@ -96,7 +93,7 @@ class Core:
         self.manager.heartbeat_s, self.manager.lease_s = heartbeat_s, lease_s
 
     def discard_pending_commands(self) -> None:
-        """Drop the commands of an event that raised an exception, so that no part of the event is carried out."""
+        """Drop the commands of an event that raised an exception."""
         self.manager.out.clear()
 
 
@@ -121,9 +118,6 @@ def react(manager: Manager, event: Event) -> None:
             on_timer(manager, key)
         case events.AdviceArrived():
             actions.handle_arrived_advice(manager, event)
-        case events.FormerAdvice(recipe=recipe, by_kind=by_kind, source=source):
-            about = events.OfContext(recipe)
-            actions.handle_arrived_advice(manager, events.AdviceArrived(about, events.CostAdvice(by_kind), source))
         case events.ManagerRestarted():
             on_manager_restarted(manager)
         case events.SessionDefined(sources=sources, lease_s=lease_s):
@@ -144,7 +138,7 @@ def react(manager: Manager, event: Event) -> None:
         case events.RecordsLost():
             clients.mark_journal_records_lost(state)
         case events.EndsKept(ends=ends):
-            clients.store_kept_results(state, ends)
+            state.kept_ends.update({end.call: end for end in ends})
         case events.SessionKept():
             state.kept = True
         case events.SessionEnded(reason=reason):
@@ -156,7 +150,11 @@ def react(manager: Manager, event: Event) -> None:
 
 def on_manager_restarted(manager: Manager) -> None:
     state = manager.state
-    state.skip_ids_after_restart()
+    if state.next_library > 1 or state.next_client:  # ids that may have been lost with a part of the journal
+        state.next_library += 1000 - state.next_library % 1000
+        state.next_client += 100 - state.next_client % 100
+    if state.next_block > 1:
+        state.next_block += 100 - state.next_block % 100
     for pilot in state.pilots.values():
         pilots.mark_pilot_disconnected(manager, pilot.id)
     for client in state.clients.values():
@@ -199,7 +197,7 @@ def on_pilot_hello(manager: Manager, id: PilotId, message: PilotHello) -> Pilot 
     pilot, gone = state.pilots.get(id), state.gone_pilots.get(id)
     if wrong := pilot_reports.pilot_refusal_reason(state, id, message):
         state.refuse("hello of a refused pilot")
-        pilot_reports.refuse_pilot(manager, id, wrong)
+        manager.out.append(events.ToPilot(id, to_pilot.PilotRefused(wrong)))
         return None
     known = pilot or gone
     if known is not None and pilot_reports.request_newer_hello(manager, known, message):
@@ -213,13 +211,12 @@ def on_pilot_hello(manager: Manager, id: PilotId, message: PilotHello) -> Pilot 
     lost = pilot.inbox.skip_to(message.acknowledged)
     if lost:
         state.notice(JOURNAL_LOST)
-    libraries.skip_used_library_ids(state, message)
+    known_ids = [facts.library for facts in message.libraries]
+    state.next_library = max(state.next_library, message.last_library + 1, *(id + 1 for id in known_ids))
     pilots.set_pilot_walltime(manager, pilot, message.ends_in_s)
     objects.pilot_joined(manager, pilot, message)
-    manager.say(
-        pilot,
-        to_pilot.PilotWelcome(state.session, manager.heartbeat_s, manager.lease_s, again=lost, hello=message.number),
-    )
+    welcome = PilotWelcome(state.session, manager.heartbeat_s, manager.lease_s, again=lost, hello=message.number)
+    manager.say(pilot, welcome)
     pilot_reports.reconcile_pilot_with_hello(manager, pilot, message)
     pilot_reports.handle_hello_device_faults(manager, pilot, message.faults, lost=lost)
     nodes.judge_pilot_at_hello(manager, pilot)
@@ -228,11 +225,11 @@ def on_pilot_hello(manager: Manager, id: PilotId, message: PilotHello) -> Pilot 
 
 
 def on_pilot_message(manager: Manager, pilot: Pilot, message: Any) -> None:
-    step = _PILOT_STEPS.get(type(message))
-    if step is not None:
-        step(manager, pilot, message)
+    step = _LIBRARY_STEPS.get(type(message))
+    if step is None:
+        _PILOT_STEPS[type(message)](manager, pilot, message)
     elif (library := pilot.libraries.get(message.library)) is not None:
-        _LIBRARY_STEPS[type(message)](manager, library, message)
+        step(manager, library, message)
     else:
         manager.state.refuse("message of a library that the pilot does not have")
 
@@ -260,7 +257,7 @@ _LIBRARY_STEPS: dict[type, Callable[[Manager, Library, Any], object]] = {
     to_manager.LibraryReady: pilot_reports.handle_ready_library,
     to_manager.LibraryGone: pilot_reports.handle_ended_library,
     to_manager.LibraryResized: libraries.resized,
-    to_manager.LibraryAsleep: sleepers.record_library_asleep,
+    to_manager.LibraryAsleep: libraries.record_library_asleep,
     to_manager.LibraryAwake: pilot_reports.library_awake,
     to_manager.LibraryBatch: libraries.record_engine_load,
     to_manager.CallYielded: lambda manager, *_: manager.state.refuse("pieces in a frame for the journal"),
@@ -336,9 +333,10 @@ def on_client_message(manager: Manager, client: Client, message: to_manager.From
         case to_manager.Received(total=total, unused=unused):
             clients.drop_acknowledged_results(client, total)
             if unused:
-                clients.forget_functions(manager, client, unused)
+                registry.forget_functions(manager, client, unused)
         case to_manager.DefineFunction(key=key, name=name, blob=blob, place=place):
-            registry.define_function(state, client, FunctionBlob(key, name, blob, place))
+            state.functions.setdefault(key, FunctionBlob(key, name, blob, place))
+            client.defined.add(key)
         case to_manager.DefineRecipe(recipe=recipe):
             clients.define_recipe(manager, client, recipe)
         case to_manager.Cancel():
@@ -397,7 +395,7 @@ def on_program_blocks(manager: Manager, client: Client, message: to_manager.Want
     """Record the blocks that a program starts without the manager."""
     state = manager.state
     state.reported_blocks = dict(message.blocks)
-    registry.set_most_pilots(state, client, message.most_pilots)
+    state.most_pilots[client.id] = message.most_pilots
     pilots.lose_pilots_of_ended_blocks(manager, message.ended)
     manager.supply_changed |= bool(state.waiting_contexts)
 
@@ -411,21 +409,20 @@ def on_block_update(manager: Manager, message: to_manager.BlockUpdate) -> None:
 
 # ---- timers
 def on_timer(manager: Manager, key: str) -> None:
-    """Handle a timer that has fired. The first part of the timer's key determines which function handles the timer."""
-    manager.drop_timer(key)
+    manager.state.timers.pop(key, None)
     owner, _, rest = key.partition("/")
     if owner in manager.seams:
         actions.carry_out(manager, manager.seams[owner].timer(manager.state, rest), seam=owner)
     elif owner in _TIMER_STEPS:
         _TIMER_STEPS[owner](manager, rest)
+    elif owner == retries.FAULTS_TIMER:
+        manager.apart_due = True
     else:
         manager.state.refuse(f"unknown timer: {owner}")
 
 
 def on_policy_round(manager: Manager, name: str) -> None:
-    """Run a round of a policy, with the changes since the policy's last round. If the policy wants to skip rounds, no
-    timer is set until something changes.
-    """
+    """Run a round of a policy with the changes since its last round. A policy that rests waits for the next change."""
     seam = manager.seams[name]
     changes, manager.changes[name] = manager.changes[name], Changes()
     manager.tracked = tuple(manager.changes.values())
@@ -443,7 +440,6 @@ _TIMER_STEPS: dict[str, Callable[[Manager, str], object]] = {
     "loss": blocks.finalize_loss_reasons_by_id,
     "deadline": deadlines.check_queue_deadlines,
     "emptied": block_orders.release_block_without_pilots,
-    retries.FAULTS_TIMER: retries.mark_fault_retries_due,
     pilots.QUARANTINE_TIMER: pilots.end_quarantine,
     nodes.NODES_TIMER: nodes.check_nodes_of_source,
     blame.PRINTING_TIMER: blame.ask_advisor_about_output,
@@ -458,7 +454,9 @@ def settle(manager: Manager) -> None:
         manager.apart_due = True
     if manager.returned or manager.dirty or manager.supply_changed or manager.demand_changed or manager.apart_due:
         _ask_policies(manager)
-    object_plan.plan_pending_transfers(manager)
+    transfers = manager.state.transfers
+    if transfers.leaving or transfers.unsettled or transfers.freed or transfers.changed:
+        object_plan.plan_pending_transfers(manager)
     if manager.drops:
         holding.send_call_drop_orders(manager)
     if manager.forecasts:
@@ -472,10 +470,8 @@ def settle(manager: Manager) -> None:
 
 
 def _ask_policies(manager: Manager) -> None:
-    """Repeat these steps until no work is left. Serve the queues of requeued calls. Place the calls that the core
-    places. Mark contexts if devices have changed. Run the residency policy for contexts that lack libraries. Run the
-    provisioning policy.
-    """
+    """Serve queues of requeued calls, place the calls that the core places, and run policies until no work is left."""
+    state = manager.state
     for _ in range(_SETTLE_TURNS):
         if manager.returned:
             returned, manager.returned = manager.returned, {}
@@ -486,18 +482,18 @@ def _ask_policies(manager: Manager) -> None:
             retries.process_special_placements(manager)
         elif manager.supply_changed:
             manager.supply_changed, manager.demand_changed = False, True
-            manager.dirty.update(dict.fromkeys(manager.state.waiting_contexts.values()))
+            manager.dirty.update(dict.fromkeys(state.waiting_contexts.values()))
         elif manager.dirty:
             # Serve the context that has waited longest first, so that no other context gets the device freed for it.
             dirty, manager.dirty = sorted(manager.dirty, key=lambda x: x.lacking or _LACKS_NOTHING), {}
             for context in dirty:
                 if context.queue.count:
-                    context.asked_at = manager.state.now
-                    wanted = manager.policies.residency.wanted(manager.state, context)
+                    context.asked_at = state.now
+                    wanted = manager.policies.residency.wanted(state, context)
                     actions.carry_out(manager, wanted, seam="residency")
         elif manager.demand_changed:
             manager.demand_changed = False
-            actions.carry_out(manager, manager.policies.provisioning.demand(manager.state), seam="provisioning")
+            actions.carry_out(manager, manager.policies.provisioning.demand(state), seam="provisioning")
         else:
             return
     manager.returned, manager.dirty, manager.supply_changed, manager.demand_changed = {}, {}, False, False

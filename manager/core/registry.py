@@ -1,10 +1,7 @@
 """Register clients, functions, contexts, groups of calls, and limits on the number of a context's libraries.
 
-The definition of a function or context is kept while a known client has defined it, an open call needs it, or a library
-has loaded it.
-
-The *limits* of several programs are combined: the largest `least`, the smallest `most` (which has precedence), and the
-longest `keep_alive_s`. The limits of an absent program, except `least`, remain until another program sets limits.
+A definition is kept while a known client has defined it, an open call needs it, or a library has loaded it. Limits of
+several programs are combined. Those of an absent program, except `least`, remain until another program sets limits.
 """
 
 from __future__ import annotations
@@ -15,32 +12,17 @@ from itertools import chain
 import msgspec
 
 from stoker.contexts.recipe import NO_LIMITS, LibraryLimits, Recipe
-from stoker.manager.core import queues
+from stoker.manager.core import ending
 from stoker.manager.core.events import AskAdvice, OfContext, OfFunction
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Client, Context, Group
 from stoker.manager.core.per_context import Cost
 from stoker.manager.core.state import State
 from stoker.protocol.calls import CallOptions
-from stoker.protocol.ids import ClientId, FunctionKey, RecipeKey
+from stoker.protocol.ids import FunctionKey, RecipeKey
 from stoker.protocol.to_manager import Submit
-from stoker.protocol.to_pilot import FunctionBlob
 
 KEPT_NUMBERS = 10_000  # Removed clients whose numbers are kept, so that their calls on pilots are not orphans
-KEPT_GROUPS = 1000  # Number of groups without open calls that are kept, because clients may submit more calls
-
-
-def add_client(state: State, id: ClientId, number: int, *, factory: bool = False) -> Client:
-    client = state.clients[id] = Client(id, number=number, observer=number < 0)
-    client.factory = factory
-    if number >= 0:
-        state.clients_by_number[number] = client
-        state.next_client = max(state.next_client, number + 1)
-    return client
-
-
-def set_most_pilots(state: State, client: Client, most: int) -> None:
-    state.most_pilots[client.id] = most
 
 
 def forget_client(state: State, client: Client) -> None:
@@ -52,11 +34,6 @@ def forget_client(state: State, client: Client) -> None:
     state.departed[client.number] = None
     if len(state.departed) > KEPT_NUMBERS:
         del state.departed[next(iter(state.departed))]
-
-
-def define_function(state: State, client: Client, function: FunctionBlob) -> None:
-    state.functions.setdefault(function.key, function)
-    client.defined.add(function.key)
 
 
 def define_context(manager: Manager, recipe: Recipe) -> Context:
@@ -90,21 +67,17 @@ def add_group(manager: Manager, client: Client, message: Submit, options: CallOp
         manager.out.append(AskAdvice(OfFunction(function.key, cost.recipe), function.timing_key))
     key = client.number, function.key, context.recipe.key, options
     group = state.groups[key] = Group(key, client, context, cost, options)
-    queues.link_variant_contexts(
-        context, [state.contexts[other] for other in options.variants if other in state.contexts]
-    )
+    for variant in options.variants:
+        other = state.contexts.get(variant, context)
+        if other is not context:
+            context.lists[variant] = other
+            other.listed_by[context.recipe.key] = context
     return group
 
 
-def forget_closed_group(state: State, group: Group) -> None:
-    if len(state.groups) > KEPT_GROUPS:
-        state.groups.pop(group.key, None)
-
-
-def unused_functions(state: State, client: Client, keys: Iterable[FunctionKey]) -> set[FunctionKey]:
-    """Remove a client's definitions of functions. Return the functions that no client defines and no call uses any
-    more.
-    """
+def forget_functions(manager: Manager, client: Client, keys: Iterable[FunctionKey]) -> None:
+    """Remove a client's definitions of functions, and forget the functions that nothing uses any more."""
+    state = manager.state
     client.defined.difference_update(keys)
     state.unused_functions.update(dict.fromkeys(keys))
     defined = set[str]().union(*(each.defined for each in state.clients.values()))
@@ -112,14 +85,13 @@ def unused_functions(state: State, client: Client, keys: Iterable[FunctionKey]) 
     unused = [key for key in state.unused_functions if key not in needed]
     for key in unused:
         del state.unused_functions[key]
-    return {key for key in unused if key not in defined}
-
-
-def forget_functions(state: State, dropped: set[FunctionKey]) -> None:
-    for key in dropped:
-        state.functions.pop(key, None)
-    state.groups = {key: group for key, group in state.groups.items() if group.function.key not in dropped}
-    state.costs = {key: cost for key, cost in state.costs.items() if key[0] not in dropped}
+    dropped = {key for key in unused if key not in defined}
+    if dropped:
+        ending.record_runs(manager)
+        for key in dropped:
+            state.functions.pop(key, None)
+        state.groups = {key: group for key, group in state.groups.items() if group.function.key not in dropped}
+        state.costs = {key: cost for key, cost in state.costs.items() if key[0] not in dropped}
 
 
 def forget_groups_of_gone_clients(state: State) -> None:
@@ -129,7 +101,7 @@ def forget_groups_of_gone_clients(state: State) -> None:
 
 
 def forget_unused_definitions(manager: Manager) -> bool:
-    """Remove unused functions and contexts. Return True if a remaining function or context has no definition."""
+    """Remove unused functions and contexts. Return True if a client no longer defines one that remains."""
     state = manager.state
     defined = set[str]().union(*(client.defined for client in state.clients.values()))
     functions = defined.union(group.function.key for group in state.groups.values())
@@ -144,9 +116,7 @@ def forget_unused_definitions(manager: Manager) -> bool:
     for context in dropped:
         _forget_context(manager, context)
     state.costs = {
-        (function, recipe): cost
-        for (function, recipe), cost in state.costs.items()
-        if function in state.functions and recipe in state.contexts
+        key: cost for key, cost in state.costs.items() if key[0] in state.functions and key[1] in state.contexts
     }
     if dropped:
         _forget_objects(state)
@@ -156,17 +126,18 @@ def forget_unused_definitions(manager: Manager) -> bool:
 def _forget_context(manager: Manager, context: Context) -> None:
     state, key = manager.state, context.recipe.key
     del state.contexts[key]
-    queues.unlink_variant_contexts(context)
+    for other in context.lists.values():
+        other.listed_by.pop(key, None)
+    for other in context.listed_by.values():
+        other.lists.pop(key, None)
     manager.dirty.pop(context, None)
     manager.returned.pop(context, None)
-    for about in [about for about in state.transfers.snapshots if about[0] == key]:
-        del state.transfers.snapshots[about]
+    state.transfers.snapshots.pop(key, None)
 
 
 def _forget_objects(state: State) -> None:
     transfers = state.transfers
-    named = {ref.name for context in state.contexts.values() for ref in context.recipe.objects}
-    named.update(each.object.name for forms in transfers.snapshots.values() for each in forms.values())
+    named = {ref.name for context in state.contexts.values() for ref in transfers.refs(context.recipe)}
     for name, object in list(transfers.objects.items()):
         if name not in named and not object.holders and not object.fetches and name not in transfers.needy:
             del transfers.objects[name]
@@ -188,8 +159,7 @@ def set_client_limits(manager: Manager, client: Client, context: Context, limits
 
 
 def recompute_client_limits(manager: Manager, client: Client) -> list[Context]:
-    """Combine the limits of all programs again after a program left or returned. Return the contexts whose limits
-    changed."""
+    """Combine all limits again after a program left or returned. Return the contexts whose limits changed."""
     said_some = [each for each in manager.state.contexts.values() if client.id in each.reported_limits]
     return [context for context in said_some if _update_limits(manager, context)]
 
@@ -197,13 +167,10 @@ def recompute_client_limits(manager: Manager, client: Client) -> list[Context]:
 def _update_limits(manager: Manager, context: Context) -> bool:
     if not _are_limits_honoured(manager):
         return False  # calls with limits are refused
-    clients = manager.state.clients
+    clients, before = manager.state.clients, context.limits
     here = [each for id, each in context.reported_limits.items() if id in clients and not clients[id].gone]
-    limits = combine_limits(here) if here else msgspec.structs.replace(context.limits, least=0)
-    if limits == context.limits:
-        return False
-    context.limits = limits
-    return True
+    context.limits = combine_limits(here) if here else msgspec.structs.replace(before, least=0)
+    return context.limits != before
 
 
 def _are_limits_honoured(manager: Manager) -> bool:
@@ -211,6 +178,7 @@ def _are_limits_honoured(manager: Manager) -> bool:
 
 
 def combine_limits(limits: Collection[LibraryLimits]) -> LibraryLimits:
+    """Return the largest `least`, the smallest `most` (which has precedence), and the longest `keep_alive_s`."""
     most = min((each.most for each in limits if each.most), default=0)
     least = max((each.least for each in limits), default=0)
     kept = [each.keep_alive_s for each in limits if each.keep_alive_s is not None]

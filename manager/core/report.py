@@ -1,8 +1,4 @@
-"""Answer `stoker status` and `stoker calls`.
-
-A session may have a million calls, so waiting calls are read from the heads of queues, running calls from their
-libraries, and failed calls from kept histories.
-"""
+"""Answer `stoker status` and `stoker calls` without a loop over all calls."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import heapq
 from collections.abc import Iterator
 from itertools import islice
 
-from stoker.manager.core import blame, ending, object_plan, outlook, story
+from stoker.manager.core import ending, object_plan, outlook, story
 from stoker.manager.core.nouns import Call, Context, Device, Gang, Library, LibraryState, Pilot, PilotState
 from stoker.manager.core.state import State
 from stoker.manager.core.story import waits_for
@@ -26,7 +22,7 @@ _MOST_GROUPS, _MOST_LONGEST = 20, 10  # Maximum numbers of failure groups and of
 
 def session_status(state: State) -> to_client.Status:
     queued = sum(context.queue.count for context in state.contexts.values())
-    left = outlook.estimate_session_time_left(state)
+    left_s, pilot_in_s = outlook.estimate_session_time_left(state)
     refused = dict(state.refused)
     by_pilots = sum(pilot.refused_frames for pilot in state.pilots.values())
     if by_pilots:
@@ -34,7 +30,7 @@ def session_status(state: State) -> to_client.Status:
     return to_client.Status(
         session=state.session, uptime_s=state.now - state.started_at, queued=queued, running=len(state.calls) - queued,
         done=state.done - state.failures - state.cancelled, failed=state.failures,
-        rate=pace.recent_rate_per_second(state.rate, now=state.now), left_s=left.left_s,
+        rate=pace.recent_rate_per_second(state.rate, now=state.now), left_s=left_s,
         pilots=tuple(_pilot(state, p) for p in state.pilots.values()),
         libraries=tuple(_library(state, x) for x in state.libraries.values()),
         contexts=tuple(_context(state, x) for x in state.contexts.values()), blocks=story.program_block_states(state),
@@ -42,7 +38,7 @@ def session_status(state: State) -> to_client.Status:
         gone_pilots=state.pilots_gone, emptied_blocks=story.emptied_program_blocks(state),
         jobs=tuple(story.block_status(state.now, block) for block in state.blocks.values()), trouble=_trouble(state),
         objects=object_plan.object_statuses(state), ended_blocks=dict(state.ended_blocks),
-        losses={reason.value: count for reason, count in state.losses.items() if count}, pilot_in_s=left.pilot_in_s,
+        losses={reason.value: count for reason, count in state.losses.items() if count}, pilot_in_s=pilot_in_s,
         maps=outlook.statuses(state), notices=tuple(StoryLine(at, text) for text, at in state.notices.items()),
         excluded_nodes=tuple(node for source in state.sources.values() for node in state.excluded_nodes(source)),
         failure_groups=ending.list_failure_groups(state)[:_MOST_GROUPS], longest=tuple(_running(state, _MOST_LONGEST)),
@@ -54,10 +50,9 @@ def _trouble(state: State) -> dict[str, str]:
     said = {name: source.trouble or story.source_failure(source) for name, source in state.sources.items()}
     said["factory"] = state.factory_trouble
     said["peers"] = object_plan.unreachable_peers_warning(state)
-    said |= blame.unfit_reasons_by_pilot(state)
     for pilot in state.pilots.values():
-        if pilot.troubles:
-            said[pilot.id] = "; ".join(filter(None, (*pilot.troubles, said.get(pilot.id, ""))))
+        unfit = dict.fromkeys(why for until, why in pilot.unfit.values() if state.now < until)
+        said[pilot.id] = "; ".join((*pilot.troubles, *unfit))
     return {name: text for name, text in said.items() if text}
 
 
@@ -139,7 +134,8 @@ def list_calls(state: State, *, limit: int, only: ListedState | None) -> Calls:
 def _running(state: State, limit: int) -> Iterator[ListedCall]:
     longest = heapq.nsmallest(limit, _held(state, limit), key=lambda held: (held[2].sent_at, held[2].id))
     for library, ahead, call in longest:
-        where = tuple(map(_place, call.holder.members if isinstance(call.holder, Gang) else (library,)))
+        members = call.holder.members if isinstance(call.holder, Gang) else (library,)
+        where = tuple(f"{member.pilot.id}/{format_library_id(member.id)}" for member in members)
         yield _listed(state, call, ListedState.RUNNING, state.now - call.sent_at, where=where, ahead=ahead)
 
 
@@ -167,25 +163,14 @@ def _failed(state: State, limit: int) -> Iterator[ListedCall]:
 
 
 def _listed(
-    of: State,
-    call: Call,
-    state: ListedState,
-    since_s: float,
-    *,
-    where: tuple[str, ...] = (),
-    ahead: int = 0,
+    of: State, call: Call, state: ListedState, since_s: float, *, where: tuple[str, ...] = (), ahead: int = 0,
     error: str = "",
-) -> ListedCall:
-    context: Context = call.group.context
+) -> ListedCall:  # fmt: skip
     report, forecast = of.reports.get(call.id) or of.printed.get(call.id), of.forecasts.get(call.id)
     due_at = call.group.options.objective.deadline_at
     return ListedCall(
-        show_call(call.id), call.group.function.name, context.recipe.name, state, since_s, where, ahead, error,
-        *((report.done, report.total, report.metric) if report is not None else (0.0, 0.0, 0.0)),
+        show_call(call.id), call.group.function.name, call.group.context.recipe.name, state, since_s, where, ahead,
+        error, *((report.done, report.total, report.metric) if report is not None else (0.0, 0.0, 0.0)),
         due_in_s=due_at - of.now if due_at else None,
         ends_in_s=forecast.ends_at - of.now if forecast is not None else None,
     )  # fmt: skip
-
-
-def _place(library: Library) -> str:
-    return f"{library.pilot.id}/{format_library_id(library.id)}"

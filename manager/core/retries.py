@@ -1,17 +1,16 @@
 """Handle calls that lost their library, pilot or device. Such a call is requeued, runs alone, or fails with evidence.
 
 *Faults* (`FailureKind.INFRASTRUCTURE`): after a fault, the call waits apart from the queue, and avoids the faulty pilot
-or device for some seconds. The call fails after faults on `MOST_PILOTS` pilots, or `MOST_THERE` faults on one pilot.
+or device for some seconds.
 
-*Losses*: if a pilot is lost and no harmless reason is known, each call that may have run on the pilot gets a loss,
-because a call that kills its node leaves no evidence. After `ALONE_AFTER` losses, the call runs alone on a reserved
-pilot. If the reserved pilot or its library also dies, the call fails as poison. The death of only a library is better
-evidence (`blame_call_for_library_death`), unless the process was killed from outside while other libraries ran.
+*Losses*: if a pilot is lost without a harmless reason, each call that may have run there gets a loss, because a call
+that kills its node leaves no evidence. After `ALONE_AFTER` losses, the call runs alone on a reserved pilot. If this
+pilot or its library also dies, the call fails as poison. Policies with rounds reserve no pilot; their calls fail after
+`MOST_LOSSES` losses.
 
 *Cuts*: a call fails if the walltimes of two pilots cut it off, and the call had most of the walltime each time.
 
-If a call saves its progress (`stoker.progress(state=...)`), its losses, cuts and faults no longer count. Policies with
-rounds reserve no pilot. With these policies, calls fail after `MOST_LOSSES` losses.
+Once a call saves its progress (`stoker.progress(state=...)`), its earlier losses, cuts and faults no longer count.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Context, Library, LibraryState, Pilot, PilotState
 from stoker.manager.core.state import Fault, Loss, State, Trial
 from stoker.protocol.blocks import LossReason
-from stoker.protocol.calls import CallEnd, Failure, FailureKind
+from stoker.protocol.calls import CallEnd, Failure, FailureKind, Printed
 from stoker.protocol.ids import format_library_id, show_call
 from stoker.units import show_seconds
 
@@ -47,7 +46,7 @@ def requeue_after_fault(manager: Manager, library: Library, call: Call, outcome:
     state, pilot, failure = manager.state, library.pilot, outcome.failure
     trial = holding.get_or_create_trial(manager, call)
     there = _count_faults_on_pilot(trial, library)
-    devices = frozenset(device.id for device in library.devices) if failure.device else frozenset()
+    devices = frozenset([device.id for device in library.devices] if failure.device else ())
     avoided_until = state.now + AVOIDS_S[min(there, len(AVOIDS_S) - 1)]
     pause_s = PAUSE_S[min(len(trial.faults), len(PAUSE_S) - 1)]
     trial.faults.append(Fault(state.now, pilot.id, devices, avoided_until, state.now + pause_s, failure))
@@ -61,7 +60,7 @@ def requeue_after_fault(manager: Manager, library: Library, call: Call, outcome:
         return
     where = ", ".join(sorted(devices)) + f" of {pilot.id}" if devices else str(pilot.id)
     holding.requeue(manager, (call,), why=f"runs again, for {avoided_until - state.now:g} s not on {where}")
-    libraries.count_rerun_calls(manager, 1)
+    state.rerun_calls += 1
     for at in (avoided_until, state.now + pause_s):
         key = f"{FAULTS_TIMER}/{int(at) + 1}"  # one timer per second: thousands of calls may wait for one file server
         if at > state.now and key not in state.timers:
@@ -84,15 +83,11 @@ def _count_faults_on_pilot(trial: Trial, library: Library) -> int:
     return sum(fault.pilot == library.pilot.id for fault in trial.faults)
 
 
-def mark_fault_retries_due(manager: Manager, _: str) -> None:
-    manager.apart_due = True
-
-
 def _can_run_on_other_pilot(manager: Manager, trial: Trial) -> bool:
-    now, faults = manager.state.now, trial.faults
-    if any(now < fault.pauses_until for fault in faults):
+    now = manager.state.now
+    if any(now < fault.pauses_until for fault in trial.faults):
         return False
-    not_now = {fault.pilot: fault.devices for fault in faults if now < fault.avoided_until}
+    not_now = {fault.pilot: fault.devices for fault in trial.faults if now < fault.avoided_until}
     return any(
         pilot.state is PilotState.HERE
         and (id not in not_now or (bool(not_now[id]) and any(device not in not_now[id] for device in pilot.devices)))
@@ -103,21 +98,19 @@ def _can_run_on_other_pilot(manager: Manager, trial: Trial) -> bool:
 def _evidence(call: Call, trial: Trial) -> Failure:
     faults, last = trial.faults, trial.faults[-1].failure
     pilots = len({fault.pilot for fault in faults})
-    times = "once" if len(faults) == 1 else f"{len(faults)} times"
-    lines = [f"devices, disks or networks failed the call {times}, on {pilots} pilot{'s' * (pilots != 1)}:"]
+    often = blame.times(len(faults))
+    lines = [f"devices, disks or networks failed the call {often}, on {pilots} pilot{'s' * (pilots != 1)}:"]
     lines += [
         f"{fault.pilot}, {show_seconds(fault.at - call.submitted_at)} after the call was submitted: "
         f"{fault.failure.message}"
         for fault in faults
     ]
-    return Failure(
-        FailureKind.INFRASTRUCTURE, "\n  ".join(lines), last.pilot, last.library, log=last.log, device=last.device
-    )
+    text = "\n  ".join(lines)
+    return Failure(FailureKind.INFRASTRUCTURE, text, last.pilot, last.library, log=last.log, device=last.device)
 
 
 def record_call_losses_of_pilot(manager: Manager, pilot: Pilot) -> None:
-    """Record that the calls of a pilot lost their pilot, or that its walltime cut the calls off. The calls are requeued
-    afterwards."""
+    """Record that calls lost their pilot, or that its walltime cut them off."""
     if pilot.reserved is not None:
         holding.free_reserved_pilot(manager, manager.state.trials[pilot.reserved.id])
     cut = pilot.loss is LossReason.WALLTIME or deadlines.is_near_walltime_end(pilot, manager.state.now)
@@ -134,7 +127,7 @@ def record_call_losses_of_pilot(manager: Manager, pilot: Pilot) -> None:
     for call, library in ran.items():
         _record_loss(manager, library, call, alone=alone)
     if len(loading) == 1 and not ran and not others:
-        libraries.record_load_lost_with_pilot(loading[0].context, pilot)
+        loading[0].context.lost_loads.append(pilot)
         _fail_calls_after_lost_loads(manager, loading[0].context)
 
 
@@ -156,7 +149,9 @@ def recheck_calls_of_lost_pilot(manager: Manager, pilot: Pilot) -> None:
 def remove_call_losses_of_pilot(state: State, pilot: Pilot) -> None:
     for trial in state.trials.values():
         trial.losses[:] = [loss for loss in trial.losses if loss.pilot is not pilot or loss.failure is not None]
-    libraries.undo_load_lost_with_pilot(state, pilot)
+    for context in state.contexts.values():
+        if pilot in context.lost_loads:
+            context.lost_loads.remove(pilot)
 
 
 def has_idle_reserved_pilot(state: State) -> bool:
@@ -164,7 +159,7 @@ def has_idle_reserved_pilot(state: State) -> bool:
 
 
 def send_call_to_retry(manager: Manager, library: Library) -> None:
-    """Send a call that was cut off, or that failed on another pilot, to a library with a free slot."""
+    """Send a call that was cut off, or failed elsewhere, to a library with a free slot."""
     waiting = (each.queue.apart.values() for each in (library.context, *library.context.listed_by.values()))
     for call in chain.from_iterable(waiting):
         trial = manager.state.trials[call.id]
@@ -189,9 +184,9 @@ def process_special_placements(manager: Manager) -> None:
             if verdict is not None:
                 ending.fail_call(manager, call, verdict)
             elif not blame.needs_special_placement(manager, call, trial):  # the call did not cause its losses
-                queues.dequeue_call(call)
+                context.queue.leave(call)
                 holding.free_reserved_pilot(manager, trial)
-                queues.requeue_call_in_order(call)
+                context.queue.put_back(call)
                 manager.returned[context] = None
             elif blame.needs_exclusive_pilot(trial):
                 if not blame.is_waiting_for_loss_reason(trial):
@@ -211,8 +206,13 @@ def _record_loss(
     manager: Manager, library: Library, call: Call, *, alone: bool, failure: Failure | None = None
 ) -> None:
     now, pilot = manager.state.now, library.pilot
-    memory = libraries.peak_memory_since(library, max(call.sent_at, library.ended_at))
-    printed = failure.printed if failure is not None else blame.call_output_location(library)
+    since = max(call.sent_at, library.ended_at)
+    memory = max((size for at, size in library.measured if at >= since), default=0)
+    if failure is not None:
+        printed = failure.printed
+    else:
+        log = blame.log_of(library)
+        printed = Printed(log, library.printed_to, 0) if log and library.slots == 1 else None
     trial = holding.get_or_create_trial(manager, call)
     trial.losses.append(Loss(now, pilot, library.id, now - call.sent_at, alone, failure, memory, printed))
     del trial.losses[: -2 * MOST_LOSSES]
@@ -229,11 +229,12 @@ def _record_walltime_cut(manager: Manager, library: Library, call: Call) -> None
 
 
 def _fail_calls_after_lost_loads(manager: Manager, context: Context) -> None:
-    counted = libraries.lost_pilots(context)
-    if not counted:
+    counted = [x for x in context.lost_loads if x.loss is not None and not x.loss.explained]
+    if len(counted) < libraries.LOADS or not all(pilot.loss_settled for pilot in counted):
         return
-    name = context.recipe.name
-    lines = [f"context {name} could not be loaded: its pilot died {blame.times(len(counted))} meanwhile:"]
+    context.lost_loads.clear()
+    often = blame.times(len(counted))
+    lines = [f"context {context.recipe.name} could not be loaded: its pilot died {often} meanwhile:"]
     lines += [f"{pilot.id}: {blame.loss_description(manager.state, pilot)}" for pilot in counted]
     libraries.fail_waiting_calls(manager, context, Failure(FailureKind.CONTEXT, "\n  ".join(lines), counted[-1].id))
 
@@ -270,10 +271,9 @@ def _load(pilot: Pilot) -> int:
 
 
 def _can_run_in_library(manager: Manager, library: Library, call: Call, trial: Trial) -> bool:
-    state = manager.state
-    return not _is_library_avoided(trial, library, state.now) and deadlines.has_time_for_retry(
-        state, library, call, trial
-    )
+    if _is_library_avoided(trial, library, manager.state.now):
+        return False
+    return deadlines.has_time_for_retry(manager.state, library, call, trial)
 
 
 def _send_to_fitting_library(manager: Manager, call: Call, trial: Trial) -> None:
@@ -303,10 +303,8 @@ def blame_call_for_library_death(
     """Count the death of a library against a call. Return True if the call fails as poison."""
     text = f"its library died ({failure.message})"
     outside = failure.signal == SIGKILL or failure.kind is FailureKind.CONTEXT
-    beside = library.pilot.libraries.values()
-    at_work = any(
-        x.held.keys() - {call.id} or x.state is LibraryState.LOADING for x in beside
-    )  # the ranks of this call do not count
+    beside = library.pilot.libraries.values()  # the ranks of this call do not count as other work
+    at_work = any(x.held.keys() - {call.id} or x.state is LibraryState.LOADING for x in beside)
     if alone:
         _record_loss(manager, library, call, alone=not at_work, failure=failure)
         if outside and at_work:

@@ -1,9 +1,8 @@
 """The interfaces of the policies (*seams*), the actions that policies return, and the *wishes* (options of calls) that
 a policy honours.
 
-A policy reads a `View` of the manager's state and returns actions. A policy changes nothing directly. A policy that
-yields its actions from a generator sees the effect of each action before it yields the next action. A policy that plans
-in rounds sets `period_s`.
+A policy reads a `View` of the manager's state and returns actions; it changes nothing directly. A policy that yields
+its actions sees the effect of each action before the next. A policy that plans in rounds sets `period_s`.
 
 | seam | question |
 |---|---|
@@ -36,56 +35,32 @@ class PolicyError(StokerError):
 
 
 class View(Protocol):
-    """A read-only view of the manager's state."""
+    """A read-only view of the manager's `State`, which explains each field."""
 
     @property
-    def now(self) -> float:
-        """Seconds on the manager's clock."""
-
+    def now(self) -> float: ...
     @property
-    def ends_per_s(self) -> int:
-        """Number of calls that ended in the last whole second."""
-
+    def ends_per_s(self) -> int: ...
     @property
-    def contexts(self) -> Mapping[str, Context]:
-        """Contexts by recipe key."""
-
+    def contexts(self) -> Mapping[str, Context]: ...
     @property
-    def calls(self) -> Mapping[int, Call]:
-        """Calls that have not ended."""
-
+    def calls(self) -> Mapping[int, Call]: ...
     @property
-    def pilots(self) -> Mapping[PilotId, Pilot]:
-        """Pilots that have not ended."""
-
+    def pilots(self) -> Mapping[PilotId, Pilot]: ...
     @property
-    def libraries(self) -> Mapping[LibraryId, Library]:
-        """Libraries that have not ended."""
-
+    def libraries(self) -> Mapping[LibraryId, Library]: ...
     @property
-    def waiting_contexts(self) -> Mapping[str, Context]:
-        """Contexts with waiting calls, by recipe key."""
-
+    def waiting_contexts(self) -> Mapping[str, Context]: ...
     @property
-    def reports(self) -> Mapping[int, CallProgress]:
-        """Last progress report of each running or evicted call."""
-
+    def reports(self) -> Mapping[int, CallProgress]: ...
     @property
-    def forecasts(self) -> Mapping[int, CallForecast]:
-        """Last forecast of each call."""
-
+    def forecasts(self) -> Mapping[int, CallForecast]: ...
     @property
-    def sources(self) -> Mapping[str, SourceState]:
-        """Sites that provide pilots (sources), by name."""
-
+    def sources(self) -> Mapping[str, SourceState]: ...
     @property
-    def blocks(self) -> Mapping[BlockId, Block]:
-        """Blocks that have not ended."""
-
+    def blocks(self) -> Mapping[BlockId, Block]: ...
     @property
-    def most_pilots(self) -> Mapping[ClientId, int]:
-        """Maximum number of pilots in the blocks that each client starts itself; 0 = no maximum."""
-
+    def most_pilots(self) -> Mapping[ClientId, int]: ...
     def devices(self) -> Iterator[Device]:
         """Devices without a fault, of connected pilots that are not reserved for a call."""
 
@@ -94,9 +69,8 @@ class View(Protocol):
 class Send(msgspec.Struct, frozen=True):
     """Send a waiting call to a ready library.
 
-    `offer`: True if the pilot may refuse the call. `reserve_bytes`: new memory reservation of the library in bytes; 0 =
-    unchanged. `preempts`: libraries on the same devices. If the pilot accepts the call, these libraries stop and their
-    calls are evicted.
+    `offer`: True if the pilot may refuse the call. `reserve_bytes`: new memory reservation of the library; 0 =
+    unchanged. `preempts`: libraries on the same devices that stop if the pilot accepts the call.
     """
 
     call: CallId
@@ -114,10 +88,7 @@ class SendGang(msgspec.Struct, frozen=True):
 
 
 class Drop(msgspec.Struct, frozen=True):
-    """End a waiting call without running it. The user gets the reason.
-
-    `retry_after_s`: seconds after which a new try may succeed; 0 = unknown.
-    """
+    """End a waiting call without running it. `retry_after_s`: when a new try may succeed; 0 = unknown."""
 
     call: CallId
     reason: str
@@ -154,13 +125,13 @@ class Unload(msgspec.Struct, frozen=True):
 
 
 class Sleep(msgspec.Struct, frozen=True):
-    """Put an idle library to sleep: the weights move to host memory, and the device memory becomes free."""
+    """Put an idle library to sleep: its weights move to host memory."""
 
     library: LibraryId
 
 
 class Wake(msgspec.Struct, frozen=True):
-    """Wake a sleeping library. The library reserves as much device memory as before its sleep."""
+    """Wake a sleeping library, which reserves as much device memory as before its sleep."""
 
     library: LibraryId
 
@@ -253,16 +224,16 @@ class Rounds(Protocol):
         """Return True if no planning round is needed until the manager's state changes."""
 
     def timer(self, view: View, key: str) -> Iterable[Action]:
-        """Return the actions to take after a timer of this policy has expired."""
+        """Return actions after a timer of this policy has expired."""
 
     def advised(self, view: View, context: Context) -> Iterable[Action]:
-        """Return the actions to take after advice on a context has arrived."""
+        """Return actions after advice on a context has arrived."""
 
     def failure_judged(self, view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterable[Action]:
-        """Return the actions to take after the advisor has judged a failure. `pilot.verdicts` contains the verdict."""
+        """Return actions after the advisor has judged a failure. `pilot.verdicts` contains the verdict."""
 
     def pace_told(self, view: View, about: OfPace, pace: PaceAdvice) -> Iterable[Action]:
-        """Return the actions to take after the advisor has read a running call's progress from the call's output."""
+        """Return actions after the advisor has read a running call's progress from its output."""
 
 
 class Dispatch(Rounds, Protocol):
@@ -278,7 +249,7 @@ class Dispatch(Rounds, Protocol):
 
     @property
     def honours(self) -> frozenset[str]:
-        """Wishes in `stoker.manager.core.seams.WISHES` that the policy honours. Calls with other wishes are refused."""
+        """Wishes in `WISHES` that the policy honours. Calls with other wishes are refused."""
 
     @property
     def asks_every_call(self) -> bool:
@@ -286,23 +257,19 @@ class Dispatch(Rounds, Protocol):
 
     @property
     def places_one_by_one_up_to(self) -> int:
-        """Maximum number of calls for which the core calls `place` if the calls arrive together at an empty queue."""
+        """Most calls that, if they arrive together at an empty queue, are placed one by one (`place`)."""
 
     def place(self, view: View, call: Call) -> LibraryId | Action | Iterable[Action] | None:
         """Return a ready library with capacity for the call, or actions, or None to let the call wait. Runs in O(1)."""
 
     def pull(self, view: View, library: Library) -> int | Iterable[Action]:
-        """Return how many calls of the first group in its queue a library with free capacity gets. Return actions
-        instead to do something else. Runs in O(1)."""
+        """Return how many calls of its queue's first group a library gets now, or actions. Runs in O(1)."""
 
     def pull_others(self, view: View, library: Library) -> Iterable[Action]:
         """Return `Send`s for calls of contexts that list this library's context as a variant (`context.listed_by`)."""
 
     def serve_order(self, view: View, context: Context) -> Iterable[Library]:
-        """Yield the libraries that may get a context's waiting calls, in order; O(1) for each.
-
-        Each library receives calls before the next library is yielded.
-        """
+        """Yield the libraries that may get waiting calls, in order, in O(1). Each gets calls before the next."""
 
     def dry(self, view: View, library: Library) -> Iterable[Action]:
         """Return actions for an idle library with an empty queue."""
@@ -319,10 +286,10 @@ class Residency(Rounds, Protocol):
         """Wishes about contexts that this policy honours, out of `max_libraries`, `min_libraries` and `keep_alive`."""
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
-        """Return actions for a context with waiting calls, after the demand for the context or its devices changed."""
+        """Return actions for a context with waiting calls, after its demand or the devices changed."""
 
     def measured(self, view: View, library: Library) -> int:
-        """Return the bytes to reserve on each device for a loaded library, at most the bytes that are reserved now."""
+        """Return the bytes to reserve on each device for a loaded library, at most the present ones."""
 
     def idle(self, view: View, library: Library) -> Iterable[Action]:
         """Return actions for an idle library whose context has limits (`LibraryLimits`)."""
@@ -339,11 +306,8 @@ class Provisioning(Rounds, Protocol):
 
 
 class Policies(msgspec.Struct, frozen=True):
-    """One policy for each seam.
-
-    `awareness`: limit on what contexts keep between calls; None = the value of the recipe. `compares_kinds`: True if
-    the manager measures the speeds of device kinds.
-    """
+    """`awareness`: limit on what contexts keep between calls; None = as in the recipe. `compares_kinds`: True if the
+    manager measures the speeds of device kinds."""
 
     dispatch: Dispatch
     residency: Residency
@@ -371,11 +335,11 @@ WISHES = {
 }
 
 
-def wishes_in_options(
-    options: CallOptions, *, deadline: bool = False, features: Features | None = None, limits: LibraryLimits = NO_LIMITS
-) -> Iterator[str]:
-    """Yield the names of the wishes that a call's options express. `deadline`: True if the call gets a deadline
-    later."""
+def refusal(
+    options: CallOptions, honoured: frozenset[str], *, policy: str = "of the session", deadline: bool = False,
+    features: Features | None = None, limits: LibraryLimits = NO_LIMITS,
+) -> str:  # fmt: skip
+    """Return why calls with these options are refused, or an empty text. `deadline`: True if they get one later."""
     objective = options.objective
     has = {
         "priority": options.priority != 0,
@@ -389,24 +353,7 @@ def wishes_in_options(
         "max_libraries": limits.most > 0,
         "keep_alive": limits.keep_alive_s is not None,
     }
-    yield from (wish for wish, is_there in has.items() if is_there)
-
-
-def refusal(
-    options: CallOptions,
-    honoured: frozenset[str],
-    *,
-    policy: str = "of the session",
-    deadline: bool = False,
-    features: Features | None = None,
-    limits: LibraryLimits = NO_LIMITS,
-) -> str:
-    """Return why calls with these options are refused; an empty string if the calls are accepted."""
-    ignored = [
-        wish
-        for wish in wishes_in_options(options, deadline=deadline, features=features, limits=limits)
-        if wish not in honoured
-    ]
+    ignored = [wish for wish, is_there in has.items() if is_there and wish not in honoured]
     if not ignored:
         return ""
     what = ", ".join(WISHES[wish] for wish in ignored)

@@ -5,34 +5,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
-from stoker.manager.core.nouns import (
-    Call,
-    Client,
-    Context,
-    CountedFailures,
-    Device,
-    Group,
-    Library,
-    Pilot,
-    PilotState,
-    SlowRun,
-)
+from stoker.manager.core.nouns import Call, Client, Context, Device, Group, Library, Pilot, PilotState
 from stoker.manager.core.per_context import Cost
 from stoker.manager.core.transfers import Transfers
-from stoker.protocol.blocks import (
-    ANYWHERE,
-    FORGET_NODE_S,
-    AllowedNodes,
-    BlockPhase,
-    LossReason,
-    NodeRecord,
-    Source,
-)
+from stoker.protocol.blocks import ANYWHERE, FORGET_NODE_S, AllowedNodes, BlockPhase, LossReason, NodeRecord, Source
 from stoker.protocol.calls import CallEnd, CallForecast, CallProgress, Failure, Printed
-from stoker.protocol.ids import BlockId, ClientId, DeviceId, FunctionKey, LibraryId, PilotId
+from stoker.protocol.ids import BlockId, CallId, ClientId, DeviceId, FunctionKey, LibraryId, PilotId
 from stoker.protocol.pace import Counts
 from stoker.protocol.to_manager import DeviceFacts
 from stoker.protocol.to_pilot import FunctionBlob
@@ -69,11 +51,6 @@ class SourceState:
 class Block:
     """A batch job that starts pilots."""
 
-    __slots__ = (
-        "abandoned", "allowed", "brought", "brought_at", "emptied_at", "expected_at", "held_for", "holds", "id", "job",
-        "leaving", "loss", "notes", "phase", "pilots", "proved", "reason", "runs_since", "since", "source", "unsettled",
-    )  # fmt: skip
-
     def __init__(self, id: BlockId, source: SourceState, now: float, allowed: AllowedNodes = ANYWHERE) -> None:
         self.id = id
         self.source = source
@@ -102,9 +79,6 @@ class Block:
     def note(self, now: float, text: str) -> None:
         self.notes.append((now, text))
         del self.notes[1:-KEPT_BLOCK_NOTES]
-
-    def found(self, now: float) -> None:
-        self.notes[:1] = [(now, f"found in the batch system of source {self.source.source.name}")]
 
     @property
     def probes(self) -> str:
@@ -141,14 +115,11 @@ class Loss:
 
     @property
     def counts(self) -> bool:
-        """True if the loss counts against the call. Losses for a harmless reason, and losses of pilots that returned,
-        do not count.
-        """
+        """False for losses with a harmless reason, and losses of pilots that returned."""
         return self.failure is not None or (self.pilot.loss is not None and not self.pilot.loss.explained)
 
     @property
     def is_settled(self) -> bool:
-        """True if the reason of the loss is final."""
         return self.failure is not None or self.pilot.loss_settled
 
 
@@ -165,7 +136,7 @@ class Cut:
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """A fault of the devices or the node of a pilot. `devices`: empty if the node is at fault."""
+    """A fault of devices, or of the node of a pilot if `devices` is empty."""
 
     at: float
     pilot: PilotId
@@ -177,19 +148,13 @@ class Fault(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Trial:
-    """Losses, walltime cuts and device faults that interrupted the runs of an open call."""
+    """What interrupted the runs of an open call."""
 
     losses: list[Loss] = field(default_factory=list)
     cuts: list[Cut] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     saved: bytes = b""  # Progress that was saved before the last loss, cut or fault
     pilot: Pilot | None = None  # Pilot that is reserved for the call
-
-    def reset_after_progress(self, saved: bytes) -> None:
-        self.saved = saved
-        self.losses.clear()
-        self.cuts.clear()
-        self.faults.clear()
 
     @property
     def counted(self) -> list[Loss]:
@@ -198,6 +163,24 @@ class Trial:
     @property
     def longest_s(self) -> float:
         return max((cut.ran_s for cut in self.cuts), default=0.0)
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class CountedFailures:
+    first_at: float
+    last_at: float = 0.0
+    count: int = 0
+    call: int = -1
+    message: str = ""
+
+
+class SlowRun(NamedTuple):
+    run_s: float
+    call: CallId
+    function: str
+    context: str
+    pilot: PilotId
+    ended_at: float
 
 
 JOURNAL_LOST = "a part of the journal was lost: clients, pilots and the factory have reported their state again"
@@ -211,7 +194,7 @@ class State:
     def __init__(self, session: str, *, now: float = 0.0) -> None:
         self.session = session
         self.started_at = now
-        self.now = now
+        self.now = now  # Seconds on the manager's clock
         self.lease_s = 60.0  # Seconds that pilots wait for an absent manager
         self.clients: dict[ClientId, Client] = {}
         self.clients_by_number: dict[int, Client] = {}
@@ -223,8 +206,8 @@ class State:
         self.costs: dict[tuple[str, str], Cost] = {}  # Run costs, by function key and recipe key
         self.unrecorded: dict[Cost, None] = {}  # Costs with runs that are not recorded yet
         self.recorded_at = 0.0
-        self.contexts: dict[str, Context] = {}
-        self.calls: dict[int, Call] = {}
+        self.contexts: dict[str, Context] = {}  # By recipe key
+        self.calls: dict[int, Call] = {}  # Calls that have not ended
         self.orphans: dict[int, Orphan] = {}
         self.streams: dict[int, StreamFacts] = {}
         self.failed_at: deque[float] = deque(maxlen=100)  # Times at which events made the core raise an exception
@@ -232,21 +215,21 @@ class State:
         self.forgotten: dict[int, None] = {}  # Calls whose end the journal lost; their results may still be read
         self.kept_ends: dict[int, CallEnd] = {}  # Ends of calls from before a new journal
         self.failed: dict[int, Call] = {}  # Latest failed calls, for their histories
-        self.pilots: dict[PilotId, Pilot] = {}
+        self.pilots: dict[PilotId, Pilot] = {}  # Pilots that have not ended
         self.gone_pilots: dict[PilotId, Pilot] = {}  # Latest ended or lost pilots, which may reconnect
-        self.libraries: dict[LibraryId, Library] = {}
+        self.libraries: dict[LibraryId, Library] = {}  # Libraries that have not ended
         self.gone_libraries: dict[LibraryId, Library] = {}  # Latest ended libraries, for their histories
         self.transfers = Transfers()
-        self.waiting_contexts: dict[str, Context] = {}
-        self.reports: dict[int, CallProgress] = {}
+        self.waiting_contexts: dict[str, Context] = {}  # Contexts with waiting calls, by recipe key
+        self.reports: dict[int, CallProgress] = {}  # Last progress report of each running or evicted call
         self.printed: dict[int, CallProgress] = {}  # Printed progress of running calls that send no reports
-        self.forecasts: dict[int, CallForecast] = {}
+        self.forecasts: dict[int, CallForecast] = {}  # Last forecast of each call
         self.trials: dict[int, Trial] = {}
         self.reserved: dict[PilotId, Pilot] = {}
         self.breaks: dict[int, int] = {}  # By gang call: number of times that its ranks lost their connection
         self.broken_runs: dict[int, float] = {}  # By gang call: send time of the run whose ranks lost their connection
         self.timers: dict[str, float] = {}
-        self.sources: dict[str, SourceState] = {}
+        self.sources: dict[str, SourceState] = {}  # Sites that provide pilots, by name
         self.blocks: dict[BlockId, Block] = {}  # Open blocks that the manager requested
         self.past_blocks: dict[BlockId, Block] = {}  # Latest ended blocks, for their histories
         self.ended_blocks: dict[str, int] = {}  # Number of ended blocks, by how they ended
@@ -271,19 +254,13 @@ class State:
         self.ending = ""  # Why the session ends; empty until the session ends
         self.kept = False  # True if the session continues without clients
 
-    def skip_ids_after_restart(self) -> None:
-        if self.next_library > 1 or self.next_client:
-            self.next_library += 1000 - self.next_library % 1000
-            self.next_client += 100 - self.next_client % 100
-        if self.next_block > 1:
-            self.next_block += 100 - self.next_block % 100
-
     @property
     def lost_pilots(self) -> int:
         return sum(self.losses.values())
 
     @property
     def ends_per_s(self) -> int:
+        """Number of calls that ended in the last whole second."""
         before = int(self.now) - 1
         for second, count in reversed(self.rate):
             if second <= before:
@@ -303,16 +280,12 @@ class State:
 
     def excluded_nodes(self, source: SourceState) -> list[NodeRecord]:
         """Return the nodes on which no block of a source may start, the earliest excluded first."""
-        found = [
-            record
-            for record in self.nodes.values()
-            if record.excluded and record.source == source.source.name and self.now - record.heard_at < FORGET_NODE_S
-        ]
+        of_source = (x for x in self.nodes.values() if x.excluded and x.source == source.source.name)
+        found = [record for record in of_source if self.now - record.heard_at < FORGET_NODE_S]
         found.sort(key=lambda record: (record.since, record.node))
         return found[: source.source.exclude_nodes]
 
     def notice(self, text: str) -> None:
-        """Keep a notice for `stoker status`, with the time at which the notice last occurred."""
         self.notices.pop(text, None)
         self.notices[text] = self.now
         if len(self.notices) > KEPT_NOTICES:
@@ -326,7 +299,7 @@ class State:
 
 @dataclass(slots=True, eq=False, repr=False)
 class StreamFacts:
-    """Numbers of result pieces that a call has sent and its client has acknowledged, for the call's history."""
+    """Result pieces that a call has sent and its client has acknowledged."""
 
     run: int
     sent: int = 0
@@ -336,7 +309,7 @@ class StreamFacts:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Orphan:
-    """A running call that the manager has no record of (see `pilots`)."""
+    """A running call without a record (see `pilots`)."""
 
     library: Library
     end: CallEnd | None = None  # End of the call, if it ended before its client submitted it again

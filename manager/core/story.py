@@ -35,16 +35,13 @@ def emptied_program_blocks(state: State) -> tuple[str, ...]:
 
 
 def _program_block_story(state: State, subject: str) -> tuple[str, list[Note]] | None:
-    found = next(
-        ((block, how) for block, how in program_block_states(state).items() if show_block(block) == subject), None
-    )
-    if found is None:
-        return None
-    block, how = found
-    pilots = [each for known in (state.gone_pilots, state.pilots) for each in known.values() if each.block == block]
-    names = f", pilots {', '.join(pilot.id for pilot in pilots)}" if pilots else ", none of its pilots has joined"
-    notes = [(at, f"{pilot.id}: {text}") for pilot in pilots for at, text in pilot.notes]
-    return f"block that the program started itself: {how}{names}", notes
+    for block, how in program_block_states(state).items():
+        if show_block(block) == subject:
+            pilots = [x for known in (state.gone_pilots, state.pilots) for x in known.values() if x.block == block]
+            names = f"pilots {', '.join(pilot.id for pilot in pilots)}" if pilots else "none of its pilots has joined"
+            notes = [(at, f"{pilot.id}: {text}") for pilot in pilots for at, text in pilot.notes]
+            return f"block that the program started itself: {how}, {names}", notes
+    return None
 
 
 def _program_block_state(state: State, said: str, *, came: bool) -> str:
@@ -81,21 +78,18 @@ def source_failure(source: SourceState) -> str:
         return f"no more jobs are submitted: {source.stopped}"
     if source.hold:
         return f"a job was held: {source.hold}"
-    times = source.failures or source.short_lived
     if source.failures:
-        often = f", {times} times in a row" if times > 1 else ""
-        said = (
-            f"the pilots of its last block were not usable{often}"
-            if source.useless
-            else f"no pilot of its last block joined{often}"
-        )
-    elif times > 1:
-        said = f"{times} blocks in a row started pilots that loaded no library"
-    else:
-        return ""
-    return f"{said}: {source.last_failure}"
+        often = f", {source.failures} times in a row" if source.failures > 1 else ""
+        said = "the pilots of its last block were not usable" if source.useless else "no pilot of its last block joined"
+        return f"{said}{often}: {source.last_failure}"
+    if source.short_lived > 1:
+        said = f"{source.short_lived} blocks in a row started pilots that loaded no library"
+        return f"{said}: {source.last_failure}"
+    return ""
 
 
+_SHOWN_BLOCKS = 8
+_SHOWN_NAMES = 8
 IN_JOURNAL = "ended; its story is in the journal"  # Answer for a successful call; only the journal keeps its history
 _SLOW_READER_S = 1.0  # A call that waits for its reader for fewer seconds is not shown as waiting
 PAYLOAD_BYTES = 64_000  # Larger arguments are not included in an answer
@@ -105,8 +99,7 @@ _HeadlineAndNotes = tuple[str, list[Note]]
 
 def tell_story(state: State, subject: str) -> to_client.Story:
     """Return the history that `stoker explain` prints. `subject`: a name or an unambiguous prefix."""
-    told = _by_name(state, subject)
-    if told is not None:
+    if (told := _by_name(state, subject)) is not None:
         return _build_story(subject, told)
     try:
         id = parse_call_id(subject)
@@ -114,18 +107,11 @@ def tell_story(state: State, subject: str) -> to_client.Story:
         return _find_story_by_prefix(state, subject)
     call = state.calls.get(id) or state.failed.get(id)
     if call is not None:
-        story = _add_call_arguments(_build_story(show_call(id), _call_headline_and_notes(state, call)), call)
-        return msgspec.structs.replace(
-            story,
-            waits_for=_reason_not_running(state, call),
-            runs_in=_runs_in(call),
-            runs_from=_output_start_position(call),
-        )
+        return _call_story(state, call)
     number = id >> CLIENT_SHIFT
     client = state.clients_by_number.get(number)
-    if number in state.departed or (client is not None and id <= client.last_call):
-        return to_client.Story(show_call(id), False, IN_JOURNAL, ())
-    return to_client.Story(show_call(id), False, "no such call in the session", ())
+    is_known = number in state.departed or (client is not None and id <= client.last_call)
+    return to_client.Story(show_call(id), False, IN_JOURNAL if is_known else "no such call in the session", ())
 
 
 def _by_name(state: State, subject: str) -> _HeadlineAndNotes | None:
@@ -164,13 +150,22 @@ def _find_story_by_prefix(state: State, subject: str) -> to_client.Story:
     return to_client.Story(subject, False, "no call, pilot, library, context or block of this name", ())
 
 
-def _add_call_arguments(story: to_client.Story, call: Call) -> to_client.Story:
+def _call_story(state: State, call: Call) -> to_client.Story:
+    holder = call.holder if call.state is CallState.HELD else None
+    members = holder.members if isinstance(holder, Gang) else (holder,)
+    runs_from = 0
+    if isinstance(holder, Library):
+        runs_from = holder.printed_to if holder.slots == 1 else -1
+    story = msgspec.structs.replace(
+        _build_story(show_call(call.id), _call_headline_and_notes(state, call)),
+        waits_for=_reason_not_running(state, call), runs_from=runs_from,
+        runs_in=tuple(format_library_id(library.id) for library in members if library is not None),
+    )  # fmt: skip
     payload = call.spec.payload
-    if not isinstance(payload, bytes):
-        return msgspec.structs.replace(story, arguments=f"({show_bytes(payload.size_bytes)} of arguments)")
-    if len(payload) > PAYLOAD_BYTES:
-        return msgspec.structs.replace(story, arguments=f"({show_bytes(len(payload))} of arguments)")
-    return msgspec.structs.replace(story, payload=payload)
+    if isinstance(payload, bytes) and len(payload) <= PAYLOAD_BYTES:
+        return msgspec.structs.replace(story, payload=payload)
+    size = len(payload) if isinstance(payload, bytes) else payload.size_bytes
+    return msgspec.structs.replace(story, arguments=f"({show_bytes(size)} of arguments)")
 
 
 def _build_story(subject: str, told: _HeadlineAndNotes) -> to_client.Story:
@@ -236,19 +231,6 @@ def _before(call: Call) -> int:
     return next((n for n, other in enumerate(call.group.context.queue) if other is call), 0)
 
 
-def _runs_in(call: Call) -> tuple[str, ...]:
-    holder = call.holder if call.state is CallState.HELD else None
-    members = holder.members if isinstance(holder, Gang) else (holder,)
-    return tuple(format_library_id(library.id) for library in members if library is not None)
-
-
-def _output_start_position(call: Call) -> int:
-    holder = call.holder if call.state is CallState.HELD else None
-    if not isinstance(holder, Library):
-        return 0
-    return holder.printed_to if holder.slots == 1 else -1
-
-
 def _describe_expected_end(state: State, call: Call) -> str:
     due_at, said = call.group.options.objective.deadline_at, state.forecasts.get(call.id)
     if said is None:
@@ -279,20 +261,16 @@ def waits_for(state: State, context: Context) -> str:
         if cut:
             return f"no pilot is connected ({cut} cut off; {blocks})"
         last = next(reversed(state.gone_pilots.values()), None)
-        if last is None or not last.notes:
-            return (
-                f"no pilot is connected any more ({blocks})"
-                if state.pilots_gone
-                else f"no pilot has joined yet ({blocks})"
-            )
+        if last is None:
+            ever = "no pilot is connected any more" if state.pilots_gone else "no pilot has joined yet"
+            return f"{ever} ({blocks})"
         at, what = last.notes[-1]
         ago = f"{show_seconds(state.now - at)} ago: {what.removeprefix('gone: ')}"
         return f"no pilot is connected any more (the last one, {last.id}, {ago}; {blocks})"
-    able = list(queues.libraries_serving_context(context))
-    ready = [x for x in able if x.state is LibraryState.READY]
-    loading = [x for x in able if x.state is LibraryState.LOADING]
-    asleep = [x for x in able if x.state is LibraryState.ASLEEP]
-    stopping = [x for x in able if x.state is LibraryState.STOPPING]
+    able: dict[LibraryState, list[Library]] = {kind: [] for kind in LibraryState}
+    for library in queues.libraries_serving_context(context):
+        able[library.state].append(library)
+    ready, loading, asleep = (able[x] for x in (LibraryState.READY, LibraryState.LOADING, LibraryState.ASLEEP))
     head = context.queue.head()
     gang = head.group.options.gang[0] if head is not None else 1
     if ready and len(ready) < gang:
@@ -319,17 +297,15 @@ def waits_for(state: State, context: Context) -> str:
         usual = f", usually {show_seconds(usual_s)}" if usual_s else ""
         devices = ", ".join(f"{x.devices[0].id} of {x.pilot.id}" for x in loading[:3])
         since = show_seconds(state.now - first.started_at)
-        if first.is_waking:
-            return f"{name} wakes on {devices} for {since}{usual}"
-        return (
-            f"{name} is starting ({object_plan.describe_loading_phase(state, first)}) on {devices} for {since}{usual}"
-        )
+        phase = object_plan.describe_loading_phase(state, first)
+        doing = "wakes" if first.is_waking else f"is starting ({phase})"
+        return f"{name} {doing} on {devices} for {since}{usual}"
     if asleep:
         first = asleep[0]
         where = f"{first.devices[0].id} of {first.pilot.id}"
         doing = f"is asleep on {where}, and waits for room there" if first.slept else f"falls asleep on {where}"
         return f"{name} {doing}"
-    if stopping:
+    if able[LibraryState.STOPPING]:
         return f"a library of {name} is stopping{_limit_note(context)}"
     lacking = [why for pilot in here if (why := blame.pilot_unfit_reason(pilot, context.recipe.key, state.now))]
     if lacking:
@@ -348,7 +324,7 @@ def waits_for(state: State, context: Context) -> str:
 
 
 def _reason_to_wait_for_faster(context: Context, ready: list[Library]) -> str:
-    """Return why a call waits although slower libraries are free; empty if it does not."""
+    """Return why a call waits although slower libraries are free, or an empty text."""
     speeds = context.speeds
     free = [x for x in ready if x.id in context.idle]
     fastest = max((speeds.get(x.kind) for x in ready), default=1.0)
@@ -375,21 +351,14 @@ def _limit_note(context: Context) -> str:
 
 def _blocks(state: State) -> str:
     said = [f"block {show_block(block)}: {what}" for block, what in program_block_states(state).items()]
-    said += [
-        f"block {block.id}: {_describe_block_state(state.now, block)}"
-        for block in state.blocks.values()
-        if not block.probes
-    ]
+    own = (block for block in state.blocks.values() if not block.probes)
+    said += [f"block {block.id}: {_describe_block_state(state.now, block)}" for block in own]
     for name, source in state.sources.items():
         said += [f"{name}: {text}" for text in (source.trouble, source_failure(source)) if text]
     if state.factory_trouble:
         said.insert(0, state.factory_trouble)
     more = f", and {len(said) - _SHOWN_BLOCKS} more" if len(said) > _SHOWN_BLOCKS else ""
     return ", ".join(said[:_SHOWN_BLOCKS]) + more or "no block was submitted"
-
-
-_SHOWN_BLOCKS = 8
-_SHOWN_NAMES = 8
 
 
 def _calls(count: int) -> str:
@@ -413,10 +382,8 @@ def _pilot_headline_and_notes(state: State, pilot: Pilot) -> tuple[str, list[Not
     notes = list(pilot.notes)
     gone = [library for library in state.gone_libraries.values() if library.pilot is pilot]
     for library in (*gone, *pilot.libraries.values()):
-        notes += [
-            (at, f"{format_library_id(library.id)} ({library.context.recipe.title}): {text}")
-            for at, text in library.notes
-        ]
+        whose = f"{format_library_id(library.id)} ({library.context.recipe.title})"
+        notes += [(at, f"{whose}: {text}") for at, text in library.notes]
     return f"{pilot.state.value}; {_calls(pilot.ended)} ended there; {devices}", notes
 
 

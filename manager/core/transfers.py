@@ -1,20 +1,17 @@
-"""Records of the transfer plan (`object_plan`): peers, objects, and fetches of objects by pilots.
-
-The operations keep the records consistent: a fetch and its source refer to each other, sources are listed where fetches
-look for them, and each fetch is in the queue of its `Way`.
-"""
+"""Records of the transfer plan (`object_plan`): peers, objects, and fetches of objects by pilots."""
 
 from __future__ import annotations
 
 import enum
 import heapq
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain, islice
 
 import msgspec
 
-from stoker.contexts.recipe import ObjectRef
+from stoker.contexts.recipe import ObjectRef, Recipe
 from stoker.protocol.ids import PilotId
 
 _READER_RANK = -1
@@ -104,11 +101,6 @@ class Peer:
 
 
 class Object:
-    __slots__ = (
-        "able", "alone", "fetches", "holders", "lonely", "manifest", "open", "origin_bytes", "peer_bytes", "queued",
-        "reader", "reason", "ref", "relays", "stranded", "underserved", "unreadable", "waiting", "whole",
-    )  # fmt: skip
-
     def __init__(self, name: str) -> None:
         self.ref = ObjectRef(name, 0)
         self.manifest = b""
@@ -130,14 +122,15 @@ class Object:
         self.origin_bytes = 0
         self.peer_bytes = 0
 
-    @property
-    def serving_holder_count(self) -> int:
-        return len(self.whole)
+    def unlist(self, fetch: Fetch) -> None:
+        for queue in (self.waiting, self.underserved, self.stranded, self.alone, self.able):
+            queue.pop(fetch.peer.id, None)
+        if self.reader is fetch:
+            self.reader = None
 
 
 class Transfers:
-    """All records of the transfer plan. After events have changed the records, `plan_pending_transfers` plans the
-    transfers."""
+    """A fetch and its source refer to each other, and each fetch is in the queue of its `Way`."""
 
     def __init__(self) -> None:
         self.limits = Limits()
@@ -149,7 +142,7 @@ class Transfers:
         self.unsettled: dict[Fetch, None] = {}  # Fetches that must be planned
         self.freed: dict[Peer, None] = {}
         self.changed: dict[Fetch, None] = {}  # Fetches whose pilots get a new plan
-        self.snapshots: dict[tuple[str, str], dict[str, Snapshot]] = {}  # Keys: (recipe key, device kind), then form
+        self.snapshots: dict[str, dict[str, dict[str, Snapshot]]] = {}  # By recipe key, device kind, and form
         self.fetches = 0
         self.peer_bytes = 0
         self.lonely: dict[PilotId, None] = {}  # Pilots that found no peer for one of their objects
@@ -159,6 +152,13 @@ class Transfers:
         if found is None:
             found = self.objects[name] = Object(name)
         return found
+
+    def refs(self, recipe: Recipe, *, kind: str | None = None) -> Iterator[ObjectRef]:
+        """Yield the files of a recipe, and its snapshots for a device kind (None: for every kind)."""
+        yield from recipe.objects
+        for of, forms in self.snapshots.get(recipe.key, {}).items():
+            if kind in (None, of):
+                yield from (snapshot.object for snapshot in forms.values())
 
     def wants(self, object: Object) -> int:
         if object.ref.size_bytes <= self.limits.small_bytes:
@@ -178,8 +178,7 @@ class Transfers:
             self._list_reliable_source(peer, object)
 
     def _list_reliable_source(self, peer: Peer, object: Object) -> None:
-        """List a new sure source (`object_plan`) of an object. The waiting fetches that this source serves are planned
-        again."""
+        """List a new sure source of an object, and plan the waiting fetches that it serves again."""
         for (name, _), child in peer.serves.items():
             if name == object.ref.name and child.way is Way.WAITING:
                 self.unsettled[child] = None
@@ -187,7 +186,7 @@ class Transfers:
         self.freed[peer] = None
 
     def release(self, peer: Peer, object: Object) -> None:
-        """Remove an object from a pilot. Fetches that read this pilot's copy get another source."""
+        """Remove an object from a pilot. Fetches of its copy get another source."""
         del peer.has[object.ref.name], object.holders[peer.id]
         peer.parked.pop(object.ref.name, None)
         self.withdraw(peer, object)
@@ -195,6 +194,7 @@ class Transfers:
         self.forget(object)
 
     def withdraw(self, peer: Peer, object: Object) -> None:
+        """Stop serving an object from a pilot. Fetches that read it there get another source."""
         object.whole.pop(peer.id, None)
         object.open.pop(peer.id, None)
         for (name, _), child in list(peer.serves.items()):
@@ -215,11 +215,11 @@ class Transfers:
         fetch = Fetch(object, peer, self.fetches)
         fetch.leader = self._find_leading_fetch(fetch)  # find the leader before the new fetch is listed
         object.fetches[peer.id] = peer.fetches[object.ref.name] = fetch
-        if fetch.leader is not None or self.near(fetch) is not None:
+        if fetch.leader is None and self.near(fetch) is None:
+            self.go(fetch)
+        else:
             self.changed[fetch] = None
             self.send(fetch, Way.FOLLOWING)
-        else:
-            self.go(fetch)
         return fetch
 
     def go(self, fetch: Fetch) -> None:
@@ -228,7 +228,7 @@ class Transfers:
         self.send(fetch, Way.WAITING)
 
     def take_over(self, fetch: Fetch) -> None:
-        """Make a following fetch the leader. Its pilot reported a failed source, so the fetch is active."""
+        """Make a following fetch the leader, because its pilot reported a failed source."""
         near = self._fetches_into_cache(fetch.peer.cache, fetch.object)
         self.go(fetch)
         for other in near:
@@ -236,10 +236,7 @@ class Transfers:
                 self._follow(other, fetch)
 
     def _follow(self, fetch: Fetch, leader: Fetch) -> None:
-        """Let a fetch follow another fetch into the same cache.
-
-        The follower gets a later number than its leader, so that fetches never wait in a circle.
-        """
+        """Let a fetch follow another into the same cache, with a later number, so that no fetches wait in a circle."""
         object = fetch.object
         if fetch.way is not Way.FOLLOWING:
             for source in list(fetch.sources.values()):
@@ -273,15 +270,12 @@ class Transfers:
         object, peer = fetch.object, fetch.peer
         for source in list(fetch.sources.values()):
             self.unlink(fetch, source)
-        for queue in (object.waiting, object.underserved, object.stranded, object.alone, object.able):
-            queue.pop(peer.id, None)
+        object.unlist(fetch)
         self._update_needy(object)
         del object.fetches[peer.id], peer.fetches[object.ref.name]
         peer.parked.pop(object.ref.name, None)
         self.unsettled.pop(fetch, None)
         self.changed.pop(fetch, None)
-        if object.reader is fetch:
-            object.reader = None
         self._reassign_followers(fetch, complete=complete)
         if not complete:
             self.withdraw(peer, object)
@@ -302,18 +296,14 @@ class Transfers:
     def _replace_lost_cache_source(self, peer: Peer, object: Object) -> None:
         for fetch in self._fetches_into_cache(peer.cache, object):
             if fetch.way is Way.FOLLOWING and fetch.leader is None and self.near(fetch) is None:
-                leader = self._find_leading_fetch(fetch)
-                if leader is None:
-                    self.go(fetch)
-                else:
+                if (leader := self._find_leading_fetch(fetch)) is not None:
                     self._follow(fetch, leader)
+                else:
+                    self.go(fetch)
 
     def send(self, fetch: Fetch, way: Way) -> None:
         object, id = fetch.object, fetch.peer.id
-        for queue in (object.waiting, object.underserved, object.stranded, object.alone, object.able):
-            queue.pop(id, None)
-        if object.reader is fetch:
-            object.reader = None
+        object.unlist(fetch)
         before, fetch.way = fetch.way, way
         match way:
             case Way.WAITING:
@@ -386,11 +376,8 @@ class Transfers:
     def find(self, fetch: Fetch, *, root: bool) -> Peer | None:
         """Return a peer that can serve this fetch now, or None. `root`: only a sure peer (`object_plan`)."""
         below = fetch.rank if root else self.fetches + 1
-        return (
-            self._find_peer_with_whole_object(fetch)
-            or self._find_relay_peer(fetch, below=below)
-            or self._find_leaving_peer(fetch)
-        )
+        found = self._find_peer_with_whole_object(fetch) or self._find_relay_peer(fetch, below=below)
+        return found or self._find_leaving_peer(fetch)
 
     def _find_peer_with_whole_object(self, fetch: Fetch) -> Peer | None:
         candidates = fetch.object.open

@@ -1,24 +1,20 @@
 """The archives of this environment, and the folder for nodes that lack the environment or its file system.
 
-A pilot fetches the archive of packages from the session or from another pilot. The small archive of the interpreter
-is copied with the job, unless the site names an interpreter on its compute nodes.
-
-An archive is a gzipped tar file whose bytes depend only on its members.
+A pilot fetches the archive of packages from the session or from another pilot. The small archive of the interpreter is
+copied with the job, unless the site names an interpreter. The bytes of an archive depend only on its members.
 
     <session>/carried/<site>/session/
         start.sh             the job's program: finds a Python, or unpacks base.tar.gz
         start.pyz            `stoker.pilot.starter`: fetches the packages and becomes the pilot
         environment.json     the archives (`Packed`)
         python               the name of the interpreter on compute nodes, or empty
-        base.tar.gz          the interpreter, unless the site names an interpreter
+        base.tar.gz          the interpreter, unless the site names one
 
-        only for nodes that cannot access this machine's files:
+    only for nodes that cannot access this machine's files (the job's sandbox gets a copy of the folder):
         session.json         the manager's address
         seed.address         the address of the seed, which sends the packages
         keys/transfer.json   the key of peer transfers; closed to other users
         copied               an empty file that marks a copy
-
-Without a shared file system, this folder is copied into the job's sandbox as `session`, next to the block's key.
 """
 
 from __future__ import annotations
@@ -28,7 +24,6 @@ import hashlib
 import io
 import logging
 import os
-import shutil
 import sys
 import tarfile
 import time
@@ -38,8 +33,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 import msgspec
 
@@ -53,40 +47,37 @@ from stoker.manager.environment.members import (
     ArchiveMember,
     MemberKind,
     inspect_environment,
+    interpreter_file,
     interpreter_members,
     package_members,
 )
+from stoker.pilot.starter.place import link_or_copy
 from stoker.pilot.transfer.fetch import SEED_FILE
 from stoker.protocol.session import PYTHON, SessionFolder
 from stoker.site import EnvironmentKind, Site
 from stoker.units import show_bytes
 from stoker.whole_files import draft_of, write_whole
 
-# ---- archive
-
-
 # ---- the tar file
 
-
 TIME_S = 315_532_800
-"""Modification time of every file in an archive: 1980, the earliest year that some tools support."""
+"""Of every file in an archive: 1980, the earliest year that all tools support."""
 _BLOCK_BYTES = 4 * 1024 * 1024
 _MOST_WORKERS = 8
 
 Progress = Callable[[int, int], None]
-"""A function that receives the number of bytes packed so far and the total number of bytes."""
+"""Receives the bytes packed so far and in total."""
 
 
-def write_archive(path: Path, members: Iterable[ArchiveMember], *, on_progress: Progress | None = None) -> None:
+def write_archive(path: Path, members: Sequence[ArchiveMember], *, on_progress: Progress | None = None) -> None:
     """Write an archive. Raises OSError."""
-    known = list(members)
-    total, done = sum(member.size_bytes for member in known), 0
+    total, done = sum(member.size_bytes for member in members), 0
     with (
         path.open("xb") as file,
         _Compressor(file) as packed,
         tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT, bufsize=1 << 20) as tar,
     ):
-        for member in known:
+        for member in members:
             _add(tar, member)
             done += member.size_bytes
             if on_progress is not None:
@@ -95,28 +86,24 @@ def write_archive(path: Path, members: Iterable[ArchiveMember], *, on_progress: 
 
 def _add(tar: tarfile.TarFile, member: ArchiveMember) -> None:
     facts = tarfile.TarInfo(member.name)
-    facts.mtime = TIME_S
-    facts.mode = 0o700 if member.executable else 0o600
+    facts.mtime, facts.mode = TIME_S, 0o700 if member.executable else 0o600
     if member.kind is MemberKind.LINK:
         facts.type, facts.linkname = tarfile.SYMTYPE, member.path
         tar.addfile(facts)
-    elif member.kind is MemberKind.PLAIN:
-        with open(member.path, "rb") as file:
-            facts.size = os.fstat(file.fileno()).st_size
-            tar.addfile(facts, file)
-    else:
-        data = Path(member.path).read_bytes()
+        return
+    with open(member.path, "rb") as opened:
+        file: IO[bytes] = opened
         if member.kind is MemberKind.SCRIPT:
-            data = _make_script_relocatable(data)
-        else:  # bytecode: set the source's modification time in the header to TIME_S
-            data = data[:8] + TIME_S.to_bytes(4, "little") + data[12:]
-        facts.size = len(data)
-        tar.addfile(facts, io.BytesIO(data))
+            file = io.BytesIO(_make_script_relocatable(opened.read()))
+        elif member.kind is MemberKind.BYTECODE:  # set the source's modification time in the header to TIME_S
+            file = io.BytesIO(opened.read(8) + TIME_S.to_bytes(4, "little") + opened.read()[4:])
+        facts.size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        tar.addfile(facts, file)
 
 
 def _make_script_relocatable(script: bytes) -> bytes:
-    """Return a script that runs with the Python in the script's folder. Python reads the added lines as a string; the
-    shell runs the added lines as a program."""
+    """Make a script run with the Python in its folder. The added lines are a string for Python."""
     first, _, rest = script.partition(b"\n")
     if b"python" not in first:
         return script
@@ -131,13 +118,10 @@ class _Compressor(io.RawIOBase):
         self._block = bytearray()
         self._under_way: deque[Future[bytes]] = deque()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is None:
-                self._begin()
-                self._finish(most_left=0)
+                self._compress_block(most_left=0)
         finally:
             self._pool.shutdown(cancel_futures=True)
 
@@ -147,26 +131,22 @@ class _Compressor(io.RawIOBase):
     def write(self, data: bytes) -> int:  # type: ignore[override]  # tarfile passes bytes
         self._block += data
         if len(self._block) >= _BLOCK_BYTES:
-            self._begin()
-            self._finish(most_left=2 * self._workers)
+            self._compress_block(most_left=2 * self._workers)
         return len(data)
 
-    def _begin(self) -> None:
+    def _compress_block(self, *, most_left: int) -> None:
         if self._block:
             self._under_way.append(self._pool.submit(gzip.compress, bytes(self._block), 1, mtime=0))
             self._block = bytearray()
-
-    def _finish(self, *, most_left: int) -> None:
         while len(self._under_way) > most_left:
             self._target.write(self._under_way.popleft().result())
 
 
 # ---- the environment's archives
 
-
 _KEPT = 4
 _KEPT_S = 7 * 86400.0
-"""Seconds without use after which an archive is removed, except the newest `_KEPT` archives."""
+"""Seconds after which an unused archive is removed, except the newest `_KEPT`."""
 
 
 class Archive(msgspec.Struct, frozen=True):
@@ -175,8 +155,9 @@ class Archive(msgspec.Struct, frozen=True):
 
 
 class Packed(msgspec.Struct, frozen=True):
-    """The archives for a starting pilot, stored as JSON. `interpreter`: the interpreter's name on compute nodes; if
-    empty, the archive `base` contains the interpreter."""
+    """The archives for a starting pilot, stored as JSON. `base`: archive of the interpreter, unless `interpreter` names
+    one on compute nodes.
+    """
 
     packages: ObjectRef
     unpacked_bytes: int
@@ -186,57 +167,51 @@ class Packed(msgspec.Struct, frozen=True):
 
 
 def pack_environment(*, python: str = "", on_progress: Progress | None = None) -> Packed:
-    """Pack this environment, or return its existing archives. `python`: the interpreter on compute nodes; if empty,
-    this interpreter is packed. Raises ConfigError if packing is impossible, SessionError if disk space is missing."""
+    """Pack this environment, or return its existing archives. Without `python`, the interpreter is packed too.
+
+    Raises ConfigError if packing is impossible, and SessionError if disk space is missing.
+    """
     installed = inspect_environment()
-    place = state_folder() / "environments"
+    place, base = state_folder() / "environments", ""
     packages = _archive(place, f"packages-{installed.key}", lambda: package_members(installed), on_progress)
-    base = None
     if not python:
-        executable = os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
+        executable = interpreter_file()
         facts = os.stat(executable)
         parts = "\0".join((sys.version, executable, str(facts.st_size), str(facts.st_mtime_ns)))
         key = hashlib.sha256(parts.encode(errors="replace")).hexdigest()[:32]
-        base = _archive(place, f"interpreter-{key}", interpreter_members, None)
-    return Packed(
-        packages=packages.object,
-        unpacked_bytes=packages.unpacked_bytes,
-        python=PYTHON,
-        interpreter=python,
-        base=base.object.source if base is not None else "",
-    )
+        base = _archive(place, f"interpreter-{key}", interpreter_members, None).object.source
+    return Packed(packages.object, packages.unpacked_bytes, PYTHON, python, base)
 
 
 def _archive(
     place: Path, name: str, members: Callable[[], list[ArchiveMember]], on_progress: Progress | None
 ) -> Archive:
-    """Return the archive with this name. If the archive is missing, pack it while other processes wait."""
-    known = []
+    """Return this archive. If it is missing, pack it while other processes wait."""
+    size_bytes = 0
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         with (place / f"{name}.lock").open("ab") as turn:
             locks.wait(turn.fileno())
             facts, path = place / f"{name}.json", place / f"{name}.tar.gz"
-            found = None
             with suppress(OSError, *UNREADABLE):
                 found = msgspec.json.decode(facts.read_bytes(), type=Archive)
-            if found is not None and path.exists():
-                os.utime(facts)
-                return found
+                if path.exists():
+                    os.utime(facts)
+                    return found
             _forget_old(place)
             known = members()
+            size_bytes = sum(member.size_bytes for member in known)
             # The draft has a fixed name, so that killed writers leave at most one large draft.
             with draft_of(path, draft=place / f"{name}.draft") as draft:
                 draft.unlink(missing_ok=True)
                 write_archive(draft, known, on_progress=on_progress)
-            made = Archive(object_of(path), sum(member.size_bytes for member in known))
+            made = Archive(object_of(path), size_bytes)
             write_whole(facts, msgspec.json.encode(made))
             return made
     except OSError as error:
-        size = show_bytes(sum(member.size_bytes for member in known))
         raise SessionError(
-            f"the environment ({size}) could not be packed in {place}: {error}; free space there, or set another folder"
-            " with STOKER_HOME"
+            f"the environment ({show_bytes(size_bytes)}) could not be packed in {place}: {error}; free space there, or"
+            " set another folder with STOKER_HOME"
         ) from error
 
 
@@ -244,21 +219,15 @@ def _forget_old(place: Path) -> None:
     here = sorted(place.glob("*.json"), key=lambda facts: facts.stat().st_mtime, reverse=True)
     for facts in here[_KEPT:]:
         if time.time() - facts.stat().st_mtime > _KEPT_S:
-            for kind in (".tar.gz", ".json"):
-                facts.with_suffix(kind).unlink(missing_ok=True)
+            facts.with_suffix(".tar.gz").unlink(missing_ok=True)
+            facts.unlink(missing_ok=True)
 
 
 CARRIED_AS = "session"
-"""Name of the copied folder in a job's sandbox."""
 _STARTER = (
-    "connections.py",
-    "errors.py",
-    "log_files.py",
-    "whole_files.py",
-    "contexts/manifest.py",
-    "pilot/starter/*.py",
+    "connections.py", "errors.py", "log_files.py", "whole_files.py", "contexts/manifest.py", "pilot/starter/*.py",
     "pilot/transfer/*.py",
-)
+)  # fmt: skip
 """Files of this package that `start.pyz` contains."""
 
 
@@ -267,7 +236,7 @@ def pilot_files_folder(folder: SessionFolder, site: Site) -> Path:
 
 
 def carry(folder: SessionFolder, site: Site, environment: Packed) -> Path:
-    """Write the files that a site's compute nodes need to start pilots. Raises SessionError."""
+    """Write the files with which nodes start pilots. Raises SessionError."""
     place = pilot_files_folder(folder, site)
     root = Path(startup.__file__).parent
     try:
@@ -278,12 +247,7 @@ def carry(folder: SessionFolder, site: Site, environment: Packed) -> Path:
         write_whole(place / "environment.json", msgspec.json.format(msgspec.json.encode(environment)))
         write_whole(place / "python", environment.interpreter.encode())
         if environment.base:
-            target = place / "base.tar.gz"
-            target.unlink(missing_ok=True)
-            try:
-                os.link(environment.base, target)
-            except OSError:
-                shutil.copyfile(environment.base, target)
+            link_or_copy(environment.base, place / "base.tar.gz")
         if not site.provider.shared_files:
             (place / "keys").mkdir(mode=0o700, exist_ok=True)
             write_whole(place / "copied", b"")
@@ -294,8 +258,7 @@ def carry(folder: SessionFolder, site: Site, environment: Packed) -> Path:
 
 
 def prepare_pilot_files(folder: SessionFolder, site: Site) -> list[Path]:
-    """Return the folders to copy to a job's node. Call this before each submission, because it writes the manager's
-    current address."""
+    """Return the folders to copy to a job's node, with the manager's current address."""
     if site.provider.shared_files:
         return []
     place = pilot_files_folder(folder, site)
@@ -308,7 +271,6 @@ def prepare_pilot_files(folder: SessionFolder, site: Site) -> list[Path]:
 
 
 def starter_command(folder: SessionFolder, site: Site, options: Sequence[str]) -> list[str]:
-    """Return the command that a job runs. `options`: options of `stoker-pilot` except `--session`."""
     if site.provider.shared_files:
         return ["sh", str(pilot_files_folder(folder, site) / "start.sh"), "--session", str(folder.path), *options]
     return ["sh", f"{CARRIED_AS}/start.sh", "--session", CARRIED_AS, *options]
@@ -326,16 +288,11 @@ def _write_starter(target: Path, root: Path) -> None:
 
 # ---- for the sites of a session
 
-
 log = logging.getLogger("stoker")
-
-_EVERY_S = 5.0
 
 
 def prepare(folder: SessionFolder, sites: Iterable[Site]) -> None:
-    """Pack the environment of sites with `kind = "packed"`, and write the files that start pilots. Raises the errors of
-    `pack_environment`.
-    """
+    """Pack environments and write the files that start pilots, for sites with `kind = "packed"`."""
     for site in sites:
         if site.environment.kind is EnvironmentKind.PACKED:
             progress = _report(site.name)
@@ -343,12 +300,12 @@ def prepare(folder: SessionFolder, sites: Iterable[Site]) -> None:
 
 
 def _report(site: str) -> Progress:
-    next_at = time.monotonic() + _EVERY_S / 5
+    next_at = time.monotonic() + 1.0
 
     def tell(done: int, total: int) -> None:
         nonlocal next_at
         if time.monotonic() >= next_at:
-            next_at = time.monotonic() + _EVERY_S
+            next_at = time.monotonic() + 5.0
             log.warning(f"packing this environment for site {site}, once: {show_bytes(done)} of {show_bytes(total)}")
 
     return tell

@@ -3,8 +3,8 @@
 Packages are in the `site-packages` folders on `sys.path`, in source folders of editable installs (from a `.pth` file or
 an import hook), and in folders of `PYTHONPATH` filled by `pip install --target`.
 
-The key covers Python, each distribution's version and RECORD, the top-level names in each folder, and the size and
-time of each file of editable sources. The key does not cover edits of installed files.
+The key covers Python, each distribution's version and RECORD, the top-level names in each folder, and the size and time
+of each file of editable sources. It does not cover edits of installed files.
 
 An archive has the layout of a virtual environment:
 
@@ -20,6 +20,7 @@ Bytecode is packed, because compiling PyTorch takes tens of seconds.
 from __future__ import annotations
 
 import enum
+import glob
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -28,30 +29,28 @@ import os
 import re
 import shutil
 import site
+import struct
 import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import NamedTuple
 from urllib.parse import unquote, urlparse
 
 import msgspec
 
-from stoker.contexts.user_code import recorded_folders
+from stoker.contexts.user_code import editable_modules, folders_in_pth_files, recorded_folders
 from stoker.errors import ConfigError
 from stoker.protocol.session import PYTHON
 
-# ---- installed
-
-
 # ---- files below a folder
-
 
 SKIPPED = frozenset({"__pycache__", ".git", ".hg", ".svn", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".venv"})
 
 
 class FoundFile(NamedTuple):
-    """A file below a folder. `link`: the target of a link within the folder. Other links are followed."""
+    """`link`: the target of a link within the folder."""
 
     name: str
     path: str
@@ -63,7 +62,7 @@ Skip = Callable[[str], object]
 
 
 def walk_files_recursively(folder: str, *, skip: Skip = lambda _name: False) -> Iterator[FoundFile]:
-    """Yield files sorted by name. Skip unreadable files and loops of links."""
+    """Yield files sorted by name, without unreadable files and loops of links."""
     root = os.path.realpath(folder)
     yield from _walk(root, root, "", skip, frozenset({root}))
 
@@ -77,22 +76,16 @@ def _walk(root: str, folder: str, prefix: str, skip: Skip, above: frozenset[str]
         name = prefix + entry.name
         if entry.name in SKIPPED or skip(name):
             continue
-        try:
+        with suppress(OSError):  # a broken link, or a file that was removed meanwhile
             link = os.readlink(entry.path) if entry.is_symlink() else ""
-            if link and not os.path.isabs(link) and _points_inside(entry.path, root):
+            real = os.path.realpath(entry.path) if link or entry.is_dir() else ""
+            if link and not os.path.isabs(link) and real.startswith(root + os.sep) and os.path.exists(real):
                 yield FoundFile(name, entry.path, entry.stat(follow_symlinks=False), link)
             elif entry.is_dir():
-                real = os.path.realpath(entry.path)
                 if real not in above:
                     yield from _walk(root, entry.path, name + "/", skip, above | {real})
             elif entry.is_file():
                 yield FoundFile(name, entry.path, entry.stat())
-        except OSError:  # a broken link, or a file that was removed meanwhile
-            continue
-
-
-def _points_inside(path: str, root: str) -> bool:
-    return os.path.realpath(path).startswith(root + os.sep) and os.path.exists(path)
 
 
 def file_listing_digest(path: str) -> str:
@@ -105,14 +98,12 @@ def file_listing_digest(path: str) -> str:
 
 # ---- the environment
 
-
 _FORMAT = "stoker-environment-1"
-"""Part of the environment's key. Change this text if the layout of archives changes."""
+"""Changes the environment's key with the layout of archives."""
 
 
 class Editable(msgspec.Struct, frozen=True):
-    """A package or module used from its source folder. `is_first`: the source folder precedes the package in
-    `site-packages`."""
+    """A package or module used from its source folder. `is_first`: it hides the package in `site-packages`."""
 
     name: str
     path: str
@@ -120,8 +111,9 @@ class Editable(msgspec.Struct, frozen=True):
 
 
 class Installed(msgspec.Struct, frozen=True):
-    """An environment. `scripts`: folder of the environment's programs; empty for the system's Python. `conda`: the
-    conda prefix, or empty."""
+    """An environment. `scripts`: folder of its programs, or "" for the system's Python. `conda`: the conda prefix, or
+    "".
+    """
 
     folders: tuple[str, ...]
     editables: tuple[Editable, ...]
@@ -131,50 +123,27 @@ class Installed(msgspec.Struct, frozen=True):
 
 
 def inspect_environment() -> Installed:
-    """Return this environment. Raises ConfigError for an editable install without its sources."""
+    """Raises ConfigError for an editable install without its sources."""
     known = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
     wanted = {os.path.realpath(folder) for folder in known}
     on_path = dict.fromkeys(os.path.realpath(place) for place in sys.path if place)
     folders = tuple(place for place in on_path if place in wanted and os.path.isdir(place))
-    editables = tuple(
-        {
-            one.name: one
-            for one in [*_editables_of_finders(), *_editables_in_pth_files(folders), *_pip_target_packages()]
-        }.values()
-    )
+    editables = tuple({one.name: one for one in _editables(folders)}.values())
     _check_editables(folders, editables)
     conda = sys.prefix if os.path.isdir(os.path.join(sys.prefix, "conda-meta")) else ""
-    return Installed(
-        folders=folders,
-        editables=editables,
-        scripts=sysconfig.get_path("scripts") if conda or sys.prefix != sys.base_prefix else "",
-        conda=conda,
-        key=_key(folders, editables, conda),
-    )
+    scripts = sysconfig.get_path("scripts") if conda or sys.prefix != sys.base_prefix else ""
+    return Installed(folders, editables, scripts, conda, key=_key(folders, editables, conda))
 
 
-def _editables_in_pth_files(folders: Iterable[str]) -> Iterator[Editable]:
+def _editables(folders: Iterable[str]) -> Iterator[Editable]:
+    """Yield packages of import hooks, of `.pth` files, and of `pip install --target`."""
+    for name, path in sorted(editable_modules().items()):
+        suffix = os.path.splitext(path)[1] if os.path.isfile(path) else ""
+        yield Editable(name.replace(".", "/") + suffix, os.path.realpath(path))
     for folder in folders:
-        for file in sorted(os.listdir(folder)):
-            if not file.endswith(".pth"):
-                continue
-            with open(os.path.join(folder, file), encoding="utf-8", errors="replace") as lines:
-                places = [line.strip() for line in lines if line.strip() and not line.startswith(("#", "import"))]
-            for place in places:
-                source = os.path.realpath(os.path.join(folder, place))
-                if not source.startswith(folder + os.sep) and os.path.isdir(source):
-                    yield from _importable_modules(source)
-
-
-def _importable_modules(folder: str) -> Iterator[Editable]:
-    for entry in sorted(os.scandir(folder), key=lambda one: one.name):
-        stem, suffix = os.path.splitext(entry.name)
-        is_module = entry.is_file() and suffix in (".py", ".so") and stem != "setup"
-        if is_module or (entry.is_dir() and stem.isidentifier() and not suffix and _contains_python(entry.path)):
-            yield Editable(entry.name, os.path.realpath(entry.path))
-
-
-def _pip_target_packages() -> Iterator[Editable]:
+        for source in map(os.path.realpath, folders_in_pth_files(folder)):
+            if not source.startswith(folder + os.sep):
+                yield from _importable_modules(source)
     places = [os.path.abspath(place) for place in sys.path if place]
     first_site = min((places.index(place) for place in site.getsitepackages() if place in places), default=len(places))
     for folder, recorded in recorded_folders():
@@ -183,20 +152,16 @@ def _pip_target_packages() -> Iterator[Editable]:
             yield Editable(name, os.path.realpath(os.path.join(folder, name)), is_first)
 
 
-def _contains_python(folder: str) -> bool:
-    try:
-        return any(name.endswith((".py", ".so")) for name in os.listdir(folder))
-    except OSError:
-        return False
-
-
-def _editables_of_finders() -> Iterator[Editable]:
-    for finder in sys.meta_path:
-        home = sys.modules.get(getattr(finder, "__module__", "") or "")
-        if home is not None and home.__name__.startswith("__editable__"):
-            for name, path in sorted(getattr(home, "MAPPING", {}).items()):
-                suffix = os.path.splitext(path)[1] if os.path.isfile(path) else ""
-                yield Editable(name.replace(".", "/") + suffix, os.path.realpath(path))
+def _importable_modules(folder: str) -> Iterator[Editable]:
+    for entry in sorted(os.scandir(folder), key=lambda one: one.name):
+        stem, suffix = os.path.splitext(entry.name)
+        if entry.is_dir():
+            files = [*glob.glob("*.py", root_dir=entry.path), *glob.glob("*.so", root_dir=entry.path)]
+            is_module = bool(files) and stem.isidentifier() and not suffix
+        else:
+            is_module = suffix in (".py", ".so") and stem != "setup"
+        if is_module:
+            yield Editable(entry.name, os.path.realpath(entry.path))
 
 
 def _check_editables(folders: tuple[str, ...], editables: tuple[Editable, ...]) -> None:
@@ -219,9 +184,8 @@ def _key(folders: tuple[str, ...], editables: tuple[Editable, ...], conda: str) 
     parts = [_FORMAT, sys.version, str(sysconfig.get_config_var("SOABI"))]
     for place, folder in enumerate(folders):
         parts += [f"{place} {name}" for name in sorted(os.listdir(folder)) if name != "__pycache__"]
-    parts += (
-        sorted(os.listdir(os.path.join(conda, "conda-meta"))) if conda else []
-    )  # conda-meta has one file per package and build
+    if conda:  # conda-meta has one file per package and build
+        parts += sorted(os.listdir(os.path.join(conda, "conda-meta")))
     records = []
     for distribution in importlib.metadata.distributions(path=list(folders)):
         record = distribution.read_text("RECORD") or distribution.read_text("SOURCES.txt") or ""
@@ -229,17 +193,11 @@ def _key(folders: tuple[str, ...], editables: tuple[Editable, ...], conda: str) 
         records.append(f"{distribution.metadata['Name']} {distribution.version} {digest}")
     parts += sorted(records)
     parts += [f"{one.name} {file_listing_digest(one.path)}" for one in editables]
-    whole = hashlib.sha256()
-    for part in parts:
-        data = part.encode(errors="replace")
-        whole.update(len(data).to_bytes(8, "big") + data)
-    return whole.hexdigest()[:32]
+    return hashlib.sha256("\0".join(parts).encode(errors="replace")).hexdigest()[:32]
 
 
 # ---- members
 
-
-_HEAD = importlib.util.MAGIC_NUMBER + bytes(4)
 _NOT_NEEDED = re.compile(
     r"(site-packages|dist-packages|test|idlelib|turtledemo|tkinter|ensurepip|config-[^/]*|lib-dynload/_tkinter[^/]*"
     r"|[^/]+/tests?|turtle\.py|EXTERNALLY-MANAGED)"
@@ -250,21 +208,20 @@ _OF_LIBC = re.compile(
 
 
 _CONDA_NOT_NEEDED = re.compile(r"(python\d|cmake|pkgconfig|man|doc|info|locale)(/|\d|$|\.)|.*\.a$")
-"""Files of a conda environment that are omitted, because they are packed separately, or are needed only for compiling
-or as documentation."""
+"""Files that are packed separately, or needed only for compiling or as documentation."""
 
 
 class MemberKind(enum.Enum):
     PLAIN = "plain"
     LINK = "link"
     SCRIPT = "script"
-    """A file whose first line names the Python of this environment."""
+    """Its first line names the Python of this environment."""
     BYTECODE = "bytecode"
-    """A bytecode file. Packing changes the source's modification time in the header."""
+    """Its header contains the source's modification time."""
 
 
 class ArchiveMember(NamedTuple):
-    """A file in the archive. `path`: path of the file to pack, or the target of a link."""
+    """`path`: the file to pack, or the target of a link."""
 
     name: str
     path: str
@@ -286,30 +243,27 @@ def package_members(installed: Installed) -> list[ArchiveMember]:
                 found[member.name] = member
         taken |= here
     for one in installed.editables:
+        place = packages + one.name
         if one.name in taken:
             if not one.is_first:
                 continue
-            hidden = packages + one.name
-            kept = [name for name in found if name != hidden and not name.startswith(f"{hidden}/")]
-            found = {name: found[name] for name in kept}
-        if os.path.isdir(one.path):
-            new = list(_members(one.path, prefix=f"{packages}{one.name}/"))
-        else:
-            new = [ArchiveMember(packages + one.name, one.path, os.path.getsize(one.path))]
-        found.update((member.name, member) for member in new)
+            found = {name: found[name] for name in found if name != place and not name.startswith(f"{place}/")}
+        new = [ArchiveMember(place, one.path, os.path.getsize(one.path))] if os.path.isfile(one.path) else []
+        found.update((member.name, member) for member in new or _members(one.path, prefix=f"{place}/"))
     others = list(_script_members(installed.scripts)) if installed.scripts else []
     for part in ("lib", "share", "ssl", "etc", "libexec") if installed.conda else ():
-        if os.path.isdir(os.path.join(installed.conda, part)):
-            place = os.path.join(installed.conda, part)
-            others += _members(place, prefix=f"{part}/", skip=_CONDA_NOT_NEEDED.match)
+        others += _members(os.path.join(installed.conda, part), prefix=f"{part}/", skip=_CONDA_NOT_NEEDED.match)
     found.update((member.name, member) for member in others)
     return sorted(found.values())
 
 
+def interpreter_file() -> str:
+    return os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
+
+
 def interpreter_members() -> list[ArchiveMember]:
-    """Return the interpreter and its standard library as archive members. Raises ConfigError."""
-    executable = os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
-    library = sysconfig.get_path("stdlib")
+    """Raises ConfigError."""
+    executable, library = interpreter_file(), sysconfig.get_path("stdlib")
     if not os.path.isfile(executable) or not os.path.isdir(library):
         raise ConfigError(
             f"the interpreter cannot be packed: {executable} or {library} does not exist; set [environment] python to"
@@ -317,9 +271,9 @@ def interpreter_members() -> list[ArchiveMember]:
             key="python",
         )
     name = f"python{PYTHON}"
-    place = os.path.relpath(library, sys.base_prefix)
     members = [ArchiveMember(f"base/bin/{name}", executable, os.path.getsize(executable), executable=True)]
     members.append(ArchiveMember("base/bin/python3", name, 0, MemberKind.LINK))
+    place = os.path.relpath(library, sys.base_prefix)
     members += _members(library, prefix=f"base/{place}/", skip=_NOT_NEEDED.fullmatch)
     members += _members(sysconfig.get_path("include"), prefix=f"base/include/{name}/")
     members += _shared_library_members([member.path for member in members if ".so" in member.name or member.executable])
@@ -328,28 +282,24 @@ def interpreter_members() -> list[ArchiveMember]:
 
 def _members(folder: str, *, prefix: str, skip: Skip = lambda _name: False) -> Iterator[ArchiveMember]:
     for file in walk_files_recursively(folder, skip=skip):
+        name = prefix + file.name
         if file.link:
-            yield ArchiveMember(prefix + file.name, file.link, 0, MemberKind.LINK)
+            yield ArchiveMember(name, file.link, 0, MemberKind.LINK)
             continue
-        executable = bool(file.facts.st_mode & 0o100)
-        yield ArchiveMember(prefix + file.name, file.path, file.facts.st_size, executable=executable)
-        compiled = _valid_bytecode_path(file) if file.name.endswith(".py") else None
-        if compiled is not None:
-            above, slash, _ = file.name.rpartition("/")
-            name = f"{prefix}{above}{slash}__pycache__/{os.path.basename(compiled)}"
-            yield ArchiveMember(name, compiled, os.path.getsize(compiled), MemberKind.BYTECODE)
+        yield ArchiveMember(name, file.path, file.facts.st_size, executable=bool(file.facts.st_mode & 0o100))
+        if file.name.endswith(".py") and (compiled := _valid_bytecode_path(file)):
+            place = os.path.join(os.path.dirname(name), "__pycache__", os.path.basename(compiled))
+            yield ArchiveMember(place, compiled, os.path.getsize(compiled), MemberKind.BYTECODE)
 
 
 def _valid_bytecode_path(source: FoundFile) -> str | None:
     compiled = importlib.util.cache_from_source(source.path)
-    try:
-        with open(compiled, "rb") as file:
-            head = file.read(16)
-    except OSError:
-        return None
-    said = int.from_bytes(head[8:12], "little"), int.from_bytes(head[12:16], "little")
-    is_now = int(source.facts.st_mtime) & 0xFFFFFFFF, source.facts.st_size & 0xFFFFFFFF
-    return compiled if head[:8] == _HEAD and said == is_now else None
+    time_s, size = int(source.facts.st_mtime) & 0xFFFFFFFF, source.facts.st_size & 0xFFFFFFFF
+    wanted = importlib.util.MAGIC_NUMBER + struct.pack("<III", 0, time_s, size)
+    with suppress(OSError), open(compiled, "rb") as file:
+        if file.read(16) == wanted:
+            return compiled
+    return None
 
 
 def _script_members(folder: str) -> Iterator[ArchiveMember]:

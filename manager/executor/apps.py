@@ -17,7 +17,7 @@ from parsl.dataflow.dflow import DataFlowKernel
 from stoker.contexts.encoder import Family
 from stoker.contexts.factory import RecipeFactory, as_recipe
 from stoker.contexts.function_code import describe_generator, is_generator_function
-from stoker.contexts.payloads import dumps_arguments, pickle_if_plain
+from stoker.contexts.payloads import pickle_if_plain
 from stoker.contexts.recipe import Recipe
 from stoker.errors import ConfigError, SerializationError
 from stoker.manager.executor.executor import check_labels, stoker_executors
@@ -30,9 +30,16 @@ from stoker.manager.executor.options import (
     check_integer_option,
     parse_call_specification,
 )
-from stoker.manager.executor.packing import bare, modules_pickled_with, name_of
 from stoker.manager.executor.pieces import PieceInbox
-from stoker.manager.executor.prepared import PACKED, SPECIFICATION, AppWants, PreparedFunction
+from stoker.manager.executor.prepared import (
+    PACKED,
+    SPECIFICATION,
+    AppWants,
+    PreparedFunction,
+    bare,
+    modules_pickled_with,
+    name_of,
+)
 from stoker.protocol.calls import Features
 from stoker.units import show_seconds
 
@@ -63,28 +70,7 @@ def app(
     ignore_for_cache: Sequence[str] | None = None,
     executors: Sequence[str] | None = None,
 ) -> Callable[[Callable[..., Any]], StokerApp]: ...
-def app(
-    function: Callable[..., Any] | None = None,
-    /,
-    *,
-    context: Recipe | Family | None = None,
-    batch_size: int | None = None,
-    timeout: str | float | None = None,
-    priority: int = 0,
-    deadline: str | float | None = None,
-    late: str = "run",
-    latency: str | float | None = None,
-    ttft: str | float | None = None,
-    tpot: str | float | None = None,
-    gang: int | tuple[int, int] = 1,
-    features: Features | Mapping[str, Any] | None = None,
-    variants: Sequence[Recipe] = (),
-    stream: bool | None = None,
-    cache: bool = False,
-    ignore_for_cache: Sequence[str] | None = None,
-    executors: Sequence[str] | None = None,
-    **unknown: Any,
-) -> Any:
+def app(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
     """Make a function into an app: each call returns a future, and runs where its context is loaded.
 
     Futures as arguments, `inputs`, `outputs`, `stdout` and a `walltime` parameter work as in Parsl's `python_app`.
@@ -92,24 +78,21 @@ def app(
     Args:
         function: The function, if `@app` is used without parentheses.
         context: A recipe: the function receives the loaded context as its first argument, which callers omit. A
-            family (`stoker.family`) selects the runtime with the smallest sufficient input length for each call.
+            family (`stoker.family`) selects the shortest sufficient runtime for each call.
         batch_size: Default number of items that `stoker.map` puts into one call.
         timeout: Maximum run time of a call (`"10 min"`).
         priority: Calls with a higher number run first.
-        deadline: Time from submission until a call should end. Among calls of equal priority, the earliest deadline
-            runs first. Calls without a deadline run last.
-        late: Action for a call that cannot meet its deadline (the deadline has passed, or all earlier calls took
-            longer). `"run"` runs the call with a warning, after the calls that can meet their deadlines. `"drop"`
-            drops the call.
-        latency: Maximum time from submission to result (`"150 ms"`), for a policy that honours it.
-        ttft: Maximum time to first token (`"500 ms"`), for a policy that honours it, for example `slinfer`.
-        tpot: Maximum time per further token (`"100 ms"`), for a policy that honours it.
+        deadline: Time from submission until a call should end. Within a priority, the earliest deadline runs first,
+            and calls without a deadline run last.
+        late: What to do with a call that cannot meet its deadline: `"run"` it with a warning, after the calls that
+            can, or `"drop"` it.
+        latency, ttft, tpot: Maximum time to the result (`"150 ms"`), to the first token, and per further token, for a
+            policy that honours it.
         gang: Devices that run a call together: a number or `(smallest, largest)`; see `stoker.gang()`.
         features: Facts about a call that policies use: `{"items": 200}`.
-        variants: Other contexts that can run the calls, best first, for a policy that honours variants
-            (docs/options.md).
-        stream: Send each yielded piece immediately (docs/streams.md). The default is True for a function with `yield`.
-            Use True for a function that returns an iterator. With False the result is a list.
+        variants: Other contexts that can run the calls, best first, for a policy that honours variants.
+        stream: Send each yielded piece immediately (docs/streams.md). The default is True for a function with `yield`;
+            a function that returns an iterator needs True. With False the result is a list.
         cache: Use Parsl's memoization; the context is part of the memoization key.
         ignore_for_cache: Parameters that are not part of the memoization key.
         executors: Labels of Parsl executors. The default is every loaded StokerExecutor.
@@ -120,7 +103,6 @@ def app(
     Raises:
         ConfigError: An option or its value is not allowed. RecipeError: The context is not a recipe.
     """
-    asked = {name: value for name, value in locals().items() if name not in ("function", "unknown")}
     if isinstance(function, Recipe | RecipeFactory):
         what = getattr(function, "__name__", None) or "..."
         raise ConfigError(f"@stoker.app accepts options only by name: @stoker.app(context={what})")
@@ -128,38 +110,42 @@ def app(
         raise ConfigError(
             f"@stoker.app decorates a function, and accepts options only by name; it received {function!r:.80}"
         )
-    if unknown:
-        options = [each for each in inspect.signature(app).parameters if each not in ("function", "unknown")]
-        wrong = next(iter(unknown))
-        near = difflib.get_close_matches(wrong, options, n=1)
-        hint = f"did you mean {near[0]}?" if near else _ELSEWHERE.get(wrong, f"it takes {', '.join(options)}")
+    if wrong := next((name for name in options if name not in OPTIONS), ""):
+        near = difflib.get_close_matches(wrong, OPTIONS, n=1)
+        hint = f"did you mean {near[0]}?" if near else _ELSEWHERE.get(wrong, f"it takes {', '.join(OPTIONS)}")
         raise ConfigError(f"@stoker.app has no option {wrong}; {hint}", key=wrong)
-    if batch_size is not None:
-        check_integer_option("batch_size", batch_size, least=1)
-    check_boolean_option("cache", cache)
-    ignore_for_cache = names_in("ignore_for_cache", ignore_for_cache)
-    executors = names_in("executors", None if executors == "all" else executors)
-    if executors == []:
+    options = {**OPTIONS, **options}
+    if options["batch_size"] is not None:
+        check_integer_option("batch_size", options["batch_size"], least=1)
+    check_boolean_option("cache", options["cache"])
+    if names_in("executors", options["executors"]) == []:
         raise ConfigError("executors: the list is empty, so no executor could run a call; omit this option to use all")
-    if ignore_for_cache and not cache:
+    if names_in("ignore_for_cache", options["ignore_for_cache"]) and not options["cache"]:
         raise ConfigError("ignore_for_cache has no effect without cache=True: add cache=True, or omit ignore_for_cache")
-    wants = _parse_app_options(asked)
+    wants = _parse_app_options(options)
 
     def decorate(function: Callable[..., Any]) -> StokerApp:
-        own = wants
-        if callable(function) and resolve_stream_option(function, stream=stream, gang=wants.options.gang):
-            own = wants.streaming(True)
-        return StokerApp(
-            function,
-            specification=AppWants(own),
-            batch_size=batch_size,
-            cache=cache,
-            ignore_for_cache=ignore_for_cache,
-            executors=executors,
-            options=asked,
-        )
+        bare = function.__func__ if isinstance(function, staticmethod) else function
+        streams = options["stream"]
+        if streams is None and callable(function):
+            streams = is_generator_function(bare)
+        if streams and wants.options.gang[1] > 1:
+            raise ConfigError(
+                f"{name_of(function)} yields its result in pieces, which calls of a gang cannot do: omit gang, or write"
+                " stream=False for a result that is the list of yielded values",
+                key="gang",
+            )
+        return StokerApp(function, wants.streaming(bool(streams)), options)
 
     return decorate if function is None else decorate(function)
+
+
+OPTIONS: dict[str, Any] = {
+    "context": None, "batch_size": None, "timeout": None, "priority": 0, "deadline": None, "late": "run",
+    "latency": None, "ttft": None, "tpot": None, "gang": 1, "features": None, "variants": (), "stream": None,
+    "cache": False, "ignore_for_cache": None, "executors": None,
+}  # fmt: skip
+"""The options of `app` and their defaults."""
 
 
 class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
@@ -167,46 +153,38 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
 
     func: Any
 
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        *,
-        specification: AppWants,
-        batch_size: int | None = None,
-        cache: bool = False,
-        ignore_for_cache: Sequence[str] | None = None,
-        executors: Sequence[str] | None = None,
-        options: Mapping[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, function: Callable[..., Any], wants: Wants, options: Mapping[str, Any]) -> None:
         if not callable(function):
             raise ConfigError(f"@stoker.app decorates a function; it received {function!r}")
         if isinstance(function, PythonApp):
             raise ConfigError(f"{function.__name__} is already an app; use one decorator")
-        check_function(function, takes_context=specification.wants.takes_context, ignored=ignore_for_cache or ())
-        super().__init__(function, cache=cache, ignore_for_cache=ignore_for_cache)
+        ignored = names_in("ignore_for_cache", options.get("ignore_for_cache"))
+        check_function(function, takes_context=wants.takes_context, ignored=ignored or ())
+        super().__init__(function, cache=options.get("cache", False), ignore_for_cache=ignored)
         self.__name__ = self.func.__name__ = getattr(function, "__name__", name_of(function))
-        self.specification = specification
-        self.batch_size = batch_size
-        self.kwargs[SPECIFICATION] = specification
-        self._labels = list(executors) if executors is not None else None
-        self._is_method = False
-        self._is_static = isinstance(function, staticmethod)
-        self._found: tuple[DataFlowKernel, list[str]] | None = None
-        self._has_own_packing = not cache and not _PARSLS.intersection(self.kwargs.keys() - {SPECIFICATION})
         self.__doc__ = function.__doc__
         self.__module__ = getattr(function, "__module__", None) or "builtins"
         self.__wrapped__ = function
+        self.options = dict(options)
+        self.batch_size: int | None = options.get("batch_size")
+        self.labels = names_in("executors", options.get("executors"))
+        """Labels of the executors that may run the app; None for all executors."""
+        self.specification = AppWants(wants)
+        self.kwargs[SPECIFICATION] = self.specification
+        self._is_method = False
+        self._is_static = isinstance(function, staticmethod)
+        self._found: tuple[DataFlowKernel, list[str]] | None = None
+        self._has_own_packing = not self.cache and not _PARSLS.intersection(self.kwargs.keys() - {SPECIFICATION})
         self._timed: tuple[Any, Callable[..., Any]] | None = None
         self._last: AppWants | None = None
-        self.options = dict(options or {})
 
     def __call__(self, *args: Any, **kwargs: Any) -> AppCallFuture:
-        """Submit a call; return its future. Raises SessionError if no site is loaded."""
+        """Return the future of a new call. Raises SessionError if no site is loaded."""
         kernel = loaded_kernel(self.__name__)
         if self._found is None or self._found[0] is not kernel:
-            if self._labels is not None:
-                check_labels(kernel, self._labels, name=self.__name__)
-            self.executors = self._labels or [each.label for each in stoker_executors(kernel, self.__name__)]
+            if self.labels is not None:
+                check_labels(kernel, self.labels, name=self.__name__)
+            self.executors = self.labels or [each.label for each in stoker_executors(kernel, self.__name__)]
             self._found = (kernel, self.executors)
             enable_immediate_launch(kernel)
         wants = self.specification.wants
@@ -241,8 +219,7 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
             raise ConfigError(f"{self.__name__} is a method; pass the options to @app, or make the method a function")
         merged = {**self.options, **options}
         if not options.keys() <= _OF_CALLS:
-            made: StokerApp = app(**merged)(self.__wrapped__)
-            return made
+            return app(**merged)(self.__wrapped__)
         again: StokerApp = object.__new__(type(self))
         again.__dict__.update(self.__dict__)
         again.specification = AppWants(_parse_app_options(merged).streaming(self.specification.wants.options.stream))
@@ -280,10 +257,8 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
     def _packed(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], specification: AppWants, prepared: PreparedFunction
     ) -> bytes | None:
-        """Pickle the arguments at submission, because the program may change them later.
-
-        Return None if Parsl's kernel must read the arguments (futures, files, Parsl's keywords) or caches results.
-        """
+        """Pickle the arguments at submission, because the program may change them later; None if Parsl's kernel must
+        read them (futures, files, Parsl's keywords) or caches results."""
         if not self._has_own_packing or not _PARSLS.isdisjoint(kwargs):
             return None
         plain = pickle_if_plain((args, kwargs))
@@ -291,20 +266,12 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
             return plain
         if any(isinstance(value, Future | File) for value in (*args, *kwargs.values())):
             return None
+        function, recipe = specification.function, specification.wants.recipe
         try:
-            function, recipe = specification.function, specification.wants.recipe
             by_name = frozenset() if function is None else modules_pickled_with(function, recipe)
-            brought = set[str]()
-            packed = dumps_arguments((args, kwargs), by_name=by_name, brought=brought)
+            return prepared.dumps(args, kwargs, by_name=by_name)
         except SerializationError:  # the call's future raises this error
             return None
-        prepared.add_modules_to_pickle(brought)
-        return packed
-
-    @property
-    def labels(self) -> list[str] | None:
-        """Labels of the executors that may run the app; None for all executors."""
-        return self._labels
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -314,16 +281,20 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
     def __set_name__(self, owner: type, name: str) -> None:
         """Put the context before `self`, because a library passes the context first."""
         if self.specification.wants.takes_context and not self._is_method and not self._is_static:
-            self._is_method = True
-            self.func = wrap_error(_accept_context_before_self(self.function))
+            self._is_method, method = True, self.function
+
+            @functools.wraps(method)
+            def call(context: Any, instance: Any, *args: Any, **kwargs: Any) -> Any:
+                return method(instance, context, *args, **kwargs)
+
+            self.func = wrap_error(call)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None or self._is_static else functools.partial(self, instance)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the app without this program's executors, so that other functions can refer to it."""
-        given = {name: getattr(self, name) for name in ("batch_size", "cache", "ignore_for_cache", "options")}
-        return _again, (self.__wrapped__, self.specification.wants, {**given, "executors": self._labels})
+        return StokerApp, (self.__wrapped__, self.specification.wants, self.options)
 
     def __repr__(self) -> str:
         wants = self.specification.wants
@@ -333,18 +304,6 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         if wants.options.priority:
             facts.append(f"priority {wants.options.priority}")
         return f"<app {self.__name__}: {', '.join(facts)}>"
-
-
-def _again(function: Callable[..., Any], wants: Wants, given: dict[str, Any]) -> StokerApp:
-    return StokerApp(function, specification=AppWants(wants), **given)
-
-
-def _accept_context_before_self(method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def call(context: Any, instance: Any, *args: Any, **kwargs: Any) -> Any:
-        return method(instance, context, *args, **kwargs)
-
-    return call
 
 
 def app_executor_labels(app: PythonApp | None) -> list[str] | None:
@@ -365,13 +324,12 @@ _ELSEWHERE = {
     "gpus": "the site file asks for GPUs: [provider] gpus",
 }
 _OF_CALLS = frozenset({"features", "priority", "timeout", "deadline", "latency", "ttft", "tpot"})
-"""Options that apply to single calls. If `with_options` changes only these options, the new app shares all other state
-with the old app."""
+"""Options of single calls. An app with other values of these shares all other state."""
 _HERE = {name: name.removesuffix("_s") for name in ("timeout_s", "deadline_s", "latency_s", "ttft_s", "tpot_s")}
 
 
 def _parse_app_options(options: Mapping[str, Any]) -> Wants:
-    """Parse the options of `@app` that are sent with calls. Raises SpecificationError with the option's name."""
+    """Parse the options that are sent with calls."""
     context, stream = options["context"], options["stream"]
     recipe = context if context is None or isinstance(context, Family) else as_recipe(context)
     given = {name: options[name] for name in ("variants", "late", "gang", "features", "priority")}
@@ -386,7 +344,7 @@ def _parse_app_options(options: Mapping[str, Any]) -> Wants:
 
 
 def names_in(option: str, value: Any) -> list[str] | None:
-    if value is None:
+    if value is None or (option == "executors" and value == "all"):
         return None
     names = [value] if isinstance(value, str) else list(value) if isinstance(value, Iterable) else [value]
     if not all(isinstance(name, str) for name in names):
@@ -417,16 +375,3 @@ def check_function(function: Callable[..., Any], *, takes_context: bool, ignored
         has = ", ".join(parameters) or "none"
         what = getattr(function, "__name__", "the function")
         raise ConfigError(f"{what}: ignore_for_cache: {unknown!r} is not one of its parameters ({has})", key=unknown)
-
-
-def resolve_stream_option(function: Callable[..., Any], *, stream: bool | None, gang: tuple[int, int]) -> bool:
-    """Return True if calls send their results in pieces. Raises ConfigError for a gang, which cannot send pieces."""
-    bare = function.__func__ if isinstance(function, staticmethod) else function
-    streams = is_generator_function(bare) if stream is None else stream
-    if streams and gang[1] > 1:
-        raise ConfigError(
-            f"{name_of(function)} yields its result in pieces, which calls of a gang cannot do: omit gang, or write"
-            " stream=False for a result that is the list of yielded values",
-            key="gang",
-        )
-    return streams

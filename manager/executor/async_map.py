@@ -1,7 +1,4 @@
-"""`stoker.amap`: read the results of a `stoker.map` with `async for`.
-
-A thread iterates over the map. The event loop requests one result at a time from the thread.
-"""
+"""`stoker.amap`: read the results of a `stoker.map`, which a thread iterates over, with `async for`."""
 
 from __future__ import annotations
 
@@ -35,50 +32,32 @@ def amap(
     keep: str | os.PathLike[str] | None = None,
     reuse: bool = False,
 ) -> AsyncResults:
-    """Call `function` on every item; return an iterator for `async for` that yields results as they arrive.
+    """Return an iterator for `async for` over the results of `function` on every item, as they arrive.
 
     Leaving the loop, or cancelling the waiting task, cancels the remaining calls.
 
     Args:
         function: See `stoker.map`.
         items: See `stoker.map`; may also be an async iterable.
-        batch_size: See `stoker.map`.
-        ordered: See `stoker.map`.
-        progress: See `stoker.map`.
-        window: See `stoker.map`.
-        return_exceptions: See `stoker.map`.
-        keep: See `stoker.map`.
-        reuse: See `stoker.map`.
-
-    Returns:
-        An async iterator of results.
+        batch_size, ordered, progress, window, return_exceptions, keep, reuse: See `stoker.map`.
 
     Raises:
         SessionError: No site is loaded.
         ConfigError: An option or its value is not allowed.
     """
-    given: Iterable[Any]
+    awaited = None
     if isinstance(items, AsyncIterable):
         try:
-            given = _AwaitedItems(items, asyncio.get_running_loop())
+            items = awaited = _AwaitedItems(items, asyncio.get_running_loop())
         except RuntimeError:
             raise ConfigError(
                 "stoker.amap: asynchronous items need a running event loop; call stoker.amap in a coroutine"
             ) from None
-    else:
-        given = items
     results = map(
-        function,
-        given,
-        batch_size=batch_size,
-        ordered=ordered,
-        progress=progress,
-        window=window,
-        return_exceptions=return_exceptions,
-        keep=keep,
-        reuse=reuse,
-    )
-    return AsyncResults(results, interrupt=given.close if isinstance(given, _AwaitedItems) else lambda: None)
+        function, items, batch_size=batch_size, ordered=ordered, progress=progress, window=window,
+        return_exceptions=return_exceptions, keep=keep, reuse=reuse,
+    )  # fmt: skip
+    return AsyncResults(results, interrupt=awaited.close if awaited is not None else lambda: None)
 
 
 class AsyncResults(AsyncIterator[Any]):
@@ -94,7 +73,7 @@ class AsyncResults(AsyncIterator[Any]):
 
     @property
     def taken(self) -> int:
-        """Number of results that the program has received."""
+        """Number of received results."""
         return self._results.taken
 
     @property
@@ -129,7 +108,7 @@ class AsyncResults(AsyncIterator[Any]):
             self._asked.put(None)
 
     async def aclose(self) -> None:
-        """Cancel the remaining calls. `contextlib.aclosing` needs this method."""
+        """As `close`, for `contextlib.aclosing`."""
         self.close()
 
     async def __aenter__(self) -> AsyncResults:

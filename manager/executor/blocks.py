@@ -9,10 +9,11 @@ import platform
 import shlex
 import signal
 import time
+from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from parsl.jobs.states import TERMINAL_STATES, JobState, JobStatus
 from parsl.monitoring.message_type import MessageType
@@ -21,43 +22,32 @@ from parsl.providers.base import ExecutionProvider
 from parsl.providers.errors import SubmitException
 from parsl.utils import execute_wait
 
-from stoker.config import Site
 from stoker.errors import SessionError
 from stoker.locks import is_locked
 from stoker.manager.executor.client import Link
-from stoker.manager.executor.outgoing import wait_for_answer
 from stoker.manager.factory import pilot_command
 from stoker.manager.factory.batch import JOBS_LEFT
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.status import PilotStatus
-from stoker.protocol.to_client import Status
 from stoker.protocol.to_manager import ReleaseBlock, WantPilots
+from stoker.site import Engine, Site
 from stoker.units import show_seconds
+
+if TYPE_CHECKING:
+    from parsl.executors.status_handling import BlockProviderExecutor  # the base of StokerExecutor
 
 logger = logging.getLogger(__name__)
 
 
 STATUS_LIMIT_S = 2.0
-PILOT_END_S = 5.0  # seconds that pilots on this machine have to exit after the session's end
+PILOT_END_S = 5.0
 FACTORY_START_S = 10.0
 LOCK_FREE_S = 2.0
-"""Seconds for which the factory lock must be free before the factory counts as dead."""
+"""Seconds of a free factory lock after which the factory counts as dead."""
 _LAST_LINES = 20
 
 
-class BlockOwner(Protocol):
-    site: Site
-    provider: ExecutionProvider | None
-    seen_blocks: set[str]
-    blocks_to_job_id: dict[str, str]
-
-    @property
-    def status_facade(self) -> Mapping[str, JobStatus]: ...
-    def ask_status(self) -> Status | None: ...
-    def set_bad_state_and_fail_all(self, exception: Exception) -> None: ...
-
-
-def fail_calls_if_all_blocks_failed(executor: BlockOwner, status: dict[str, JobStatus]) -> None:
+def fail_calls_if_all_blocks_failed(executor: BlockProviderExecutor, status: dict[str, JobStatus]) -> None:
     if executor.seen_blocks or not status:
         return
     enough = max(1, getattr(executor.provider, "init_blocks", 1))
@@ -71,31 +61,27 @@ def fail_calls_if_all_blocks_failed(executor: BlockOwner, status: dict[str, JobS
 
 
 def no_pilot(status: dict[str, JobStatus], *, site: str, log: str) -> SessionError:
-    said: dict[tuple[str, ...], list[str]] = {}
+    said: dict[str, list[str]] = {}
     for block, job in status.items():
         text = (job.stderr_summary or "").strip() or job.message or ""
-        how = (f"exit code {job.exit_code}",) if job.exit_code is not None else ()
-        said.setdefault((*how, *text.splitlines()[-_LAST_LINES:]), []).append(block)
+        how = [f"exit code {job.exit_code}"] if job.exit_code is not None else []
+        said.setdefault("\n    ".join([*how, *text.splitlines()[-_LAST_LINES:]]), []).append(block)
     lines = [f"no pilot could be started on site {site}"]
-    for (what, *more), names in ((text or ("it printed nothing",), names) for text, names in said.items()):
-        lines += [f"  block {', '.join(names)}: {what}", *(f"    {line}" for line in more)]
+    lines += [f"  block {', '.join(names)}: {text or 'it printed nothing'}" for text, names in said.items()]
     lines.append("  fix the site file, or install the missing files on the node of the job, and load again")
     if log:
         lines.append(f"  the scripts and their output: {log}")
     return SessionError("\n".join(lines), log=log)
 
 
-def choose(executor: BlockOwner, wanted: int, *, idle_only: bool) -> list[str]:
+def choose(executor: BlockProviderExecutor, wanted: int, *, idle_only: bool) -> list[str]:
     """Return up to `wanted` blocks to drain: first the blocks with the fewest running calls, then the youngest."""
     active = [block for block, job in executor.status_facade.items() if job.state not in TERMINAL_STATES]
-    answer = executor.ask_status()
-    running = dict.fromkeys(active, 0)
+    answer, running = executor.ask_status(), Counter[str]()
     if answer is not None:
         block_of = {pilot.pilot: pilot.block for pilot in answer.pilots}
         for library in answer.libraries:
-            block = block_of.get(library.pilot)
-            if block in running:
-                running[block] += library.running
+            running[block_of.get(library.pilot, "")] += library.running
     elif idle_only:
         return []
     order = sorted(active, key=lambda block: (running[block], -int(block)))
@@ -103,30 +89,20 @@ def choose(executor: BlockOwner, wanted: int, *, idle_only: bool) -> list[str]:
 
 
 def most_pilots(provider: ExecutionProvider) -> int:
-    """Return the maximum number of pilots that a provider allows; 0 means no limit."""
+    """Return the maximum number of pilots that a provider allows; 0: no limit."""
     most, nodes = getattr(provider, "max_blocks", 0), getattr(provider, "nodes_per_block", 1)
     return int(most * nodes) if isinstance(most, int) and isinstance(nodes, int) else 0
 
 
-def blocks_with_pilots(link: Link) -> set[str]:
-    try:
-        status = wait_for_answer(link.ask_status(), timeout_s=STATUS_LIMIT_S)
-        return {pilot.block for pilot in status.pilots}
-    except Exception:  # without a status, the caller cancels all jobs
-        return set()
-
-
-def end_all(executor: BlockOwner, *, told: set[str]) -> None:
+def end_all(executor: BlockProviderExecutor, *, told: set[str]) -> None:
     provider = executor.provider
     jobs = dict(executor.blocks_to_job_id)
     if provider is None or not jobs:
         return
-    local = isinstance(provider, LocalProvider)
     until = time.monotonic() + PILOT_END_S
     try:
-        ending = [job for block, job in jobs.items() if local and block in told]
-        others = _unfinished_jobs(provider, [job for job in jobs.values() if job not in ending])
-        if others:
+        ending = [job for block, job in jobs.items() if isinstance(provider, LocalProvider) and block in told]
+        if others := _unfinished_jobs(provider, [job for job in jobs.values() if job not in ending]):
             provider.cancel(others)
         while (ending := _unfinished_jobs(provider, ending)) and time.monotonic() < until:
             time.sleep(0.02)
@@ -141,12 +117,6 @@ def _unfinished_jobs(provider: ExecutionProvider, jobs: list[str]) -> list[str]:
         return [job for job, status in zip(jobs, provider.status(jobs), strict=True) if not status.terminal]
     except OSError:  # the status files are missing; cancelling an ended job is harmless
         return list(jobs)
-
-
-def ensure_script_dir(provider: ExecutionProvider, run_dir: str) -> None:
-    if getattr(provider, "script_dir", "") is None:
-        provider.script_dir = str(Path(run_dir) / "submit_scripts")
-        Path(provider.script_dir).mkdir(parents=True, exist_ok=True)
 
 
 def workers_per_node(site: Site) -> int:
@@ -176,17 +146,14 @@ def wait_until_factory_jobs_end(folder: SessionFolder, *, limit_s: float) -> Non
 
 
 class BlockUpkeep:
-    """Report blocks to the manager. Cancel the jobs of drained blocks, and of blocks whose pilots were lost `lease_s`
-    seconds ago."""
+    """Reports blocks to the manager, and cancels the jobs of drained blocks and of blocks without pilots."""
 
-    def __init__(self, owner: BlockOwner, *, lease_s: float) -> None:
+    def __init__(self, owner: BlockProviderExecutor, *, lease_s: float) -> None:
         self._owner = owner
         self._lease_s = lease_s
         self._cancel_at: dict[str, float] = {}
-        """Time on the monotonic clock at which the job of a draining block is cancelled."""
         self._silent_since: dict[str, float] = {}
-        """Time at which a block with a running job was first seen without pilots: its nodes are frozen or
-        unreachable."""
+        """Time at which a block with a running job was first seen without pilots."""
         self._told: dict[str, str] = {}
         self._without_key: set[str] = set()
 
@@ -195,20 +162,21 @@ class BlockUpkeep:
             self._cancel_at[block] = time.monotonic() + within_s
             link.tell(ReleaseBlock(block))
 
-    def cancel_blocks_without_pilots(self, status: Mapping[str, JobStatus], *, emptied: Container[str]) -> None:
-        running = [block for block, job in status.items() if job.state is JobState.RUNNING]
-        now, known = time.monotonic(), self._silent_since
-        self._silent_since = {block: known.get(block, now) for block in running if block in emptied}
-        for block, since in self._silent_since.items():
-            if now - since >= self._lease_s and self._cancel(block):
-                gone = show_seconds(self._lease_s)
-                logger.warning("block %s: its pilots left %s ago, but the job still runs and is cancelled", block, gone)
-
-    def cancel_drained(self) -> None:
+    def cancel_due(self, status: Mapping[str, JobStatus], *, emptied: Container[str] | None) -> None:
+        """Cancel drained blocks, and blocks that have lost their pilots (`emptied`, None if unknown)."""
         for block, at in list(self._cancel_at.items()):
             if time.monotonic() >= at:
                 del self._cancel_at[block]
                 self._cancel(block)
+        if emptied is None:
+            return
+        running = [block for block, job in status.items() if job.state is JobState.RUNNING]
+        now, known = time.monotonic(), self._silent_since
+        self._silent_since = {block: known.get(block, now) for block in running if block in emptied}
+        gone = show_seconds(self._lease_s)
+        for block, since in self._silent_since.items():
+            if now - since >= self._lease_s and self._cancel(block):
+                logger.warning("block %s: its pilots left %s ago, but the job still runs and is cancelled", block, gone)
 
     def tell(self, status: Mapping[str, JobStatus], link: Link) -> None:
         said = {
@@ -231,42 +199,29 @@ class BlockUpkeep:
         return True
 
 
-# ---- Parsl's monitoring
-
-
-class NodeMessages:
-    def __init__(self) -> None:
-        self._here: dict[str, PilotStatus] = {}
-
-    def tell(self, radio: Any, pilots: Iterable[PilotStatus], *, run_id: str) -> None:
-        if radio is None:
-            return
-        now = {pilot.pilot: pilot for pilot in pilots}
-        for there, other, is_active in ((now, self._here, True), (self._here, now, False)):
-            for name, pilot in there.items():
-                if name not in other:
-                    radio.send((MessageType.NODE_INFO, _facts(pilot, run_id=run_id, is_active=is_active)))
-        self._here = now  # set after all sends, so that a failed message is sent again
-
-
-def _facts(pilot: PilotStatus, *, run_id: str, is_active: bool) -> dict[str, object]:
-    at = datetime.datetime.now()
-    return {
-        "run_id": run_id,
-        "hostname": pilot.host,
-        "uid": pilot.pilot,
-        "block_id": pilot.block,
-        "cpu_count": sum(device.cores for device in pilot.devices),
-        "total_memory": sum(device.memory_bytes for device in pilot.devices),
-        "active": is_active,
-        "worker_count": len(pilot.devices),
-        "python_v": platform.python_version(),
-        "timestamp": at,
-        "last_heartbeat": at,
-    }
-
-
-# ---- processes of this machine
+def tell_nodes(
+    radio: Any, pilots: Iterable[PilotStatus], before: Mapping[str, PilotStatus], *, run_id: str
+) -> dict[str, PilotStatus]:
+    """Send the pilots that have come or gone since `before`. Return the pilots by name."""
+    now = {pilot.pilot: pilot for pilot in pilots}
+    for there, other, is_active in ((now, before, True), (before, now, False)):
+        for pilot in (there[name] for name in there.keys() - other.keys()):
+            at = datetime.datetime.now()
+            facts = {
+                "run_id": run_id,
+                "hostname": pilot.host,
+                "uid": pilot.pilot,
+                "block_id": pilot.block,
+                "cpu_count": sum(device.cores for device in pilot.devices),
+                "total_memory": sum(device.memory_bytes for device in pilot.devices),
+                "active": is_active,
+                "worker_count": len(pilot.devices),
+                "python_v": platform.python_version(),
+                "timestamp": at,
+                "last_heartbeat": at,
+            }
+            radio.send((MessageType.NODE_INFO, facts))
+    return now
 
 
 _PID = "PID:"
@@ -294,7 +249,7 @@ class QuotedLocalProvider(LocalProvider):  # type: ignore[misc]  # Parsl has no 
             with suppress(OSError):
                 groups.append(os.getpgid(self.resources[job]["remote_pid"]))
         done: list[bool] = super().cancel(job_ids)
-        for group in groups:
+        for group in groups:  # a stopped process ends only after it continues
             with suppress(OSError):
                 os.killpg(group, signal.SIGCONT)
         return done
@@ -307,3 +262,11 @@ class QuotedLocalProvider(LocalProvider):  # type: ignore[misc]  # Parsl has no 
             if suffix != ".ec":
                 raise
             return "-"
+
+
+def local_provider(site: Site) -> LocalProvider:
+    if site.engine is Engine.TASKVINE:
+        return QuotedLocalProvider(init_blocks=1, min_blocks=1, max_blocks=1)
+    first, least, most = site.pilot.init_blocks, site.pilot.min_blocks, site.pilot.max_blocks
+    least, worker_init = max(least, min(1, first)), site.provider.worker_init
+    return QuotedLocalProvider(init_blocks=first, min_blocks=least, max_blocks=most, worker_init=worker_init)

@@ -1,11 +1,10 @@
-"""The client's connection to the manager: one ZeroMQ socket, and one I/O thread that reads from the socket.
+"""The client's connection to the manager: one ZeroMQ socket, and one I/O thread that reads from it.
 
-Threads may share a ZeroMQ socket if a memory fence separates their uses: a thread holds `_lock` to send or read frames.
-The I/O thread polls the socket's edge-triggered descriptor. A send by another thread may consume the edge of a received
-frame. Therefore a thread that has sent frames checks ZMQ_EVENTS, and wakes the I/O thread if frames have arrived.
+A thread holds `_lock` to send or read frames. The I/O thread polls the socket's edge-triggered descriptor. A send by
+another thread may consume the edge of a received frame, so a thread that has sent frames wakes the I/O thread if frames
+have arrived.
 
-The client numbers frames and keeps each frame until the manager has journalled it. After a reconnection the client
-sends unacknowledged frames again.
+The client keeps each numbered frame until the manager has journalled it, and sends it again after a reconnection.
 """
 
 from __future__ import annotations
@@ -14,12 +13,14 @@ import itertools
 import logging
 import os
 import select
+import sys
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
@@ -28,7 +29,6 @@ import msgspec
 from stoker.dealer import COPY_BELOW, ConnectionChange, Dealer, Keys
 from stoker.errors import ProtocolError, SessionError, StreamDiffersError
 from stoker.log_files import SeldomLog
-from stoker.manager.executor import membership
 from stoker.manager.executor.membership import CHECK_EVERY_S, Membership
 from stoker.manager.executor.outgoing import OpenCall, OpenCalls, Outgoing, Questions, Submission, Waiter
 from stoker.manager.executor.pieces import PieceInbox, wake_tasks
@@ -37,13 +37,13 @@ from stoker.manager.executor.settling import WorkerThreads, callbacks
 from stoker.protocol import to_client, to_manager, wire
 from stoker.protocol.calls import CallSpec, Features, Payload
 from stoker.protocol.ids import CLIENT_SHIFT, CallId, ClientId
-from stoker.protocol.session import SessionFile, SessionFolder
+from stoker.protocol.session import PYTHON, SessionFile, SessionFolder
 from stoker.protocol.status import JOURNAL
 
 logger = logging.getLogger(__name__)
 
 DIRECT_BELOW = 8
-"""Number of calls in flight below which the thread that submits a call also sends it."""
+"""With fewer calls in flight, the thread that submits a call also sends it."""
 MANY, GATHER_S = 128, 0.001
 """With `MANY` calls in flight, the I/O thread waits `GATHER_S` seconds, so that more calls share a frame."""
 SETTLE_LIMIT_S = 2.0
@@ -51,21 +51,24 @@ SETTLE_LIMIT_S = 2.0
 
 
 class Link:
-    """A client's connection to its manager. Any thread may call every method. Only methods with a time limit block. An
-    `observer` submits no calls and does not keep the session alive."""
+    """Any thread may call every method; only methods with a time limit block. An `observer` submits no calls."""
 
     def __init__(self, folder: SessionFolder, *, observer: bool = False) -> None:
         self.folder = folder
         self.membership = Membership(folder)
         if not observer and not self.session.is_for_this_python:
-            raise membership.python_mismatch_error(self.session)
+            theirs = self.session.python
+            raise self._error(
+                f"uses Python {theirs}, and this program runs under Python {PYTHON} ({sys.executable}), whose functions"
+                f" cannot run there; run the program with Python {theirs}, or start another session with this Python"
+                " (`stoker up`)"
+            )
         self.large = LargeArguments(folder.objects)
         self.waiting = OpenCalls(self.large)
         self.settling = WorkerThreads("results")
         self.over: Exception | None = None
         self.journal_trouble = ""
-        """Why the manager cannot write its journal; empty if it can. Until the journal works, calls and results
-        wait."""
+        """Why the manager cannot write its journal; else empty."""
         self._observer = observer
         self._out = Outgoing(self.waiting.calls, describe=lambda recipe: describe(recipe, folder.objects))
         self._questions = Questions()
@@ -82,12 +85,9 @@ class Link:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         pair = folder.read_key("client")
         self._dealer = Dealer(
-            self.session.address,
-            name=ClientId(f"client-{uuid4().hex[:12]}"),
-            keys=Keys(self.session.server_key, pair.public, pair.secret),
-            log=logger,
-            reconnect_ms=(50, 1000),
-        )
+            self.session.address, name=ClientId(f"client-{uuid4().hex[:12]}"),
+            keys=Keys(self.session.server_key, pair.public, pair.secret), log=logger, reconnect_ms=(50, 1000),
+        )  # fmt: skip
         self._socket = self._dealer.socket
         self._socket_fd, self._monitor_fd = self._dealer.filenos()
         _links.add(self)
@@ -113,16 +113,10 @@ class Link:
         return self.membership.why_silent() if self.over is None and self._joined.is_set() else ""
 
     def submit(
-        self,
-        submission: Submission,
-        payload: Payload,
-        waiter: Waiter,
-        *,
-        features: Features | None = None,
+        self, submission: Submission, payload: Payload, waiter: Waiter, *, features: Features | None = None,
         inbox: PieceInbox | None = None,
-    ) -> CallId:
-        """Send a call. `waiter` receives the call's result, and `inbox` receives the call's pieces. Raises SessionError
-        if the session has ended."""
+    ) -> CallId:  # fmt: skip
+        """Send a call; `inbox` receives its pieces. Raises SessionError if the session has ended."""
         if self.over is not None:
             raise self.over
         number = CallId(self._first_id | next(self._sequence))
@@ -153,10 +147,10 @@ class Link:
         self._fail_calls_if_session_over()
         return [call.spec.call for call in calls]
 
-    def cancel(self, calls: Iterable[CallId], *, running: bool = True) -> None:
+    def cancel(self, calls: Iterable[CallId]) -> None:
         gone = self.waiting.give_up(calls)
         if gone and self.over is None:
-            self.tell(to_manager.Cancel(gone, running))
+            self.tell(to_manager.Cancel(gone, True))
 
     def acknowledge(self, taken: to_manager.PiecesTaken) -> None:
         self._taken.append(taken)
@@ -170,10 +164,10 @@ class Link:
         self._out.queue.append(message)
 
     def ask_status(self) -> Future[to_client.Status]:
-        return self._ask(to_manager.AskStatus(), answer=to_client.Status)
+        return self._ask(to_manager.AskStatus(), to_client.Status)
 
     def ask_story(self, subject: str) -> Future[to_client.Story]:
-        return self._ask(to_manager.AskStory(subject), answer=to_client.Story)
+        return self._ask(to_manager.AskStory(subject), to_client.Story)
 
     def fail_all(self, error: Exception) -> None:
         self.over = self.over or error
@@ -189,11 +183,14 @@ class Link:
             self._out.queue.append(to_manager.Cancel(list(self.waiting.calls), True))
         self._send_queued_messages()
         until = time.monotonic() + timeout_s
-        while self.over is None and (self.waiting or self._has_undelivered_messages()) and time.monotonic() < until:
+        while self.over is None and time.monotonic() < until:
+            with self._lock:
+                if not (self.waiting or self._out.queue or self._out.has_unacknowledged):
+                    return
             time.sleep(0.01)
 
     def close(self) -> None:
-        self.fail_all(SessionError("the session was closed before this call ended", session=self.session.session))
+        self.fail_all(self._error("was closed before this call ended"))
         self._stop = True
         self.wake()
         if threading.current_thread() is not self._thread:
@@ -203,29 +200,35 @@ class Link:
 
     def wake(self) -> None:
         self._woken = True
-        try:
+        with suppress(OSError, ValueError):  # the descriptor is closed and the I/O thread has ended
             os.eventfd_write(self._wake_fd, 1)
-        except (OSError, ValueError):  # the descriptor is closed and the I/O thread has ended
-            pass
 
     def forked(self) -> None:
-        self.over = membership.forked_process_error(self.session.session)
+        session = self.session.session
+        self.over = SessionError(
+            f"this process was forked from the program that loaded session {session}, and cannot use that session;"
+            " make calls in that program, or load a session here",
+            session=session,
+        )
         self.waiting.calls.clear()  # the child must not cancel calls of its parent
         self._lock = threading.Lock()
         self._lock.acquire()  # a forked child must not use the socket
 
+    def _error(self, what: str) -> SessionError:
+        return SessionError(f"session {self.session.session} {what}", session=self.session.session)
+
     def _fail_calls_if_session_over(self) -> None:
-        """Fail calls that were added while the session ended, because `fail_all` may have missed them."""
+        """Fail calls that were added while the session ended."""
         if self.over is not None:
             self.fail_all(self.over)
 
-    def _ask(self, question: Any, *, answer: type[Any]) -> Future[Any]:
+    def _ask(self, question: Any, answer: type[Any]) -> Future[Any]:
         future: Future[Any] = Future()
         if self.over is not None:
             future.set_exception(self.over)
             return future
         with self._lock:
-            self._questions.ask(question, future, answer=answer)
+            self._questions.ask(question, answer, future)
         self._send_queued_messages()
         self._fail_calls_if_session_over()
         return future
@@ -243,12 +246,8 @@ class Link:
         if more:
             self.wake()
 
-    def _has_undelivered_messages(self) -> bool:
-        with self._lock:
-            return bool(self._out.queue) or self._out.has_unacknowledged
-
     def _flush(self) -> bool:
-        """Send the queued messages. Return True if a frame was sent. The caller must hold `_lock`."""
+        """Return True if a frame was sent. The caller must hold `_lock`."""
         if not self._joined.is_set() or self._socket.closed:
             return False
         sent = False
@@ -257,12 +256,9 @@ class Link:
             sent = True
         if self._may_lack_pieces:  # request the lost pieces after the resubmitted calls were sent
             self._may_lack_pieces = False
-            asked = [
-                call.inbox.request_lost_pieces()
-                for call in tuple(self.waiting.calls.values())
-                if call.inbox is not None
-            ]
-            self._taken.extend(each for each in asked if each is not None)
+            for call in tuple(self.waiting.calls.values()):
+                if call.inbox is not None and (asked := call.inbox.request_lost_pieces()) is not None:
+                    self._taken.append(asked)
         if self._taken:
             latest: dict[tuple[CallId, bool], to_manager.PiecesTaken] = {}
             while self._taken:
@@ -270,7 +266,7 @@ class Link:
                 latest[taken.call, taken.again] = taken
             self._socket.send(wire.encode(list(latest.values())))
             sent = True
-        if self._questions.has_unsent:
+        if self._questions.unsent:
             self._socket.send(wire.encode(self._questions.take_unsent()))
             sent = True
         return sent
@@ -298,10 +294,8 @@ class Link:
 
     def _turn(self, ready: set[int]) -> None:
         if self._wake_fd in ready:
-            try:
+            with suppress(BlockingIOError):
                 os.eventfd_read(self._wake_fd)
-            except BlockingIOError:
-                pass
         if len(self.waiting.calls) >= MANY:
             time.sleep(GATHER_S)
         self._woken = False  # reset after the eventfd read, so that no wake-up is lost
@@ -326,13 +320,9 @@ class Link:
             if change is ConnectionChange.MADE:
                 number = self._first_id >> CLIENT_SHIFT if self.membership.was_joined and not self._observer else -1
                 hello = to_manager.ClientHello(
-                    wire.VERSION,
-                    self.session.session,
-                    self._out.received,
-                    self._observer,
-                    acknowledged=self._out.acknowledged,
-                    number=number,
-                )
+                    wire.VERSION, self.session.session, self._out.received, self._observer,
+                    acknowledged=self._out.acknowledged, number=number,
+                )  # fmt: skip
                 with self._lock:
                     self._socket.send(wire.encode([hello]))
             elif change is ConnectionChange.CUT_OFF:  # ZeroMQ reconnects
@@ -341,7 +331,9 @@ class Link:
             elif change is ConnectionChange.BROKEN or self.membership.was_joined:
                 self.membership.connection_lost(time.monotonic())
             else:
-                self.fail_all(membership.refused_key_error(self.folder, self.session.session))
+                path = self.folder.path
+                what = f"{path} is a copy of another session's folder, or its keys were changed"
+                self.fail_all(self._error(f"has a manager that refused this client's key; {what}"))
 
     def _update_manager_address(self) -> None:
         try:
@@ -377,7 +369,7 @@ class Link:
             case to_client.ProgressReports():
                 self.waiting.report(message.reports)
             case to_client.Forecasts():
-                # Convert the forecasts to this machine's clock. The travel time of the message is ignored.
+                # Convert the forecasts to this machine's clock.
                 ahead_s = time.time() - message.said_at if message.said_at else 0.0
                 replace = msgspec.structs.replace
                 self.waiting.report([replace(each, ends_at=each.ends_at + ahead_s) for each in message.forecasts])
@@ -386,9 +378,10 @@ class Link:
             case to_client.Rejected():
                 logger.warning("the manager did not accept a message: %s", message.reason)
                 self.waiting.reject(message.calls, message.reason)
-            case to_client.Status() | to_client.Story():
-                if isinstance(message, to_client.Status):
-                    self.journal_trouble = message.trouble.get(JOURNAL, "")
+            case to_client.Status():
+                self.journal_trouble = message.trouble.get(JOURNAL, "")
+                self._questions.answer(message)
+            case to_client.Story():
                 self._questions.answer(message)
             case to_client.ClientRefused():
                 self.fail_all(SessionError(f"the manager refused this client: {message.reason}"))
@@ -397,7 +390,8 @@ class Link:
 
     def _handle_session_end(self, reason: str) -> None:
         self._finished.set()
-        self.fail_all(membership.session_over(self.session.session, reason))
+        advice = "load a new one with stoker.load(), and submit the calls again that have no result"
+        self.fail_all(self._error(f"is over: {reason or 'it was ended'}; {advice}"))
 
     def _receive_pieces(self, message: to_client.Pieces, fed: list[PieceInbox]) -> None:
         call = self.waiting.calls.get(message.call)

@@ -1,7 +1,6 @@
 """Find sessions that outlive programs, and restart their managers.
 
-Any login node can restart the manager with the file `manager.json`. A session is registered before its manager starts,
-so that commands find the session even if the starting command is killed.
+A session is registered before its manager starts, so that commands find it even if the starting command is killed.
 """
 
 from __future__ import annotations
@@ -22,13 +21,9 @@ from stoker.contexts.folders import state_folder
 from stoker.decoding import UNREADABLE
 from stoker.errors import SessionError
 from stoker.locks import is_locked
-from stoker.manager.executor.processes import (
-    error_with_log_tail,
-    register,
-    spawn_manager,
-)
-from stoker.manager.live import interfaces, lease, presence
-from stoker.manager.live.lease import TAKEN_OVER
+from stoker.manager.executor.processes import error_with_log_tail, register, spawn_manager
+from stoker.manager.live import interfaces, lease
+from stoker.manager.live.presence import is_up as is_up
 from stoker.protocol.session import SessionFolder, find_session, is_begun, modification_time
 from stoker.site import Engine, Site
 
@@ -82,15 +77,11 @@ def is_detached(folder: SessionFolder) -> bool:
     return folder.launch.exists()
 
 
-def is_up(folder: SessionFolder) -> bool:
-    return presence.is_up(folder)
-
-
 def unreachable(folder: SessionFolder) -> str:
-    """Return why this machine's network cannot reach the manager; empty if the manager is reachable."""
+    """Return why this machine's network cannot reach the manager, or an empty text."""
     if not folder.file.exists():
         return ""
-    file, holder = folder.read(), lease.read_if_whole(lease.lease_file(folder))
+    file, holder = folder.read(), lease.read_if_whole(folder.lease)
     if holder is None or not lease.is_alive(holder) or not (why := interfaces.explain_missing_route(file.address)):
         return ""
     return f"the manager of session {file.session} ({holder}) at {file.address} cannot be reached: {why}"
@@ -101,7 +92,7 @@ def over(folder: SessionFolder) -> str:
 
 
 def unwritten(folder: SessionFolder) -> str:
-    return lease.unwritten(lease.lease_file(folder))
+    return lease.unwritten(folder.lease)
 
 
 def read_launch(folder: SessionFolder) -> Launch:
@@ -142,8 +133,7 @@ def _remove_session_links(folder: SessionFolder) -> None:
 
 
 def find(name: str) -> tuple[SessionFolder, Site]:
-    """Find a session by id or folder; restart its manager if the manager has exited. Return the session's folder, and
-    a Site with the session's name. Raises SessionError."""
+    """Find a session by id or folder; restart its manager if needed. Return its folder, and a Site with its name."""
     wait_for_starting_sessions(name)
     folder = find_session(name)
     if not is_up(folder):
@@ -153,8 +143,7 @@ def find(name: str) -> tuple[SessionFolder, Site]:
 
 
 def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool = False) -> lease.LeaseHolder:
-    """Start a session's manager on this machine, wait until it listens, and return its lease. If two managers start
-    together, one exits. Raises SessionError.
+    """Start a session's manager on this machine, and return its lease when it listens.
 
     `waiting` is called with a message if the earlier manager may still run. `to_end`: the manager only ends the
     session, and may use any port.
@@ -164,7 +153,7 @@ def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool
         launch = msgspec.structs.replace(launch, options=(*launch.options, "--any-port"))
     if why := unreachable(folder):
         raise SessionError(why, session=launch.session)
-    path = lease.lease_file(folder)
+    path = folder.lease
     before, said_before = lease.read(path), _session_file_mtime_ns(folder)
     if before is not None and before.over:
         raise _session_over_error(launch, before.over)
@@ -189,7 +178,7 @@ def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool
                     return other
                 if other is None or not lease.is_alive(other):
                     tries_left -= 1
-                    if (process.returncode >= 0 and process.returncode != TAKEN_OVER) or not tries_left:
+                    if (process.returncode >= 0 and process.returncode != lease.TAKEN_OVER) or not tries_left:
                         what = f"the manager ended with exit code {process.returncode} before it listened"
                         raise error_with_log_tail(what, folder.manager_log, said_at=said_at)
                     process = _spawn(folder, launch)  # this manager or a concurrent manager was killed

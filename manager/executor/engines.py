@@ -1,11 +1,10 @@
-"""The executor's part of `engine = "taskvine"`: a TaskVine pool is one pilot of the session, on this machine. The
-executor refuses requests that TaskVine cannot honour before it sends calls."""
+"""The executor's part of `engine = "taskvine"`: a TaskVine pool is one pilot of the session, on this machine."""
 
 from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from stoker.errors import ConfigError
@@ -17,14 +16,12 @@ from stoker.protocol.session import SessionFolder
 from stoker.site import Engine, ProviderKind, Site
 
 if TYPE_CHECKING:  # importing Parsl takes a second; the command line does not need Parsl
-    from parsl.providers import LocalProvider
     from parsl.providers.base import ExecutionProvider
 
     from stoker.manager.executor.options import Wants
 
 
-def check(sites: Iterable[Site], *, provider: ExecutionProvider | None = None) -> None:
-    sites = tuple(sites)
+def check(sites: Sequence[Site], *, provider: ExecutionProvider | None = None) -> None:
     refuse(sites, provider=provider)
     require_taskvine_programs(sites)
 
@@ -34,8 +31,7 @@ def require_taskvine_programs(sites: Iterable[Site]) -> None:
         factory.find_programs()
 
 
-def refuse(sites: Iterable[Site], *, provider: ExecutionProvider | None = None) -> None:
-    sites = tuple(sites)
+def refuse(sites: Sequence[Site], *, provider: ExecutionProvider | None = None) -> None:
     for site in sites:
         if site.engine is not Engine.TASKVINE:
             continue
@@ -55,8 +51,7 @@ def refuse(sites: Iterable[Site], *, provider: ExecutionProvider | None = None) 
 
 
 def refuse_unsupported_options(site: Site, wants: Wants, *, honours: frozenset[str] | None) -> None:
-    """Raise ConfigError if this site cannot honour the options in `wants`. `honours`: options that the site's policy
-    uses; None if only the manager of a joined session knows them."""
+    """Raise ConfigError if this site cannot honour `wants`. `honours`: options that its policy uses, if known."""
     if honours is not None:
         name = site.policy.dispatch or site.policy.name
         refused = seams.refusal(
@@ -71,25 +66,10 @@ def refuse_unsupported_options(site: Site, wants: Wants, *, honours: frozenset[s
         )
 
 
-def local_provider(site: Site) -> LocalProvider:
-    from stoker.manager.executor.blocks import QuotedLocalProvider
-
-    pilot = site.pilot
-    if site.engine is Engine.TASKVINE:
-        return QuotedLocalProvider(init_blocks=1, min_blocks=1, max_blocks=1)
-    return QuotedLocalProvider(
-        init_blocks=pilot.init_blocks,
-        min_blocks=max(pilot.min_blocks, min(1, pilot.init_blocks)),
-        max_blocks=pilot.max_blocks,
-        worker_init=site.provider.worker_init,
-    )
-
-
 def prepare(
     folder: SessionFolder, sites: Iterable[Site], *, session: str, python_path: str, kept: bool = False
 ) -> None:
-    """Write the TaskVine plan of each TaskVine site into a new session's folder. `python_path`: import folders outside
-    this environment. `kept`: True for a session that outlives programs. Raises OSError."""
+    """Write the plan of each TaskVine site into a new session's folder. `kept`: the session outlives programs."""
     for site in sites:
         if site.engine is Engine.TASKVINE:
             made = planning.make_vine_plan(
@@ -103,14 +83,9 @@ def factory_command(site: Site, folder: SessionFolder, *, session: str) -> str:
     elsewhere = site.provider.kind is not ProviderKind.LOCAL
     made = planning.make_vine_plan(site, session=session, kept=True)
     own = folder.pilot("taskvine") / "taskvine"
+    host = interfaces.resolve(site.session.interface or interfaces.AUTO) if elsewhere else ""
     words = engine.factory_command(
-        made,
-        factory="vine_factory",
-        worker="vine_worker",
-        port=made.ports[0],
-        host=interfaces.resolve(site.session.interface or interfaces.AUTO) if elsewhere else "",
-        folder=own / "factory",
-        password=folder.path / "keys" / "taskvine",
-        orders=own / "factory.json",
-    )
+        made, factory="vine_factory", worker="vine_worker", port=made.ports[0], host=host, folder=own / "factory",
+        password=folder.path / "keys" / "taskvine", orders=own / "factory.json",
+    )  # fmt: skip
     return shlex.join(words)

@@ -2,7 +2,7 @@
 
 - Failed blocks stop the executor only before the first pilot joins.
 - Initial blocks start with the executor, before Parsl's strategy runs.
-- Scaling in drains blocks: pilots finish their running calls and exit. After `drain_s` seconds the jobs are cancelled.
+- Scaling in drains blocks: pilots finish their running calls. After `drain_s` seconds the jobs are cancelled.
 - Calls run in the program's folder if pilots can access that folder.
 - Python's garbage collector runs after 50,000 new containers instead of 700, because 100,000 futures may exist.
 """
@@ -13,10 +13,10 @@ import gc
 import logging
 import os
 import shutil
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,40 +35,28 @@ from stoker.contexts.recipe import ObjectRef
 from stoker.errors import ConfigError, SessionError
 from stoker.folders import refuse_non_utf8_path, working_folder
 from stoker.manager.environment.carrying import prepare
-from stoker.manager.executor import blocks, detached, engines
-from stoker.manager.executor.blocks import BlockUpkeep, NodeMessages
+from stoker.manager.executor import blocks, detached, engines, processes
 from stoker.manager.executor.client import Link
 from stoker.manager.executor.futures import CANCELLED, CallFuture
 from stoker.manager.executor.kernel import task_being_launched
-from stoker.manager.executor.options import (
-    CallPlace,
-    check_local_policy,
-    check_options,
-    check_parsl_arguments,
-    check_session,
-)
+from stoker.manager.executor.options import CallPlace, check_executor_options, check_local_policy
 from stoker.manager.executor.outgoing import Replaced, wait_for_answer
-from stoker.manager.executor.packing import (
+from stoker.manager.executor.pieces import PieceInbox
+from stoker.manager.executor.prepared import (
+    PACKED,
+    SPECIFICATION,
+    AppWants,
+    Preparer,
     inline_or_store_arguments,
     is_same_function,
     modules_pickled_with,
-    pack_arguments,
-)
-from stoker.manager.executor.pieces import PieceInbox
-from stoker.manager.executor.prepared import PACKED, SPECIFICATION, AppWants, Preparer
-from stoker.manager.executor.processes import (
-    ManagerProcess,
-    link_joined_session,
-    make_folder,
-    manager_options,
-    new_session_id,
-    register,
 )
 from stoker.manager.executor.progress import WaitNotices
 from stoker.manager.executor.session_files import ProgramSources
 from stoker.manager.factory.pilot_command import issue_block_key, pilot_command, python_path
 from stoker.manager.live.session_policies import honoured_call_options, keep_policies, policies_for
 from stoker.protocol.session import SessionFolder
+from stoker.protocol.status import PilotStatus
 from stoker.protocol.to_client import Status
 from stoker.protocol.to_manager import EndSession
 from stoker.site import Engine
@@ -79,9 +67,8 @@ START_LIMIT_S = 60.0
 STATUS_LIMIT_S = 2.0
 END_LIMIT_S = 10.0
 JOIN_LIMIT_S = 2.0
-"""Seconds that an ending program waits for the manager's welcome."""
 FACTORY_LIMIT_S = 40.0
-"""Seconds that `shutdown` waits for the batch jobs to end."""
+GC_THRESHOLDS = (50_000, 20, 50)
 
 
 class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is untyped
@@ -91,16 +78,12 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         site: A site file, a Site, or None for this machine. If the site file has a batch system, the manager's factory
             submits the blocks.
         label: The name of the executor and of its folder.
-        provider: See `stoker.load`.
-        session: See `stoker.load`.
-        working_dir: The folder in which calls run; pilots create a missing folder. The default is the program's folder.
-            A pilot that cannot access the program's folder uses a temporary folder per call.
+        provider, session, drain_s, progress: See `stoker.load`.
+        working_dir: The folder in which calls run; pilots create a missing folder. The default is the program's folder,
+            or a temporary folder per call on a pilot that cannot access it.
         storage_access: Parsl's staging providers.
-        drain_s: See `stoker.load`.
-        progress: See `stoker.load`.
         block_error_handler: A function as in Parsl. True counts failed blocks until the first pilot joins; False
-        ignores
-            failed blocks.
+            ignores failed blocks.
         remote_monitoring_radio: The radio of Parsl's monitoring.
 
     Raises:
@@ -108,45 +91,33 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
     """
 
     def __init__(
-        self,
-        site: str | os.PathLike[str] | Site | None = None,
-        label: str = "stoker",
-        provider: ExecutionProvider | None = None,
-        *,
-        session: str | os.PathLike[str] | None = None,
-        working_dir: str | os.PathLike[str] | None = None,
-        storage_access: Sequence[Staging] | None = None,
-        drain_s: float = 60.0,
-        progress: bool = True,
+        self, site: str | os.PathLike[str] | Site | None = None, label: str = "stoker",
+        provider: ExecutionProvider | None = None, *, session: str | os.PathLike[str] | None = None,
+        working_dir: str | os.PathLike[str] | None = None, storage_access: Sequence[Staging] | None = None,
+        drain_s: float = 60.0, progress: bool = True,
         block_error_handler: bool | Callable[[BlockProviderExecutor, dict[str, JobStatus]], None] = True,
         remote_monitoring_radio: RadioConfig | None = None,
-    ) -> None:
-        check_session(session)
-        if session is not None and (site is not None or provider is not None):
-            raise ConfigError(
-                "session= joins a session, which has its own sites: leave out site= and provider=, or session="
-            )
-        check_options(label=label, working_dir=working_dir, drain_s=drain_s, provider=provider, progress=progress)
-        check_parsl_arguments(storage_access, block_error_handler, remote_monitoring_radio)
+    ) -> None:  # fmt: skip
+        check_executor_options(
+            site=site, session=session, provider=provider, label=label, working_dir=working_dir, drain_s=drain_s,
+            progress=progress, storage_access=storage_access, block_error_handler=block_error_handler,
+            remote_monitoring_radio=remote_monitoring_radio,
+        )  # fmt: skip
         self.sites = (load_site(site),) if provider is not None else load_sites(site)
         self.site = self.sites[0]
         engines.check(self.sites, provider=provider)
         self._honours = None if session is not None else policies_for(self.sites).honours
-        """Options of calls that the session's policies honour; None until the executor has joined an existing
-        session."""
+        """Options of calls that the policies honour; None before the executor has joined a session."""
         self._joins = os.fspath(session) if session is not None else ""
         batch = len(self.sites) > 1 or not self.site.is_local
         self._by_factory = provider is None and batch and self.site.engine is Engine.STOKER
         if provider is None and session is None and not self._by_factory:
             if self.site.engine is Engine.STOKER:
                 check_local_policy(self.site)
-            provider = engines.local_provider(self.site)
-        super().__init__(
-            provider=provider,
-            block_error_handler=blocks.fail_calls_if_all_blocks_failed
-            if block_error_handler is True
-            else block_error_handler,
-        )
+            provider = blocks.local_provider(self.site)
+        if block_error_handler is True:
+            block_error_handler = blocks.fail_calls_if_all_blocks_failed
+        super().__init__(provider=provider, block_error_handler=block_error_handler)
         self.label = label
         self.working_dir = os.fspath(working_dir) if working_dir is not None else None
         self.storage_access = storage_access
@@ -156,16 +127,15 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         self.remote_monitoring_radio = remote_monitoring_radio or FilesystemRadio()
         self.folder: SessionFolder | None = None
         self.seen_blocks: set[str] = set()
-        self._nodes = NodeMessages()
-        self._manager: ManagerProcess | None = None
+        self._nodes: dict[str, PilotStatus] = {}
+        self._manager: processes.ManagerProcess | None = None
         self._link: Link | None = None
-        self.preparer: Preparer
-        """Set by `start`, because the preparer needs the link."""
+        self.preparer: Preparer  # set by `start`
         self.call_place = CallPlace()
         self._early: list[str] | None = None
         self._starting: Future[list[str]] | None = None
-        self._upkeep = BlockUpkeep(self, lease_s=self.site.session.lease_s)
-        self._raised_gc_thresholds = False
+        self._upkeep = blocks.BlockUpkeep(self, lease_s=self.site.session.lease_s)
+        self._gc_before: tuple[int, int, int] | None = None
         self._stopped = False
         self._pid = os.getpid()
 
@@ -187,11 +157,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
     # ---- start and end
 
     def start(self) -> None:
-        """Join or start the session with its initial blocks, and connect to its manager.
-
-        Raises:
-            SessionError: The session cannot start or be joined.
-        """
+        """Join or start the session with its initial blocks, and connect to its manager."""
         super().start()
         named = "" if self.working_dir is None else os.path.abspath(self.working_dir)
         place = named or working_folder()
@@ -200,7 +166,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         try:
             if self._joins:
                 self.folder, self.site = detached.find(self._joins)
-                link_joined_session(self.folder, Path(self.run_dir) / self.label)
+                processes.link_joined_session(self.folder, Path(self.run_dir) / self.label)
                 self._honours = honoured_call_options(self.folder)
                 self._link = Link(self.folder)
             else:
@@ -209,8 +175,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         except BaseException:
             self.shutdown()
             raise
-        raise_gc_thresholds()
-        self._raised_gc_thresholds = True
+        self._gc_before = raise_gc_thresholds()
 
     def _begin(self, link: Link) -> None:
         self.preparer = Preparer(
@@ -220,46 +185,40 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         )
         link.wait_joined(START_LIMIT_S)
         self._news = WaitNotices(
-            faults_only=not self._progress,
-            ask=self.ask_status,
-            calls_wait=lambda: bool(link.waiting),
-            journal_trouble=lambda: link.journal_trouble,
-            why_silent=link.why_silent,
-            is_ours=link.has_sent,
-        )
+            faults_only=not self._progress, ask=self.ask_status, calls_wait=lambda: bool(link.waiting),
+            journal_trouble=lambda: link.journal_trouble, why_silent=link.why_silent, is_ours=link.has_sent,
+        )  # fmt: skip
         self._news.start()
 
     def _start_session(self) -> None:
         self.folder = SessionFolder(Path(self.run_dir) / self.label)
-        make_folder(self.folder)
+        processes.make_folder(self.folder)
         keep_policies(self.folder, self.sites, search_path=python_path())
-        name = new_session_id()
+        name = processes.new_session_id()
         engines.prepare(self.folder, self.sites, session=name, python_path=python_path())
         if self._by_factory:
             write_sites(self.folder.sites, self.sites, python_path=python_path())
         prepare(self.folder, self.sites)
-        options = ["--name", name, *manager_options(self.sites)]
-        self._manager = ManagerProcess(self.folder, on_lost=self.set_bad_state_and_fail_all, options=options)
+        options = ["--name", name, *processes.manager_options(self.sites)]
+        self._manager = processes.ManagerProcess(self.folder, on_lost=self.set_bad_state_and_fail_all, options=options)
         self._manager.wait_listening(START_LIMIT_S)
-        register(self.folder)
+        processes.register(self.folder)
         self._link = Link(self.folder)
         self._start_blocks()
 
     def shutdown(self) -> None:
-        """End the session: cancel open calls, end pilots and manager. In a joined session, end only the calls of this
-        program."""
+        """Cancel open calls, and end pilots and manager unless the executor has joined a session."""
         if self._stopped or os.getpid() != self._pid:  # a forked child must not end its parent's session
             return
         if self.submit_monitoring_radio is not None:
-            answer = self.ask_status()
-            if answer is not None:
-                self._nodes.tell(self.submit_monitoring_radio, answer.pilots, run_id=self.run_id)
-            self._nodes.tell(self.submit_monitoring_radio, (), run_id=self.run_id)
+            if (answer := self.ask_status()) is not None:
+                self._tell_nodes(answer.pilots)
+            self._tell_nodes(())
         self._stopped = True
         if self._news is not None:
             self._news.stop()
-        if self._raised_gc_thresholds:
-            restore_gc_thresholds()
+        if self._gc_before is not None and gc.get_threshold() == GC_THRESHOLDS:
+            gc.set_threshold(*self._gc_before)
         if not self._joins:
             self._end_session()
         elif self._link is not None:
@@ -276,13 +235,14 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         joined = self._link is not None and self._link.membership.has_joined(within_s=JOIN_LIMIT_S)
         is_up = self._manager is not None and self._manager.is_running()
         if self._link is not None and joined and is_up and not self._link.wait_finished(0):
-            told = blocks.blocks_with_pilots(self._link)
+            with suppress(Exception):  # without a status, all jobs are cancelled
+                status = wait_for_answer(self._link.ask_status(), timeout_s=STATUS_LIMIT_S)
+                told = {pilot.block for pilot in status.pilots}
             self._link.tell(EndSession("the program is done"))
             self._link.wait_finished(END_LIMIT_S)
         blocks.end_all(self, told=told)
         if self._manager is not None:
-            # If the client never joined, the manager has received no EndSession message and is ended without a grace
-            # period.
+            # If the client never joined, the manager has received no EndSession message.
             self._manager.end(grace_s=END_LIMIT_S / 2 if joined else 0)
         if self._by_factory and self.folder is not None:
             blocks.wait_until_factory_jobs_end(self.folder, limit_s=FACTORY_LIMIT_S)
@@ -291,10 +251,11 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             shutil.rmtree(self._link.folder.objects, ignore_errors=True)  # large arguments and results
 
     def _start_blocks(self) -> None:
-        """Start blocks on a thread, so that Ctrl-C cannot interrupt between a submission and the record of its job
-        id."""
+        """Start blocks on a thread, so that Ctrl-C cannot interrupt the record of a submission."""
         if self.provider is not None and self.provider.init_blocks > 0:
-            blocks.ensure_script_dir(self.provider, self.run_dir)
+            if getattr(self.provider, "script_dir", "") is None:
+                self.provider.script_dir = os.path.join(self.run_dir, "submit_scripts")
+                os.makedirs(self.provider.script_dir, exist_ok=True)
             thread = ThreadPoolExecutor(1, thread_name_prefix="stoker-blocks")
             self._starting = thread.submit(self.scale_out_facade, self.provider.init_blocks)
             thread.shutdown(wait=False)
@@ -303,15 +264,12 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
     def submit(
         self, func: Callable[..., Any], resource_specification: Mapping[str, Any] | None, *args: Any, **kwargs: Any
     ) -> CallFuture:
-        """Submit a call.
+        """Return the future of a new call.
 
         Args:
             func: The function to call.
             resource_specification: Options of the call; keys as in `stoker.manager.executor.options.KEYS`.
             *args, **kwargs: Arguments of the function.
-
-        Returns:
-            The call's future.
 
         Raises:
             SpecificationError: The specification has a wrong key or value.
@@ -326,40 +284,29 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             future.cancel()
             return future
         prepared = self.preparer.function(func)
-        of_app = resource_specification if isinstance(resource_specification, AppWants) else None
-        wants = self.preparer.wants(resource_specification)
-        inbox = None
-        if wants.options.stream:
-            inbox = (of_app.inbox if of_app is not None else None) or PieceInbox(keeps_all=True)
-        future = CallFuture(link, inbox=inbox)
+        wants, inbox, blob = self.preparer.wants(resource_specification), None, None
         packed = kwargs.pop(PACKED, None)
-        blob = None
-        if of_app is not None:
+        if isinstance(resource_specification, AppWants):
+            inbox = resource_specification.inbox
             kwargs.pop(SPECIFICATION, None)
-            if is_same_function(of_app.made_of, func):  # otherwise Parsl has wrapped `func`, for example to stage files
-                blob = of_app.function
-        else:
-            spec = prepared.parsl_spec(args, kwargs)
-            if spec is not None:
-                wants = self.preparer.wants_from_parsl_spec(spec)
-                args, kwargs = prepared.replace_parsl_spec(args, kwargs, {**spec, "context": wants.recipe.name})
+            if is_same_function(resource_specification.made_of, func):  # Parsl may wrap `func` to stage files
+                blob = resource_specification.function
+        elif (read := prepared.read_parsl_spec(args, kwargs)) is not None:
+            wants, args, kwargs = read
+        if wants.options.stream:
+            inbox = inbox or PieceInbox(keeps_all=True)
+        future = CallFuture(link, inbox=inbox)
         if wants.family is not None:
             wants = wants.chosen(args, kwargs)
         due_at = getattr(resource_specification, "due_at", None)
         submission = prepared.submission(func, wants, place=self.call_place, due_at=due_at, blob=blob)
         future.due_at = submission.due_at
         if packed is None:
-            by_name, brought = modules_pickled_with(submission.function, submission.recipe), set[str]()
-            payload = pack_arguments(
-                args, kwargs, name=prepared.name, large=link.large, by_name=by_name, brought=brought
-            )
-            prepared.add_modules_to_pickle(brought)
-        else:
-            payload = inline_or_store_arguments(packed, name=prepared.name, large=link.large)
+            by_name = modules_pickled_with(submission.function, submission.recipe)
+            packed = prepared.dumps(args, kwargs, by_name=by_name)
+        payload = inline_or_store_arguments(packed, name=prepared.name, large=link.large)
         task = task_being_launched()
-        if (
-            task is not None and task["resource_specification"] is CANCELLED
-        ):  # the call was cancelled after this method began
+        if task is not None and task["resource_specification"] is CANCELLED:  # cancelled after this method began
             if isinstance(payload, ObjectRef):
                 link.large.drop(payload)
             future.cancel()
@@ -368,16 +315,11 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         return future
 
     def outstanding(self) -> int:
-        """Return the number of slots that open calls need; Parsl's kernel starts blocks for this number."""
+        """Return the number of slots that open calls need, for which Parsl's kernel starts blocks."""
         return self._link.waiting.slots if self._link else 0
 
-    @property
-    def tasks(self) -> dict[Any, Any]:
-        """Futures of the open calls, by Parsl's task id."""
-        return {call: each.waiter for call, each in tuple(self._link.waiting.calls.items())} if self._link else {}
-
     def monitor_resources(self) -> bool:
-        """Return False, because one process runs all calls of a library, so that Parsl cannot monitor single calls."""
+        """Return False, because Parsl cannot monitor single calls of a library's process."""
         return False
 
     def set_bad_state_and_fail_all(self, exception: Exception) -> None:
@@ -415,13 +357,10 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         return blocks.workers_per_node(self.site)
 
     def scale_out_facade(self, n: int) -> list[str]:
-        """Start blocks, unless Parsl requests the initial blocks, which have already started.
+        """Return the ids of started blocks; the initial blocks have already started.
 
         Args:
             n: Number of blocks.
-
-        Returns:
-            Ids of the started blocks.
         """
         early, self._early = self._early, None
         if early is not None and n == self.provider.init_blocks and len(self._status) == n:
@@ -431,14 +370,11 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         return started
 
     def scale_in(self, blocks_wanted: int, max_idletime: float | None = None) -> list[str]:
-        """Drain blocks, idle blocks first; cancel their jobs after `drain_s`.
+        """Return the ids of blocks to drain, idle ones first; their jobs are cancelled after `drain_s`.
 
         Args:
             blocks_wanted: Number of blocks to drain.
             max_idletime: If not None, drain only idle blocks.
-
-        Returns:
-            Ids of the chosen blocks.
         """
         chosen = blocks.choose(self, blocks_wanted, idle_only=max_idletime is not None)
         self._upkeep.drain(chosen, self.link, within_s=self.drain_s)
@@ -450,15 +386,18 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         answer = self.ask_status()
         if answer is not None:
             self.seen_blocks.update(pilot.block for pilot in answer.pilots)
-            self._nodes.tell(self.submit_monitoring_radio, answer.pilots, run_id=self.run_id)
-            self._upkeep.cancel_blocks_without_pilots(status, emptied=answer.emptied_blocks)
+            self._tell_nodes(answer.pilots)
             for block, job in status.items():
                 if job.state is JobState.COMPLETED and block not in self.seen_blocks and not answer.gone_pilots:
                     job.state = JobState.MISSING
                     job.message = job.message or "the job ended before its pilot reached the manager"
-        self._upkeep.cancel_drained()
+        self._upkeep.cancel_due(status, emptied=None if answer is None else answer.emptied_blocks)
         self.send_block_states()
         return status
+
+    def _tell_nodes(self, pilots: Iterable[PilotStatus]) -> None:
+        if self.submit_monitoring_radio is not None:
+            self._nodes = blocks.tell_nodes(self.submit_monitoring_radio, pilots, self._nodes, run_id=self.run_id)
 
     def send_block_states(self) -> None:
         """Send the states of this executor's blocks to the manager."""
@@ -497,30 +436,9 @@ def check_labels(kernel: DataFlowKernel, labels: Iterable[str], *, name: str) ->
             )
 
 
-# ---- the garbage collector
-
-
-THRESHOLDS = (50_000, 20, 50)
-
-_lock = threading.Lock()
-_gc_users = 0
-_before: tuple[int, int, int] = gc.get_threshold()
-
-
-def raise_gc_thresholds() -> None:
-    global _gc_users, _before
-    with _lock:
-        if _gc_users == 0:
-            _before = gc.get_threshold()
-            if 0 < _before[0] < THRESHOLDS[0]:  # keep a higher threshold; 0 means a disabled collector
-                gc.set_threshold(*THRESHOLDS)
-        _gc_users += 1
-
-
-def restore_gc_thresholds() -> None:
-    global _gc_users
-    with _lock:
-        if _gc_users > 0:
-            _gc_users -= 1
-            if _gc_users == 0 and gc.get_threshold() == THRESHOLDS:
-                gc.set_threshold(*_before)
+def raise_gc_thresholds() -> tuple[int, int, int]:
+    """Return the earlier thresholds."""
+    before = gc.get_threshold()
+    if 0 < before[0] < GC_THRESHOLDS[0]:  # keep a higher threshold; 0 means a disabled collector
+        gc.set_threshold(*GC_THRESHOLDS)
+    return before

@@ -9,23 +9,11 @@ from typing import Any
 
 from parsl.app import errors
 
+from stoker import errors as stoker_errors
 from stoker.contexts import payloads
 from stoker.contexts.payload_layout import Buffer
 from stoker.contexts.recipe import ObjectRef
-from stoker.errors import (
-    CallCancelledError,
-    CallDroppedError,
-    CallError,
-    CallTimeoutError,
-    ContextError,
-    GangBroken,
-    InfrastructureError,
-    NoDeviceError,
-    PoisonCallError,
-    RemoteCallError,
-    SerializationError,
-    StokerError,
-)
+from stoker.errors import RemoteCallError, SerializationError, StokerError
 from stoker.manager.executor.pieces import unpickle_result_or_piece
 from stoker.manager.executor.session_files import read_result
 from stoker.pilot.library.failures import in_words
@@ -34,27 +22,27 @@ from stoker.protocol.ids import format_library_id, show_call
 from stoker.units import show_bytes
 
 _KINDS: dict[FailureKind, Callable[..., StokerError]] = {
-    FailureKind.CONTEXT: ContextError,
-    FailureKind.PILOT: ContextError,
-    FailureKind.NO_DEVICE: NoDeviceError,
-    FailureKind.POISON: PoisonCallError,
-    FailureKind.TIMEOUT: CallTimeoutError,
-    FailureKind.MEMORY: CallError,
+    FailureKind.CONTEXT: stoker_errors.ContextError,
+    FailureKind.PILOT: stoker_errors.ContextError,
+    FailureKind.NO_DEVICE: stoker_errors.NoDeviceError,
+    FailureKind.POISON: stoker_errors.PoisonCallError,
+    FailureKind.TIMEOUT: stoker_errors.CallTimeoutError,
+    FailureKind.MEMORY: stoker_errors.CallError,
     FailureKind.SERIALIZATION: SerializationError,
-    FailureKind.DROPPED: CallDroppedError,
-    FailureKind.CANCELLED: CallCancelledError,
-    FailureKind.DIED: CallError,
-    FailureKind.GANG: GangBroken,
-    FailureKind.INFRASTRUCTURE: InfrastructureError,
+    FailureKind.DROPPED: stoker_errors.CallDroppedError,
+    FailureKind.CANCELLED: stoker_errors.CallCancelledError,
+    FailureKind.DIED: stoker_errors.CallError,
+    FailureKind.GANG: stoker_errors.GangBroken,
+    FailureKind.INFRASTRUCTURE: stoker_errors.InfrastructureError,
 }
 
 
 _NAMES_SOMETHING = b"\x93"
-"""The opcode STACK_GLOBAL. A pickle of protocol 4 or later without this byte contains only builtin types."""
+"""The opcode STACK_GLOBAL, without which a pickle contains only builtin types."""
 
 
 def can_unpickle_without_user_code(end: CallEnd) -> bool:
-    """Return True if unpickling the result of this call end runs only Stoker's code and reads no file."""
+    """Return True if unpickling this result runs only Stoker's code and reads no file."""
     payload = end.payload
     if end.failure is not None:
         return not payload
@@ -80,12 +68,10 @@ def outcome(end: CallEnd, *, session: str = "") -> Any:
             raise RuntimeError(text) from error  # as Python does for a StopIteration raised in a generator
         raise error
     # Exceptions that do not inherit from Exception (SystemExit) would end this program.
+    call, kind = show_call(end.call), type(error).__name__
+    text = f"call {call} raised {error!r}, which would have ended the library's process; return instead, or raise an"
     raise RemoteCallError(
-        f"call {show_call(end.call)} raised {error!r}, which would have ended the library's process; return "
-        "instead, or raise an Exception",
-        call=show_call(end.call),
-        kind=type(error).__name__,
-        traceback=str(error.__cause__),
+        f"{text} Exception", call=call, kind=kind, traceback=str(error.__cause__)
     ) from error.__cause__
 
 
@@ -143,26 +129,17 @@ def _bytes(end: CallEnd) -> Buffer:
     try:
         return memoryview(read_result(payload))
     except OSError as error:
+        call, size = show_call(end.call), show_bytes(payload.size_bytes)
         raise SerializationError(
-            f"call {show_call(end.call)}: its result of {show_bytes(payload.size_bytes)} cannot be read: {error}; "
-            "both the pilots and this program must see the session folder (stoker.load(run_dir=...))",
+            f"call {call}: its result of {size} cannot be read: {error}; both the pilots and this program must see the"
+            " session folder (stoker.load(run_dir=...))",
             what="result",
-            call=show_call(end.call),
+            call=call,
         ) from error
 
 
-# ---- commands of a `bash_app` that failed
-
-
 class BashExitFailure(errors.BashExitFailure):  # type: ignore[misc]  # parsl is untyped
-    """A command of a `bash_app` ended with a nonzero exit code.
-
-    Attributes:
-        app_name: Name of the app.
-        exitcode: Exit code of the command.
-        command: The command that ran.
-        last_lines: Last lines of the command's output.
-    """
+    """A failed command of a `bash_app`. `last_lines`: the end of its output."""
 
     def __init__(self, app_name: str, exitcode: int, command: str = "", last_lines: str = "") -> None:
         super().__init__(app_name, exitcode)

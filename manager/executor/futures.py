@@ -1,4 +1,4 @@
-"""The futures of a call: the executor's future, and Parsl's future, which the program receives."""
+"""The futures of a call: the executor's, and Parsl's, which the program receives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from parsl.dataflow.futures import AppFuture
 
 from stoker.errors import ConfigError
 from stoker.manager.executor.failures import can_unpickle_without_user_code, outcome
-from stoker.manager.executor.kernel import install_safe_memoizer
+from stoker.manager.executor.kernel import make_memoizer_safe
 from stoker.manager.executor.outgoing import end_future
 from stoker.manager.executor.pieces import PieceInbox, PieceReader, unpickle_result_or_piece
 from stoker.manager.executor.session_files import discard_result
@@ -34,7 +34,7 @@ class CallFuture(Future[Any]):
 
     Attributes:
         progress: The call's last progress report, with its last checkpoint.
-        forecast: If the call has a deadline, the manager's forecast of the call's end, in seconds since the epoch.
+        forecast: The manager's forecast of the end of a call with a deadline, in seconds since the epoch.
         due_at: The call's deadline, in seconds on the monotonic clock.
     """
 
@@ -56,7 +56,7 @@ class CallFuture(Future[Any]):
         """Run a function on a callback thread after the call has ended.
 
         Args:
-            fn: A function that receives the future; `fn` may wait for other calls.
+            fn: Receives the future; may wait for other calls.
         """
         record = _task_record_of_callback(fn)
         if record is None:
@@ -65,20 +65,15 @@ class CallFuture(Future[Any]):
         record["exec_fu"] = self
         kernel = getattr(getattr(fn, "func", None), "__self__", None)
         if isinstance(kernel, DataFlowKernel):
-            install_safe_memoizer(kernel)
+            make_memoizer_safe(kernel)
         super().add_done_callback(fn)
         # The app's future may be cancelled while the executor submits the call. `AppCallFuture.cancel` marks the record
-        # and then looks for this future. This method stores the future and then looks for the mark. Therefore at least
-        # one of the two methods cancels the call.
+        # and then looks for this future; this method stores the future and then looks for the mark.
         if record.get("resource_specification") is CANCELLED:
             self.cancel()
 
     def cancel(self) -> bool:
-        """Cancel the call, also while it runs.
-
-        Returns:
-            False if the call has ended.
-        """
+        """Return True after cancelling the call, also while it runs; False if it has ended."""
         if self.cancelled():
             return True
         if not super().cancel():
@@ -89,17 +84,14 @@ class CallFuture(Future[Any]):
         return True
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """Wait in an event loop, also in a notebook. If the waiting task is cancelled, the call is cancelled."""
+        """Wait in an event loop. If the waiting task is cancelled, the call is cancelled."""
         return asyncio.wrap_future(self).__await__()
 
     def settle(self, end: CallEnd) -> bool:
-        """Set the result; use another thread if the work may take long.
+        """Return False after setting the result, on another thread if the work may take long.
 
         Args:
             end: The manager's message about the call's end.
-
-        Returns:
-            False: `flush` is not needed.
         """
         settling = self._link.settling
         if (
@@ -108,7 +100,7 @@ class CallFuture(Future[Any]):
             or not can_unpickle_without_user_code(end)
             or self._triggers_user_callbacks()
         ):
-            settling.add(functools.partial(self._set_outcome_unless_done, end))
+            settling.add(functools.partial(self._set_outcome, end))
             return False
         before = time.monotonic()
         self._set_outcome(end)
@@ -123,13 +115,10 @@ class CallFuture(Future[Any]):
                 return any(map(is_users_callback, callbacks_of(app)))
         return False
 
-    def _set_outcome_unless_done(self, end: CallEnd) -> None:
+    def _set_outcome(self, end: CallEnd) -> None:
         if self.done():
             discard_result(end)
-        else:
-            self._set_outcome(end)
-
-    def _set_outcome(self, end: CallEnd) -> None:
+            return
         try:
             if end.ok and self._inbox is not None:
                 packed = self._inbox.pickled_pieces_at_end(end)
@@ -177,21 +166,17 @@ def _task_record_of_callback(callback: Callable[..., object]) -> dict[str, Any] 
 
 def _finish(inbox: PieceInbox, future: Future[Any]) -> None:
     error = future.exception()
-    if error is not None:
-        inbox.finish(error)
-    else:
-        inbox.finish_with(list(future.result()))
+    inbox.finish(error, values=list(future.result()) if error is None else None)
 
 
 CANCELLED: Mapping[str, Any] = MappingProxyType({})
-"""The specification of a call that was cancelled before Parsl passed it to an executor. Compare with `is`."""
+"""The specification of a call that was cancelled before its submission. Compare with `is`."""
 
 
 class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
     """The future of a Stoker app: Parsl's future with a working `cancel`. Made by `AppCallFuture.of`.
 
-    A cancelled future ends immediately with CancelledError. The call of a cancelled future stops in any state and is
-    not retried.
+    A cancelled future ends immediately with CancelledError. Its call stops in any state and is not retried.
     """
 
     _was_cancelled = False
@@ -199,14 +184,11 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
 
     @staticmethod
     def of(future: AppFuture, *, inbox: PieceInbox | None = None) -> AppCallFuture:
-        """Change the class of Parsl's future to AppCallFuture.
+        """Return Parsl's future after changing its class to AppCallFuture.
 
         Args:
             future: The future that Parsl's kernel has created.
             inbox: Receives the pieces that the call yields.
-
-        Returns:
-            The same object.
         """
         future.__class__ = AppCallFuture
         if inbox is not None:
@@ -215,8 +197,7 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
         return future  # type: ignore[no-any-return]
 
     def pieces(self) -> PieceReader:
-        """Return a reader of the yielded values, for `for` and `async for`. Each call of `pieces` returns a new reader
-        that starts at the first piece.
+        """Return a new reader of the yielded values from the first piece, for `for` and `async for`.
 
         Raises:
             ConfigError: The function yields no pieces.
@@ -257,11 +238,11 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
         return asyncio.wrap_future(self).__await__()
 
     def set_result(self, result: Any) -> None:
-        """As `Future.set_result`. A cancelled future keeps its state."""
+        """As `Future.set_result`, unless cancelled."""
         if not self._was_cancelled:
             super().set_result(result)
 
     def set_exception(self, exception: BaseException | None) -> None:
-        """As `Future.set_exception`. A cancelled future keeps its state."""
+        """As `Future.set_exception`, unless cancelled."""
         if not self._was_cancelled:
             super().set_exception(exception)

@@ -1,7 +1,7 @@
-"""Keep the results of a `stoker.map` in a file: each result is written before the program receives it.
+"""Keep the results of a `stoker.map` in a file.
 
-A thread writes the arrived results with one `write(2)`, then passes the results to the stream. The file is synced every
-5 seconds. Results of failed calls are not kept.
+A thread writes the arrived results with one `write(2)`, then passes them to the stream. The file is synced every 5
+seconds. Results of failed calls are not kept.
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from stoker.contexts import payloads
-from stoker.contexts.digest import digest_of_item
 from stoker.contexts.recipe import ObjectRef
-from stoker.errors import ConfigError, RecipeError, StokerError
-from stoker.manager.executor.kept_file import KeptFile, KeptHeader, open_and_lock_kept_file, record, refused
+from stoker.errors import ConfigError, StokerError
+from stoker.manager.executor.kept_file import KeptFile, KeptHeader, record, refused
 from stoker.manager.executor.map_calls import MapCalls
 from stoker.manager.executor.map_window import MapInbox, size_of
-from stoker.manager.executor.packing import logger
+from stoker.manager.executor.prepared import logger
 from stoker.protocol.calls import CallEnd
 from stoker.protocol.ids import CallId
 
@@ -31,7 +29,7 @@ _JOIN_S = 5.0
 
 
 class KeptItem(NamedTuple):
-    """An item, or a batch of `items` items, whose result an earlier run has stored."""
+    """An item, or a batch of items, whose result an earlier run has stored."""
 
     file: KeptFile
     at: int
@@ -48,7 +46,7 @@ class KeepingInbox(MapInbox):
         self.error: StokerError | None = None
         """Error after which no more results are stored; the map raises this error."""
         self.sending = threading.Lock()
-        """Lock held from sending calls until their keys are stored, because calls may end in between."""
+        """Held from sending calls until their keys are stored."""
         self._keys: dict[CallId, tuple[str, int]] = {}
         self._came: queue.SimpleQueue[CallEnd | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="stoker-map-keep", daemon=True)
@@ -69,9 +67,9 @@ class KeepingInbox(MapInbox):
     def _run(self) -> None:
         synced_at, added, ended = time.monotonic(), 0, False
         while not ended:
-            is_due = added < self.file.added
+            wait_s = max(0.0, synced_at + _SYNC_S - time.monotonic()) if added < self.file.added else None
             try:
-                ends = [self._came.get(timeout=max(0.0, synced_at + _SYNC_S - time.monotonic()) if is_due else None)]
+                ends = [self._came.get(timeout=wait_s)]
             except queue.Empty:
                 self._sync()
                 synced_at, added = time.monotonic(), self.file.added
@@ -115,71 +113,49 @@ class KeepingInbox(MapInbox):
 
 
 class Keeping:
-    """The open file in which a map keeps its results. Raises ConfigError if another map wrote the file."""
+    """The open file in which a map keeps its results."""
 
     def __init__(self, path: Path, calls: MapCalls, *, reuse: bool) -> None:
         header = calls.header()
-        self.file = open_and_lock_kept_file(path)
+        self.file = file = KeptFile(path)
         try:
-            start_or_resume_kept_file(self.file, header, reuse=reuse)
+            there = file.header
+            if there is None or refuse_or_describe_change(there, header, path=path, reuse=reuse):
+                file.begin(header)
         except BaseException:
-            self.file.close()
+            file.close()
             raise
-        self.inbox = KeepingInbox(self.file)
-
-    def key_of(self, item: Any) -> str:
-        try:
-            return digest_of_item(item)
-        except RecipeError:
-            return digest_of_item(payloads.dumps(item))
+        self.inbox = KeepingInbox(file)
+        if len(file):
+            damaged = f" ({file.damaged:,} damaged lines are skipped)" if file.damaged else ""
+            text = "%s has %s results of earlier runs%s; their items do not run again"
+            logger.warning(text, path, f"{len(file):,}", damaged)
 
     def find(self, key: str, *, items: int) -> KeptItem | None:
         at = self.file.find(key)
         return None if at is None else KeptItem(self.file, at, items)
 
-    def continuation_hint(self) -> str:
-        kept = len(self.file) + self.file.added
-        return f"{kept:,} results are in {self.file.path}; run it again to continue"
 
-
-def start_or_resume_kept_file(file: KeptFile, header: KeptHeader, *, reuse: bool) -> None:
-    there = file.header
-    if there is None:
-        file.begin(header)
-        return
-    if why := difference(there, header):
-        if not reuse or there.function != header.function or there.batch_size != header.batch_size:
-            raise refused(file.path, why + _advice_on_difference(there, header))
-        file.begin(header)
-    if len(file):
-        damaged = f" ({file.damaged:,} damaged lines are skipped)" if file.damaged else ""
-        logger.warning(
-            "%s has %s results of earlier runs%s; their items do not run again", file.path, f"{len(file):,}", damaged
-        )
-
-
-def difference(there: KeptHeader, now: KeptHeader) -> str:
-    name, since = there.function, f" since {there.since}" if there.since else ""
+def refuse_or_describe_change(there: KeptHeader, now: KeptHeader, *, path: Path, reuse: bool) -> str:
+    """Return what has changed since the results were computed. Raises ConfigError without `reuse`."""
+    name, since, why = there.function, f" since {there.since}" if there.since else "", ""
     if there.function != now.function:
-        return f"the file contains results of {name}, and this map calls {now.function}"
+        what = f"the file contains results of {name}, and this map calls {now.function}; name another file"
+        raise refused(path, what)
     if there.batch_size != now.batch_size:
-        return f"the file's results are of {_batches(there.batch_size)}, and this map has {_batches(now.batch_size)}"
+        what = f"the file's results are of {_batches(there.batch_size)}, and this map has {_batches(now.batch_size)}"
+        raise refused(path, f"{what}; name another file, or write batch_size={there.batch_size}")
     if there.context_key != now.context_key:
-        return f"the file's results are of context {there.context}, and {name} has context {now.context} now"
-    if there.arguments != now.arguments:
-        return f"the arguments that functools.partial binds to {name} have changed{since}"
-    if there.code != now.code:
+        why = f"the file's results are of context {there.context}, and {name} has context {now.context} now"
+    elif there.arguments != now.arguments:
+        why = f"the arguments that functools.partial binds to {name} have changed{since}"
+    elif there.code != now.code:
         python = f" (it was Python {there.python}, and is {now.python} now)" if there.python != now.python else ""
-        return f"{name}, or code or data that it uses, has changed{since}{python}"
-    return ""
-
-
-def _advice_on_difference(there: KeptHeader, now: KeptHeader) -> str:
-    if there.function != now.function:
-        return "; name another file"
-    if there.batch_size != now.batch_size:
-        return f"; name another file, or write batch_size={there.batch_size}"
-    return "; name a new file to compute all results again, or write reuse=True to keep the old results"
+        why = f"{name}, or code or data that it uses, has changed{since}{python}"
+    if why and not reuse:
+        advice = "name a new file to compute all results again, or write reuse=True to keep the old results"
+        raise refused(path, f"{why}; {advice}")
+    return why
 
 
 def _batches(size: int | None) -> str:

@@ -5,10 +5,8 @@
     {"key":"…","item":2,"pickle":"gASV…","digest":"…"}
 
 A result is written as JSON if JSON represents it exactly; otherwise as a pickle in base64. `item` is the item's index
-in the run that computed the result. Each line ends with its digest. An incomplete or damaged line is skipped, and its
-item runs again.
-
-`key` is the digest of the item's content, so items may be added, removed or reordered between runs.
+in the run that computed the result. `key` is the digest of the item's content, so items may be added, removed or
+reordered between runs. Each line ends with its digest; an incomplete or damaged line is skipped.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ import hashlib
 import io
 import itertools
 import json
-import math
 import os
 import pickle
 import time
@@ -35,8 +32,9 @@ import msgspec
 
 from stoker import locks
 from stoker.contexts import payloads
+from stoker.contexts.digest import digest_of_item
 from stoker.contexts.payload_layout import PLAIN
-from stoker.errors import ConfigError, SerializationError, StokerError
+from stoker.errors import ConfigError, RecipeError, SerializationError, StokerError
 from stoker.whole_files import write_all
 
 # ---- records
@@ -45,7 +43,7 @@ from stoker.whole_files import write_all
 FORMAT = 1
 BEGINS = b'{"stoker":"kept results"'
 _BEGIN = b'{"key":"'
-_KEY_CHARACTERS = 32
+_KEY_CHARACTERS, _SHORT_CHARACTERS = 32, 16
 _HEAD_BYTES = 64
 _DIGEST_BYTES = 8
 _END = b',"digest":"'
@@ -53,6 +51,14 @@ _END_BYTES = len(_END) + 2 * _DIGEST_BYTES + len(b'"}\n')
 _JSON_BYTES = 1_000_000
 CHUNK_BYTES = 3 << 18
 """Bytes that are encoded at once: a multiple of 3, for base64."""
+
+
+def kept_key(item: Any) -> str:
+    """Return the digest of an item's content."""
+    try:
+        return digest_of_item(item)
+    except RecipeError:
+        return digest_of_item(payloads.dumps(item))
 
 
 class KeptHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
@@ -99,50 +105,57 @@ def _quoted_base64_chunks(data: Any) -> Iterator[bytes]:
 DAMAGED = object()
 
 
-class Scan:
-    """Yield key, item index and offset of each whole line. Read long lines in chunks, to save memory."""
+class _Lines:
+    """Keys (64 bits), item indices and offsets of the whole lines of a file."""
 
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
+    def __init__(self, file: BinaryIO, path: Path) -> None:
         self.header: KeptHeader | None = None
-        self.damaged = 0
-        self.end = 0
-
-    def __iter__(self) -> Iterator[tuple[str, int, int]]:
-        readline = self._file.readline
-        self._file.seek(0)
-        while head := readline(_HEAD_BYTES):
-            at, size, last = self.end, len(head), head
+        self.damaged = self.end = 0
+        self.keys, self.items, self.places = array("Q"), array("Q"), array("Q")
+        first = file.read(len(BEGINS))
+        if not first.startswith(BEGINS[: len(first)]):
+            raise refused(path, "is not a file of kept results, because the first line differs; name a new file")
+        file.seek(0)
+        while head := file.readline(_HEAD_BYTES):
+            size, last = len(head), head
             whole = [head] if head.startswith(BEGINS) else []
             while not last.endswith(b"\n"):
-                last = readline(CHUNK_BYTES)
+                last = file.readline(CHUNK_BYTES)
                 if not last:
                     return  # the last line is incomplete
                 size += len(last)
                 if whole:
                     whole.append(last)
+            self._add(head, b"".join(whole))
             self.end += size
-            if whole:
-                try:
-                    self.header = msgspec.json.decode(b"".join(whole), type=KeptHeader)
-                except (msgspec.DecodeError, ValueError):
-                    self.damaged += 1
-            elif (found := _parse_kept_line_head(head)) is not None:
-                yield *found, at
-            else:
-                self.damaged += 1
+
+    def _add(self, head: bytes, header: bytes) -> None:
+        try:
+            if header:
+                self.header = msgspec.json.decode(header, type=KeptHeader)
+                return
+            key, item = _parse_kept_line_head(head)
+        except (msgspec.DecodeError, ValueError):
+            self.damaged += 1
+            return
+        self.keys.append(key)
+        self.items.append(item)
+        self.places.append(self.end)
+
+    def sort(self, by: array[int]) -> None:
+        order = sorted(range(len(by)), key=by.__getitem__)  # stable sort: keeps the order of records
+        self.keys, self.items, self.places = (
+            array("Q", map(each.__getitem__, order)) for each in (self.keys, self.items, self.places)
+        )
 
 
-def _parse_kept_line_head(head: bytes) -> tuple[str, int] | None:
+def _parse_kept_line_head(head: bytes) -> tuple[int, int]:
+    """Return the first 64 bits of the key, and the item's index."""
     key, rest = head[len(_BEGIN) : len(_BEGIN) + _KEY_CHARACTERS], head[len(_BEGIN) + _KEY_CHARACTERS :]
     number = rest.removeprefix(b'","item":').partition(b",")[0]
     if not head.startswith(_BEGIN) or not number.isdigit():
-        return None
-    try:
-        int(key, 16)
-        return key.decode(), int(number)
-    except ValueError:
-        return None
+        raise ValueError("not a record")
+    return int(key, 16) >> 4 * (_KEY_CHARACTERS - _SHORT_CHARACTERS), int(number)
 
 
 def value_at(file: BinaryIO, at: int, *, path: Path, key: str = "", opens: bool = True) -> Any:
@@ -160,8 +173,7 @@ def value_at(file: BinaryIO, at: int, *, path: Path, key: str = "", opens: bool 
 
 
 def _decode_kept_line(line: bytes, *, key: str = "", opens: bool = True) -> Any:
-    """Return the value in a line; DAMAGED if the line is incomplete or has another key. With `opens=False`, only check
-    the line and return None."""
+    """Return the value in a line (None with `opens=False`); DAMAGED if it is incomplete or has another key."""
     body, end = line[:-_END_BYTES], line[-_END_BYTES:]
     digest = hashlib.blake2b(body, digest_size=_DIGEST_BYTES).hexdigest()
     if end != b'%s%s"}\n' % (_END, digest.encode()) or not body.startswith(_BEGIN + key.encode()):
@@ -185,70 +197,61 @@ def _convert_pickle_to_json(data: Any) -> bytes | None:
         return None
     try:
         value = _PlainUnpickler(io.BytesIO(data)).load()
-        if not _survives_json_round_trip(value):
-            return None
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
-    except (pickle.UnpicklingError, ValueError, RecursionError):  # a class, a lone surrogate, or a recursive value
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        return text.encode() if json.loads(text) == value else None
+    except (pickle.UnpicklingError, TypeError, ValueError, RecursionError):  # not plain, or a lone surrogate
         return None
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Unpickler that accepts only builtin types, so that no code of the user runs on the writing thread."""
+    """Accepts only builtin types, so that no user code runs on the writing thread."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"{module}.{name} is not plain")
 
 
-def _survives_json_round_trip(value: Any) -> bool:
-    kind = type(value)
-    if value is None or kind is bool or kind is str or kind is int:
-        return True
-    if kind is float:
-        return math.isfinite(value)
-    if kind is list:
-        return all(map(_survives_json_round_trip, value))
-    return kind is dict and all(type(name) is str and _survives_json_round_trip(part) for name, part in value.items())
-
-
 _NO_SYNC = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
-"""Error numbers of fsync on a file that is not on a disk (a pipe, a device)."""
+"""Errors of fsync on a pipe or a device."""
 
 
 class KeptFile:
-    """An open and locked file of kept results. One thread may append while another thread searches."""
+    """An open and locked file. One thread may append while another searches. Raises ConfigError."""
 
-    def __init__(self, path: Path, descriptor: int) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.header: KeptHeader | None = None
-        self.damaged = 0
         self.added = 0
-        self._file = descriptor
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise refused(path, f"cannot be opened: {error.strerror}") from None
         self._reader: BinaryIO = path.open("rb")  # reads have their own file offset, which writes do not move
-        self._index = _Index()
-        self._end = 0
+        try:
+            self._read()
+        except BaseException:
+            self.close()
+            raise
 
-    def read(self) -> None:
-        """Build the index from the file, and remove an incomplete last line. Raises ConfigError."""
-        self._reader.seek(0)
-        first = self._reader.read(len(BEGINS))
-        if not first.startswith(BEGINS[: len(first)]):
-            raise not_a_kept_file_error(self.path)
-        scan = Scan(self._reader)
-        for key, _, at in scan:
-            self._index.add(key, at)
-        self._index.sort()
-        self.header, self.damaged, self._end = scan.header, scan.damaged, scan.end
-        if self.header is None and len(self._index):
+    def _read(self) -> None:
+        path = self.path
+        if not locks.take(self._file):
+            holders = ", ".join(map(str, locks.holders(path))) or "a program on another machine"
             raise refused(
-                self.path, "the first line is damaged, so the function of the results is unknown; name a new file"
+                path, f"{holders} is writing results to this file; wait until that program ends, or name another file"
             )
+        found = self._lines = _Lines(self._reader, path)
+        found.sort(found.keys)
+        self._taken = array("Q", bytes(8 * len(found.keys)))
+        """Number of taken records of a key, at the index of its first record."""
+        self.header, self.damaged, self._end = found.header, found.damaged, found.end
+        if self.header is None and len(self):
+            raise refused(path, "the first line is damaged, so the function of the results is unknown; name a new file")
         if self.header is not None and self.header.format > FORMAT:
-            raise ConfigError(f"{self.path}: was written by a later version of Stoker; name a new file", key="keep")
-        if self._end < os.fstat(self._file).st_size:
+            raise refused(path, "was written by a later version of Stoker; name a new file")
+        if self._end < os.fstat(self._file).st_size:  # remove an incomplete last line
             os.ftruncate(self._file, self._end)
 
     def __len__(self) -> int:
-        return len(self._index)
+        return len(self._lines.keys)
 
     def begin(self, header: KeptHeader) -> None:
         self._append([header.line()], added=0)
@@ -269,22 +272,33 @@ class KeptFile:
                     at, held, size = at + size, [], 0
             write_all(self._file, b"".join(held))
         except OSError as error:
-            with suppress(OSError):  # `read` removes an incomplete last line later
+            with suppress(OSError):  # an incomplete last line is removed later
                 os.ftruncate(self._file, self._end)
-            raise StokerError(
-                f"{self.path}: cannot be written: {error.strerror}; it has the {len(self) + self.added:,} results"
-                " before this one: make room, and run the program again to continue",
-                file=str(self.path),
-            ) from error
+            what = (
+                f"cannot be written: {error.strerror}; it has the {len(self) + self.added:,} results before this one:"
+                " make room, and run the program again to continue"
+            )
+            raise StokerError.in_file(self.path, what) from error
         self._end = at + size
         self.added += added
 
     def find(self, key: str) -> int | None:
-        while (at := self._index.take(key)) is not None:
+        while (at := self._take(key)) is not None:
             if value_at(self._reader, at, path=self.path, key=key, opens=False) is not DAMAGED:
                 return at
             self.damaged += 1
         return None
+
+    def _take(self, key: str) -> int | None:
+        keys, short = self._lines.keys, int(key[:_SHORT_CHARACTERS], 16)
+        first = bisect.bisect_left(keys, short)
+        if first == len(keys) or keys[first] != short:
+            return None
+        at = first + self._taken[first]
+        if at >= len(keys) or keys[at] != short:
+            return None
+        self._taken[first] += 1
+        return self._lines.places[at]
 
     def value_at(self, at: int) -> Any:
         value = value_at(self._reader, at, path=self.path)
@@ -297,11 +311,11 @@ class KeptFile:
             os.fsync(self._file)
         except OSError as error:
             if error.errno not in _NO_SYNC:
-                raise StokerError(
-                    f"{self.path}: the disk failed to write: {error.strerror}; the last results may be lost: make"
-                    " room, and run the program again to continue",
-                    file=str(self.path),
-                ) from error
+                what = (
+                    f"the disk failed to write: {error.strerror}; the last results may be lost: make room, and run the"
+                    " program again to continue"
+                )
+                raise StokerError.in_file(self.path, what) from error
 
     def close(self) -> None:
         if self._file >= 0:
@@ -310,32 +324,11 @@ class KeptFile:
             self._file = -1
 
 
-def open_and_lock_kept_file(path: Path) -> KeptFile:
-    """Open and lock a file of kept results. Raises ConfigError."""
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        raise refused(path, f"cannot be opened: {error.strerror}") from None
-    if not locks.take(descriptor):
-        os.close(descriptor)
-        holders = ", ".join(map(str, locks.holders(path))) or "a program on another machine"
-        raise refused(
-            path, f"{holders} is writing results to this file; wait until that program ends, or name another file"
-        )
-    file = KeptFile(path, descriptor)
-    try:
-        file.read()
-    except BaseException:
-        file.close()
-        raise
-    return file
-
-
 class KeptResults:
-    """The results in a file, in the order of their items. Values are read from the file during iteration.
+    """The results in a file, in the order of their items, which are read during iteration.
 
     Attributes:
-        items: Indices of the items (or batches) of the results.
+        items: Indices of the items (or batches).
         function: Name of the function that computed the results.
     """
 
@@ -344,18 +337,11 @@ class KeptResults:
         try:
             self._file: BinaryIO = self._path.open("rb")
         except OSError as error:
-            raise ConfigError(f"{self._path}: cannot be read: {error.strerror}", file=str(self._path)) from None
-        if not self._file.read(len(BEGINS)) == BEGINS:
-            raise not_a_kept_file_error(self._path)
-        scan = Scan(self._file)
-        items, places = array("Q"), array("Q")
-        for _, item, at in scan:
-            items.append(item)
-            places.append(at)
-        order = sorted(range(len(items)), key=items.__getitem__)
-        self._places = array("Q", (places[each] for each in order))
-        self.items = array("Q", (items[each] for each in order))
-        self.function = scan.header.function if scan.header is not None else ""
+            raise ConfigError.in_file(self._path, f"cannot be read: {error.strerror}") from None
+        lines = _Lines(self._file, self._path)
+        lines.sort(lines.items)
+        self._places, self.items = lines.places, lines.items
+        self.function = lines.header.function if lines.header is not None else ""
 
     def __len__(self) -> int:
         return len(self._places)
@@ -378,9 +364,6 @@ def kept(path: str | os.PathLike[str]) -> KeptResults:
 
     A map may write the file at the same time. Results are unpickled: read only files that you trust.
 
-    Example:
-        `for result in stoker.kept("run.jsonl"): ...`
-
     Args:
         path: The file with the results.
 
@@ -394,46 +377,3 @@ def kept(path: str | os.PathLike[str]) -> KeptResults:
 
 def refused(path: Path, why: str) -> ConfigError:
     return ConfigError(f"keep: {path}: {why}", key="keep", file=str(path))
-
-
-def not_a_kept_file_error(path: Path) -> ConfigError:
-    return ConfigError(
-        f"{path}: is not a file of kept results, because the first line differs; name a new file",
-        key="keep",
-        file=str(path),
-    )
-
-
-class _Index:
-    """Offsets of the records of each key in the file. `take` returns each offset once."""
-
-    def __init__(self) -> None:
-        self._pairs = array("Q")
-        self._keys = array("Q")
-        self._places = array("Q")
-        self._taken = array("Q")
-        """Number of a key's records that `take` has returned, stored at the index of the key's first record."""
-
-    def add(self, key: str, at: int) -> None:
-        self._keys.append(int(key[:16], 16))
-        self._places.append(at)
-
-    def sort(self) -> None:
-        order = sorted(range(len(self._keys)), key=self._keys.__getitem__)  # stable sort: keeps the order of records
-        self._keys = array("Q", (self._keys[each] for each in order))
-        self._places = array("Q", (self._places[each] for each in order))
-        self._taken = array("Q", bytes(8 * len(order)))
-
-    def take(self, key: str) -> int | None:
-        short = int(key[:16], 16)
-        first = bisect.bisect_left(self._keys, short)
-        if first == len(self._keys) or self._keys[first] != short:
-            return None
-        at = first + self._taken[first]
-        if at >= len(self._keys) or self._keys[at] != short:
-            return None
-        self._taken[first] += 1
-        return self._places[at]
-
-    def __len__(self) -> int:
-        return len(self._keys)

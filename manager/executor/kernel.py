@@ -1,15 +1,15 @@
 """Changes to Parsl's kernel (DataFlowKernel), which stores a program's tasks.
 
 - The kernel passes each result to its memoizer before it sets the call's future. If the memoizer raises (pickle refuses
-  a result, the disk is full), the future never ends. With `SafeMemoizer` the program receives its result and a warning.
+  a result, the disk is full), the future never ends: see `make_memoizer_safe`.
 - The kernel submits tasks on another thread. `enable_immediate_launch` submits calls of Stoker apps with pickled
   arguments on the caller's thread, because these calls wait for no other task.
-- Executors do not receive the kernel's record of a task, which notes cancellations. `task_being_launched` returns the
-  record.
+- Executors do not receive the kernel's record of a task, which notes cancellations: see `task_being_launched`.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
 import threading
 from collections.abc import Callable
@@ -23,15 +23,14 @@ from parsl.dataflow.taskrecord import TaskRecord
 from parsl.errors import NoDataFlowKernelError
 
 from stoker.errors import CallCancelledError, SerializationError, SessionError
-from stoker.manager.executor.packing import logger
-from stoker.manager.executor.prepared import PACKED
+from stoker.manager.executor.prepared import PACKED, logger
 
 HOW_TO_LOAD = """  with stoker.load():              # this machine; or stoker.load("site.toml")
       ...                          # call it here"""
 
 
 def loaded_kernel(name: str, *, inside: str = "") -> DataFlowKernel:
-    """Return Parsl's loaded kernel. Raises SessionError with advice; `inside` is the advice for code inside a call."""
+    """Return Parsl's loaded kernel. `inside`: advice for code inside a call."""
     try:
         return DataFlowKernelLoader.dfk()
     except NoDataFlowKernelError:
@@ -79,73 +78,55 @@ def task_being_launched() -> TaskRecord | None:
     return getattr(_here, "task", None)
 
 
-class SafeMemoizer(Memoizer):  # type: ignore[misc]  # parsl is untyped
-    def __init__(self, inner: Memoizer) -> None:
-        self._inner = inner
-        self._warned: set[str] = set()
+def make_memoizer_safe(kernel: DataFlowKernel) -> None:
+    memoizer: Memoizer = kernel.memoizer
+    if "update_memo_result" in vars(memoizer):
+        return
+    keep_result, keep_exception, close = memoizer.update_memo_result, memoizer.update_memo_exception, memoizer.close
+    warned: set[str] = set()
 
-    def update_memo_result(self, task: TaskRecord, r: Any) -> None:
-        is_basic = isinstance(self._inner, BasicMemoizer)
+    def warn(task: TaskRecord, error: Exception) -> None:
+        name = str(task["func_name"])
+        if name not in warned:
+            warned.add(name)
+            text = (
+                "a result of %s cannot be kept in Parsl's checkpoint: %s; the program gets it, and the call runs again"
+            )
+            text += " again in the next run (shown once). stoker.map(%s, ..., keep=PATH) keeps results of any kind"
+            logger.warning(text, name, error, name)
+
+    def update_memo_result(task: TaskRecord, r: Any) -> None:
+        is_basic = isinstance(memoizer, BasicMemoizer)
         try:
-            if is_basic and self._inner.checkpoint_mode is not None and task.get("hashsum"):
+            if is_basic and memoizer.checkpoint_mode is not None and task.get("hashsum"):
                 _check_picklable(r)
-            self._inner.update_memo_result(task, r)
+            keep_result(task, r)
         except Exception as error:
-            self._warn(task, error)
+            warn(task, error)
             if isinstance(error, SerializationError):
-                self.update_memo_exception(task, error)  # memoizes the call's future without a checkpoint
+                update_memo_exception(task, error)  # memoizes the call's future without a checkpoint
 
-    def update_memo_exception(self, task: TaskRecord, e: BaseException) -> None:
+    def update_memo_exception(task: TaskRecord, e: BaseException) -> None:
         try:
-            self._inner.update_memo_exception(task, e)
+            keep_exception(task, e)
         except Exception as error:
-            self._warn(task, error)
+            warn(task, error)
 
-    def start(self, *, run_dir: str, config_run_dir: str) -> None:
-        self._inner.start(run_dir=run_dir, config_run_dir=config_run_dir)
-
-    def check_memo(self, task: TaskRecord) -> Future[Any] | None:
-        found: Future[Any] | None = self._inner.check_memo(task)
-        return found
-
-    def close(self) -> None:
+    def close_safely() -> None:
         try:
-            self._inner.close()
+            close()
         except Exception as error:
             logger.warning("Parsl's last checkpoint could not be written: %r", error)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def _warn(self, task: TaskRecord, error: Exception) -> None:
-        name = str(task["func_name"])
-        if name not in self._warned:
-            self._warned.add(name)
-            logger.warning(
-                "a result of %s cannot be kept in Parsl's checkpoint: %s; the program gets it, and the call runs again"
-                " in the next run (shown once). stoker.map(%s, ..., keep=PATH) keeps results of any kind",
-                name,
-                error,
-                name,
-            )
-
-
-def install_safe_memoizer(kernel: DataFlowKernel) -> None:
-    if not isinstance(kernel.memoizer, SafeMemoizer):
-        kernel.memoizer = SafeMemoizer(kernel.memoizer)
+    memoizer.update_memo_result, memoizer.update_memo_exception = update_memo_result, update_memo_exception
+    memoizer.close = close_safely
 
 
 def _check_picklable(result: Any) -> None:
-    """Raise SerializationError if plain pickle refuses a result, because half a pickle damages Parsl's checkpoint
-    file."""
+    """Raise SerializationError for a value whose half pickle would damage Parsl's checkpoint."""
     try:
-        pickle.Pickler(_DiscardingFile()).dump(result)
+        with open(os.devnull, "wb") as nothing:
+            pickle.dump(result, nothing)
     except Exception as error:
-        raise SerializationError(
-            f"{type(result).__name__}: pickle cannot serialize it ({error})", what="result"
-        ) from error
-
-
-class _DiscardingFile:
-    def write(self, data: Any) -> int:
-        return len(data) if isinstance(data, bytes) else memoryview(data).nbytes
+        what = f"{type(result).__name__}: pickle cannot serialize it ({error})"
+        raise SerializationError(what, what="result") from error

@@ -12,16 +12,14 @@ import msgspec
 from parsl.app.python import PythonApp
 from parsl.dataflow.dflow import DataFlowKernel
 
-from stoker.contexts import payloads
-from stoker.contexts.digest import digest_of_item
-from stoker.errors import ConfigError, RecipeError
+from stoker.errors import ConfigError
 from stoker.manager.executor.apps import StokerApp, app_executor_labels
 from stoker.manager.executor.executor import StokerExecutor, check_labels, stoker_executors
-from stoker.manager.executor.kept_file import KeptHeader
+from stoker.manager.executor.kept_file import KeptHeader, kept_key
 from stoker.manager.executor.kernel import loaded_kernel
 from stoker.manager.executor.options import Wants
 from stoker.manager.executor.outgoing import Submission
-from stoker.manager.executor.packing import modules_pickled_with, name_of, pack_arguments
+from stoker.manager.executor.prepared import inline_or_store_arguments, modules_pickled_with, name_of
 from stoker.protocol.calls import Payload
 from stoker.protocol.session import PYTHON
 
@@ -37,12 +35,7 @@ def unwrap_parsl_app(function: Callable[..., Any]) -> PythonApp | None:
 def find_kernel_and_executor(
     function: Callable[..., Any], asked: str, *, inside: str
 ) -> tuple[DataFlowKernel, StokerExecutor]:
-    """Return Parsl's kernel, and the first executor that the app names. Without names, return the first loaded
-    executor.
-
-    `inside`: advice for code inside a call. Raises ConfigError for app options that have no effect in a map,
-    SessionError if no site is loaded.
-    """
+    """Return Parsl's kernel, and the first executor that the app may use. `inside`: advice for code inside a call."""
     app, name = unwrap_parsl_app(function), name_of(function)
     if app is not None and app.cache:
         raise ConfigError(
@@ -69,19 +62,14 @@ def find_kernel_and_executor(
 
 class MapCalls:
     def __init__(
-        self,
-        executor: StokerExecutor,
-        function: Callable[..., Any],
-        *,
-        batch_size: int | None = None,
+        self, executor: StokerExecutor, function: Callable[..., Any], *, batch_size: int | None = None,
         streams: bool = False,
-    ) -> None:
-        wants = _PLAIN
+    ) -> None:  # fmt: skip
         self._before: tuple[Any, ...] = ()
         self._with: dict[str, Any] = {}
         app = unwrap_parsl_app(function)
+        wants = app.specification.wants if isinstance(app, StokerApp) else _PLAIN
         if app is not None:
-            wants = app.specification.wants if isinstance(app, StokerApp) else _PLAIN
             if isinstance(function, functools.partial):  # a method or a partial of an app
                 self._before, self._with = function.args, function.keywords
             function = app.func
@@ -89,53 +77,36 @@ class MapCalls:
         self.features = wants.features
         self.context_key = wants.recipe.key
         self.is_family = wants.family is not None
-        """True if the context of each call depends on its input (`submission_for_arguments`)."""
+        """True if the context of each call depends on its input."""
         self._large = executor.link.large
         self._prepared = executor.preparer.function(function)
         self.name: str = self._prepared.name
-        self._batch_size = batch_size
+        self.batch_size = batch_size
         self._function = function
         self._make_submission = functools.partial(self._prepared.submission, function, place=executor.call_place)
-        self._brought: set[str] = set()
         self._renew_submission()
 
     def pack_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Payload:
-        packed = pack_arguments(
-            (*self._before, *args),
-            {**self._with, **kwargs} if kwargs else self._with,
-            name=self.name,
-            large=self._large,
-            by_name=self._by_name,
-            brought=self._brought,
-        )
-        if self._brought:  # send the modules that the arguments need only once, together with the function
-            self._prepared.add_modules_to_pickle(self._brought)
-            self._brought.clear()
+        prepared, kwargs = self._prepared, {**self._with, **kwargs} if kwargs else self._with
+        also = prepared.also
+        packed = prepared.dumps((*self._before, *args), kwargs, by_name=self._by_name)
+        if prepared.also is not also:  # send modules only once, together with the function
             self._renew_submission()
-        return packed
+        return inline_or_store_arguments(packed, name=self.name, large=self._large)
 
     def header(self) -> KeptHeader:
         """Return everything that determines the map's results, except the items."""
-        wants, ahead = self._wants, (self._before, self._with)
-        try:
-            arguments = digest_of_item(ahead) if self._before or self._with else ""
-        except RecipeError:
-            arguments = digest_of_item(payloads.dumps(ahead))
+        wants = self._wants
         recipes = (wants.recipe, *wants.variants, *(wants.family.recipes if wants.family else ()))
         keys = dict.fromkeys(recipe.key for recipe in recipes)
-        code = self._prepared.content(self._function, self._submission.function)
         return KeptHeader(
-            function=self.name,
-            code=code,
-            arguments=arguments,
-            context=wants.recipe.name,
-            context_key=" ".join(keys),
-            batch_size=self._batch_size,
-            python=PYTHON,
-        )
+            function=self.name, code=self._prepared.content(self._function, self._submission.function),
+            arguments=kept_key((self._before, self._with)) if self._before or self._with else "",
+            context=wants.recipe.name, context_key=" ".join(keys), batch_size=self.batch_size, python=PYTHON,
+        )  # fmt: skip
 
     def submission(self) -> Submission:
-        """Return the submission for calls that are sent now. The time to the calls' deadline starts now."""
+        """Return the submission for calls that are sent now."""
         return self._due(self._submission)
 
     def submission_for_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Submission:
@@ -144,10 +115,8 @@ class MapCalls:
         wants = self._wants.chosen((*self._before, *args), {**self._with, **kwargs})
         made = self._of_length.get(id(wants))
         if made is None:
-            function = self._submission.function
-            blob = (
-                function if modules_pickled_with(function, wants.recipe) == self._by_name else None
-            )  # pickle the function once per map
+            function = self._submission.function  # pickled once per map, if possible
+            blob = function if modules_pickled_with(function, wants.recipe) == self._by_name else None
             made = self._of_length[id(wants)] = self._with_batch_size(self._make_submission(wants, blob=blob))
         return self._due(made)
 
@@ -156,9 +125,9 @@ class MapCalls:
         return dataclasses.replace(made, due_at=time.monotonic() + limit_s) if limit_s else made
 
     def _with_batch_size(self, made: Submission) -> Submission:
-        if not self._batch_size:
+        if not self.batch_size:
             return made
-        return dataclasses.replace(made, options=msgspec.structs.replace(made.options, batch=self._batch_size))
+        return dataclasses.replace(made, options=msgspec.structs.replace(made.options, batch=self.batch_size))
 
     def _renew_submission(self) -> None:
         self._submission = self._with_batch_size(self._make_submission(self._wants))

@@ -1,10 +1,7 @@
 """The items of a `stoker.map`: futures, batches, tables and data files, slow inputs.
 
-A table is iterated by rows, which are read in chunks.
-
-A slow input (a download, a query, futures) would delay arrived results. After `SLOW_ITEMS` items slower than `SLOW_S`
-seconds, a thread reads the input. Quick inputs stay on the consumer's thread, because SQLite cursors work only on one
-thread. The reading thread does not refer to the stream, so that a dropped stream is garbage-collected.
+After `SLOW_ITEMS` items slower than `SLOW_S` seconds, a thread reads the input, so that arrived results need not wait.
+Quick inputs stay on the consumer's thread, because SQLite cursors work only on one thread.
 """
 
 from __future__ import annotations
@@ -44,15 +41,8 @@ def settled(items: Iterable[Any]) -> Iterator[Any]:
         yield result
 
 
-def raise_lost_item_error(items: Iterable[Any]) -> None:
-    for item in items:
-        if type(item) is LostItem:
-            raise item.error
-
-
 def batches(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
-    while batch := list(itertools.islice(items, size)):
-        yield batch
+    return iter(lambda: list(itertools.islice(items, size)), [])
 
 
 # ---- tables and data files
@@ -71,13 +61,11 @@ class Rows:
         return self._count
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        for chunk in self._chunks:
-            yield from chunk
+        return itertools.chain.from_iterable(self._chunks)
 
 
-def rows_of(items: Any) -> Iterable[dict[str, Any]] | None:
-    """Return the rows of a pandas, polars or Arrow table, or of a data file (a Path); None for any other value. Raises
-    ConfigError for a table or file without rows."""
+def rows_of(items: Any) -> Any:
+    """Return the rows of a pandas, polars or Arrow table, or of a data file (a Path); return other values unchanged."""
     if isinstance(items, Path):
         return (row.fields for row in read_rows(items))
     if isinstance(items, str) and items.endswith(_FILES):
@@ -92,29 +80,27 @@ def rows_of(items: Any) -> Iterable[dict[str, Any]] | None:
         raise ConfigError("stoker.map: a LazyFrame has no rows yet; write stoker.map(function, frame.collect())")
     if _is_library_instance(items, "polars", "DataFrame"):
         return Rows((part.to_dicts() for part in items.iter_slices(CHUNK_ROWS)), items.height)
-    if _is_library_instance(items, "datasets", "DatasetDict") or _is_library_instance(
-        items, "datasets", "IterableDatasetDict"
-    ):
+    if _is_library_instance(items, "datasets", "DatasetDict", "IterableDatasetDict"):
         raise ConfigError(
             f"stoker.map: a data set of the splits {', '.join(items)} has no rows of its own; pass one of the splits"
         )
-    if _is_library_instance(items, "pyarrow", "Table"):
-        _check_names(items.column_names)
-        return Rows((part.to_pylist() for part in items.to_batches(max_chunksize=CHUNK_ROWS)), items.num_rows)
-    if _is_library_instance(items, "pyarrow", "RecordBatch"):
+    if _is_library_instance(items, "pyarrow", "Table", "RecordBatch"):
         _check_names(items.schema.names)
-        return Rows(_chunks(items), items.num_rows)
+        batches = items.to_batches(max_chunksize=CHUNK_ROWS) if hasattr(items, "to_batches") else [items]
+        return Rows(_chunks(batches), items.num_rows)
     if _is_library_instance(items, "pyarrow", "RecordBatchReader"):
         _check_names(items.schema.names)
-        return (row for batch in items for chunk in _chunks(batch) for row in chunk)
+        return itertools.chain.from_iterable(_chunks(items))
     if _is_library_instance(items, "pyarrow.dataset", "Dataset"):
         _check_names(items.schema.names)
-        return (row for batch in items.to_batches(batch_size=CHUNK_ROWS) for row in batch.to_pylist())
-    return None
+        return itertools.chain.from_iterable(_chunks(items.to_batches(batch_size=CHUNK_ROWS)))
+    return items
 
 
-def _chunks(batch: Any) -> Iterator[list[dict[str, Any]]]:
-    return (batch.slice(start, CHUNK_ROWS).to_pylist() for start in range(0, batch.num_rows, CHUNK_ROWS))
+def _chunks(batches: Iterable[Any]) -> Iterator[list[dict[str, Any]]]:
+    for batch in batches:
+        for start in range(0, batch.num_rows, CHUNK_ROWS):
+            yield batch.slice(start, CHUNK_ROWS).to_pylist()
 
 
 def _check_names(names: Iterable[Any]) -> None:
@@ -125,9 +111,10 @@ def _check_names(names: Iterable[Any]) -> None:
         )
 
 
-def _is_library_instance(value: Any, library: str, kind: str) -> bool:
-    wanted = getattr(sys.modules.get(library), kind, None)
-    return isinstance(wanted, type) and isinstance(value, wanted)
+def _is_library_instance(value: Any, library: str, *kinds: str) -> bool:
+    """Return True for an instance of a class, without importing the library."""
+    wanted = (getattr(sys.modules.get(library), kind, None) for kind in kinds)
+    return isinstance(value, tuple(kind for kind in wanted if isinstance(kind, type)))
 
 
 # ---- slow inputs
@@ -140,7 +127,7 @@ _JOIN_S = 0.2
 
 
 class NotYet(Exception):
-    """Raised if the next item has not arrived. The arrival of the item wakes the consumer."""
+    """The next item has not arrived. Its arrival wakes the consumer."""
 
 
 class SlowItems:

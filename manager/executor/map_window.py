@@ -1,11 +1,11 @@
 """The window of a `stoker.map`: calls in flight, waiting results, and reports to the manager.
 
 The window limits calls in flight (`most_calls`), bytes of their arguments, and bytes of waiting results (`most_bytes`
-each). Each call in flight is expected to return a result of the last results' mean size. If results are so large that
-this limit could leave pilots idle, the limit rises each time that the program waits for a result.
+each). Each call in flight is expected to return a result of the last results' mean size. If this limit could leave
+pilots idle, it rises each time that the program waits for a result.
 
-Before the first result, the window permits as many calls as fill a quarter of `most_bytes` if each result has the
-maximum inline size. The window doubles every GROW_S seconds. An empty window permits one call.
+Before the first result, results are assumed to fill a quarter of `most_bytes` and to have the maximum inline size; the
+window then doubles every GROW_S seconds. An empty window permits one call.
 """
 
 from __future__ import annotations
@@ -25,15 +25,12 @@ from stoker.units import MOST_NUMBER
 WINDOW_BYTES = 256_000_000
 CHUNK = 500
 GROW_S = 2.0
-"""Seconds after which the window doubles, until the first result arrives."""
 _MEAN_OF = 64
 """Approximate number of recent results in the mean result size."""
 
 
 class Window:
-    """The calls in flight of one stream, and the bytes of its waiting results. The stream changes `in_flight` and
-    reduces `held_bytes`.
-    """
+    """The calls in flight of one stream, and the bytes of its waiting results. The stream changes both."""
 
     def __init__(
         self, most_calls: int, *, most_bytes: int = WINDOW_BYTES, clock: Callable[[], float] = time.monotonic
@@ -43,12 +40,11 @@ class Window:
         self.in_flight: dict[CallId, tuple[int, int]] = {}
         """Item index and argument bytes of each call in flight."""
         self.held_bytes = 0
-        """Bytes of results that have arrived but that the program has not read."""
         self._argument_bytes = 0
         self._ended = 0
         self._mean_bytes = 0.0
         self._more_calls = 0
-        """Number of calls in flight that are permitted beyond the limit set by result bytes."""
+        """Permitted calls in flight beyond the limit set by result bytes."""
         self._clock = clock
         self._began_at = 0.0
 
@@ -67,25 +63,18 @@ class Window:
         if self._ended and most < self.most_calls and flying >= most - most // 4:
             self._more_calls = min(self._more_calls + 1 + flying // 8, self.most_calls)
 
-    def room(self, *, ready: int) -> int:
-        return self._room(ready, self._current_call_limit())
-
-    def call_count_worth_sending(self, *, ready: int) -> int:
-        """Return how many calls can be sent now (see `room`), or 0 if too few calls could be sent together."""
-        most = self._current_call_limit()
-        room = self._room(ready, most)
-        return 0 if room < CHUNK and room < most // 4 and self.in_flight else room
-
-    def _room(self, ready: int, most: int) -> int:
-        flying = len(self.in_flight)
+    def room(self, *, ready: int, together: bool = False) -> int:
+        """Return how many calls can be sent now; with `together`, 0 if these are few."""
+        most, flying = self._current_call_limit(), len(self.in_flight)
         if not flying and not ready:
             return most or 1
         if self._argument_bytes >= self.most_bytes:
             return 0
-        return max(0, min(most, 2 * self.most_calls - ready) - flying)
+        room = max(0, min(most, 2 * self.most_calls - ready) - flying)
+        return 0 if together and flying and room < CHUNK and room < most // 4 else room
 
     def seconds_until_growth(self) -> float | None:
-        """Return the seconds until the window grows; None if the window grows only after a result."""
+        """Return the seconds until the window grows; None if it grows only after a result."""
         if self._ended or not self.in_flight or self._initial_call_limit() >= self.most_calls:
             return None
         return GROW_S - (self._clock() - self._began_at) % GROW_S
@@ -116,26 +105,17 @@ def size_of(payload: Payload) -> int:
     return len(payload) if isinstance(payload, bytes) else payload.size_bytes
 
 
-# ---- reports
-
-
 _EVERY_S = 1.0
 _numbers = itertools.count()
 
 
 class MapReports:
-    """Sends reports on one map to the manager, at most one a second. `items`: input length; None if unknown."""
+    """Sends reports on one map to the manager, at most one a second."""
 
     def __init__(
-        self,
-        tell: Callable[[MapReport], None],
-        *,
-        name: str,
-        context: str,
-        items: int | None,
-        batch_size: int | None,
+        self, tell: Callable[[MapReport], None], *, name: str, context: str, items: int | None, batch_size: int | None,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._tell = tell
         self._number = next(_numbers)
         self._name = name
@@ -143,7 +123,7 @@ class MapReports:
         self._items = None if items is None else min(items, MOST_NUMBER)
         self._size = batch_size or 1
         self._sent = self._ended = self._kept = self._told_kept = 0
-        """Numbers of calls: sent, ended, with a result from an earlier run (kept), and kept calls already reported."""
+        """Numbers of calls; kept: with a result from an earlier run."""
         self._clock = clock
         self._told_at: float | None = None
         self._is_over = False
@@ -182,15 +162,9 @@ class MapReports:
             done, kept = min(done, total), min(kept, total)
             unsent = max(0, -(-total // self._size) - self._sent - self._kept)
         return MapReport(
-            self._number,
-            self._name,
-            self._context,
-            total=-1 if total is None else total,
-            done=done,
-            kept=kept,
-            unsent=unsent,
-            over=self._is_over,
-        )
+            self._number, self._name, self._context, total=-1 if total is None else total, done=done, kept=kept,
+            unsent=unsent, over=self._is_over,
+        )  # fmt: skip
 
 
 class MapInbox:
@@ -200,7 +174,7 @@ class MapInbox:
         self.arrived: deque[Any] = deque()
         self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.on_ended: Callable[[int], None] = lambda _calls: None
-        """Called on the link's thread with the number of calls that a frame ends."""
+        """Receives the number of calls that a frame ends."""
         self._ended = 0
 
     def settle(self, end: CallEnd) -> bool:

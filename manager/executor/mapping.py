@@ -1,8 +1,8 @@
 """`stoker.map`: many calls of one function, and the iterator over their results.
 
-A `ResultStream` submits calls in bulk to the link (the connection to the manager), without Parsl's task record, future
-and callback. The link's thread appends results to a `MapInbox`. The thread that reads a result unpickles it. The link
-does not refer to the stream, so a dropped stream is garbage-collected, which cancels its calls.
+A `ResultStream` submits calls in bulk to the link, without Parsl's task record, future and callback. The link's thread
+appends results to a `MapInbox`; the thread that reads a result unpickles it. The link does not refer to the stream, so
+a dropped stream is garbage-collected, which cancels its calls.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from stoker.manager.executor import map_inputs
 from stoker.manager.executor.executor import StokerExecutor
 from stoker.manager.executor.failures import outcome
 from stoker.manager.executor.keeping import Keeping, KeptItem, path_of
+from stoker.manager.executor.kept_file import kept_key
 from stoker.manager.executor.map_calls import MapCalls, find_kernel_and_executor, unwrap_parsl_app
-from stoker.manager.executor.map_inputs import SLOW_S, NotYet, PulledInputs, SlowItems, raise_lost_item_error
+from stoker.manager.executor.map_inputs import SLOW_S, LostItem, NotYet, PulledInputs, SlowItems
 from stoker.manager.executor.map_window import CHUNK, WINDOW_BYTES, MapInbox, MapReports, Window, size_of
-from stoker.manager.executor.options import check_boolean_option, check_integer_option, refuse
+from stoker.manager.executor.options import check, check_boolean_option, check_integer_option
 from stoker.manager.executor.outgoing import Submission
-from stoker.manager.executor.packing import name_of
+from stoker.manager.executor.prepared import name_of
 from stoker.manager.executor.progress import Follow, MapProgress
 from stoker.manager.executor.session_files import discard_result
 from stoker.protocol.calls import CallEnd, Payload
@@ -43,26 +44,18 @@ PATIENCE_S = 0.02
 
 
 def map(
-    function: Callable[..., Any],
-    items: Iterable[Any],
-    *,
-    batch_size: int | None = None,
-    ordered: bool = True,
-    progress: bool | Follow = False,
-    window: int | None = None,
-    return_exceptions: bool = False,
-    keep: str | os.PathLike[str] | None = None,
-    reuse: bool = False,
-) -> ResultStream:
-    """Call `function` on every item; return an iterator that yields results as they arrive.
+    function: Callable[..., Any], items: Iterable[Any], *, batch_size: int | None = None, ordered: bool = True,
+    progress: bool | Follow = False, window: int | None = None, return_exceptions: bool = False,
+    keep: str | os.PathLike[str] | None = None, reuse: bool = False,
+) -> ResultStream:  # fmt: skip
+    """Return an iterator over the results of `function` on every item, as they arrive.
 
     If the program leaves the loop, the remaining calls are cancelled. Calls are not retried.
 
     Args:
         function: An app or a plain function. An app with `cache=True` or Parsl's `walltime` is refused.
-        items: An iterable, which may be endless. The map waits for items that are futures. A data frame
-            (pandas, polars), an Arrow table or a data file (a Path: CSV, JSONL, Parquet, Arrow, a saved data set)
-            yields its rows as dicts by column name.
+        items: An iterable, which may be endless or contain futures. A data frame (pandas, polars), an Arrow table or
+            a data file (a Path: CSV, JSONL, Parquet, Arrow, a saved data set) yields its rows as dicts.
         batch_size: Maximum items per call. The function receives a list of items and returns one result per list. The
             default is the batch size of `@stoker.app`, or single items.
         ordered: Return results in the order of the items. With False, return each result as soon as it arrives.
@@ -70,12 +63,8 @@ def map(
         window: Maximum calls in flight (default 2,000); fewer while 256 MB of results wait. An input that
             waits for results of this map needs `window=1`.
         return_exceptions: Return the exception of a failed call as its result, and continue.
-        keep: A file that stores each result. The next run skips items whose results are in the file
-            (docs/long-runs.md). `stoker.kept` reads the file.
+        keep: A file that stores each result, so that the next run skips these items (docs/long-runs.md).
         reuse: Accept stored results even if the function or its context has changed.
-
-    Returns:
-        An iterator of results.
 
     Raises:
         SessionError: No site is loaded.
@@ -93,13 +82,11 @@ def map(
             "stoker.map: reuse=True has no effect without keep=; name a file with keep=, or leave reuse out"
         )
     path = None if keep is None else path_of(keep)
-    if not isinstance(progress, bool) and not callable(progress):
-        raise refuse("stoker.map: progress", progress, "True, False or a function of (done, total)")
-    size = min(size, MOST_NUMBER) if size is not None else None
+    follows = isinstance(progress, bool) or callable(progress)
+    check("stoker.map: progress", progress, follows, "True, False or a function of (done, total)")
     if not callable(function):
         raise ConfigError(f"stoker.map: {function!r} is not a function; write stoker.map(function, items)")
-    rows = map_inputs.rows_of(items)
-    items = items if rows is None else rows
+    items = map_inputs.rows_of(items)
     total = len(items) if isinstance(items, Sized) else None
     try:
         items = items if isinstance(items, Iterable) else iter(items)  # torch's data sets define only __getitem__
@@ -107,7 +94,10 @@ def map(
         what = f"stoker.map: {items!r:.80} is not iterable; write stoker.map(function, items)"
         raise ConfigError(what) from None
     kernel, executor = find_kernel_and_executor(function, "stoker.map", inside="use Python's own map")
-    inputs = map_inputs.settled(items) if size is None else map_inputs.batches(map_inputs.settled(items), size)
+    inputs: Iterator[Any] = map_inputs.settled(items)
+    if size is not None:
+        size = min(size, MOST_NUMBER)
+        inputs = map_inputs.batches(inputs, size)
     calls = MapCalls(executor, function, batch_size=size)
     keeping = None if path is None else Keeping(path, calls, reuse=reuse)
     follow: Follow | None = progress if callable(progress) else None
@@ -115,18 +105,9 @@ def map(
         kept = 0 if keeping is None else len(keeping.file) * (size or 1)
         follow = MapProgress(name_of(function), total, executor.ask_status, kept=kept)
     return ResultStream(
-        executor,
-        calls,
-        inputs,
-        ordered=ordered,
-        window=window or WINDOW,
-        total=total,
-        follow=follow,
-        batch_size=size,
-        return_exceptions=return_exceptions,
-        retries=kernel.config.retries,
-        keeping=keeping,
-    )
+        executor, calls, inputs, ordered=ordered, window=window or WINDOW, total=total, follow=follow,
+        return_exceptions=return_exceptions, retries=kernel.config.retries, keeping=keeping,
+    )  # fmt: skip
 
 
 class _NotSent(msgspec.Struct, eq=False):
@@ -136,8 +117,8 @@ class _NotSent(msgspec.Struct, eq=False):
 
 
 class _Batch(msgspec.Struct, eq=False):
-    """Packed calls that are sent together. `submissions`: one submission per call, if the context is a family. `last`:
-    number of items in the last call. `unsent`: the error or stored result that follows these calls."""
+    """Packed calls that are sent together. `submissions`: one per call of a family. `last`: items in the last call.
+    `unsent`: the error or stored result that follows."""
 
     packed: list[Payload] = []
     submissions: list[Submission] = []
@@ -151,30 +132,19 @@ class ResultStream(Iterator[Any]):
 
     Attributes:
         taken: Number of results that the program has received.
-        items: Number of items in the received results.
+        items: Number of items in these results.
         failed_item: Index of the item (or batch) of the last error, from 0; -1 if a result cannot be unpickled here.
     """
 
     def __init__(
-        self,
-        executor: StokerExecutor,
-        calls: MapCalls,
-        inputs: Iterator[Any],
-        *,
-        ordered: bool,
-        window: int,
-        total: int | None,
-        follow: Follow | None,
-        batch_size: int | None,
-        return_exceptions: bool,
-        retries: int,
-        keeping: Keeping | None = None,
-    ) -> None:
+        self, executor: StokerExecutor, calls: MapCalls, inputs: Iterator[Any], *, ordered: bool, window: int,
+        total: int | None, follow: Follow | None, return_exceptions: bool, retries: int, keeping: Keeping | None,
+    ) -> None:  # fmt: skip
         self._link = executor.link
         self._calls = calls
         self._keeping = keeping
-        self._batch_size = batch_size
-        self._what = "results" if batch_size is None else "items' results"
+        self._batch_size = size = calls.batch_size
+        self._what = "results" if size is None else "items' results"
         self._inputs = inputs
         self._slow_items = SlowItems()
         self._ordered = ordered
@@ -183,12 +153,12 @@ class ResultStream(Iterator[Any]):
         self._follow = follow
         self._inbox = MapInbox() if keeping is None else keeping.inbox
         self._reports = MapReports(
-            self._link.queue_message, name=calls.name, context=calls.context_key, items=total, batch_size=batch_size
+            self._link.queue_message, name=calls.name, context=calls.context_key, items=total, batch_size=size
         )
         self._inbox.on_ended = self._reports.ended
         self._bell, self._arrived = self._inbox.bell, self._inbox.arrived
         self._taking = threading.RLock()
-        """Lock held while a thread reads a result, because threads may share a stream."""
+        """Held while a thread reads a result, because threads may share a stream."""
         self._places = itertools.count()
         self._next = 0
         self._ready: dict[int, Any] = {}
@@ -228,8 +198,7 @@ class ResultStream(Iterator[Any]):
         return result
 
     def close(self) -> None:
-        """Cancel the remaining calls and drop their results. Any thread may call this method. A forked child process
-        does nothing."""
+        """Cancel the remaining calls and drop their results. Any thread may call this method."""
         if self._closed or os.getpid() != self._pid:
             return
         self.stop()
@@ -260,11 +229,13 @@ class ResultStream(Iterator[Any]):
         also = f", {done:,} more had arrived" if done else ""
         self.close()
         batches = "" if self._batch_size is None else f" ({self.taken:,} batch{'es' * (self.taken != 1)})"
-        go_on = "to continue, map the items after these"
-        if not self._ordered:
-            go_on = "with ordered=False, return the item's name with each result to continue"
         if self._keeping is not None:
-            go_on = self._keeping.continuation_hint()
+            file = self._keeping.file
+            go_on = f"{len(file) + file.added:,} results are in {file.path}; run it again to continue"
+        elif self._ordered:
+            go_on = "to continue, map the items after these"
+        else:
+            go_on = "with ordered=False, return the item's name with each result to continue"
         return f"stoker.map stopped: {self.items:,}{left} {self._what}{batches} were taken{also}; {go_on}"
 
     def __enter__(self) -> ResultStream:
@@ -315,24 +286,27 @@ class ResultStream(Iterator[Any]):
         if isinstance(end, KeptItem):
             value, size = end.value(), end.items
             if isinstance(self._follow, MapProgress):
-                self._follow.count_kept_items(size)
+                self._follow.kept_taken += size
+        elif isinstance(end, _NotSent):
+            self.failed_item = end.place
+            if not self._return_exceptions:
+                raise end.error
+            value, size = end.error, end.items
         else:
             try:
-                if isinstance(end, _NotSent):
-                    raise end.error
                 value = outcome(end, session=self._link.session.session)
             except Exception as error:
-                self.failed_item = end.place if isinstance(end, _NotSent) else self._failed.pop(end.call, -1)
-                if self.failed_item >= 0 and not isinstance(end, _NotSent):
+                self.failed_item = self._failed.pop(end.call, -1)
+                if self.failed_item >= 0:
                     what = "item" if self._batch_size is None else "batch"
-                    retries = self._retries
-                    again = f"; it was not retried: retries={retries} is for calls of apps" if retries else ""
+                    again = f"; it was not retried: retries={self._retries} is for calls of apps" * bool(self._retries)
                     error.add_note(f"stoker.map: {what} {self.failed_item:,}, counted from 0{again}")
                 if not self._return_exceptions:
                     raise
                 value = error
-                error.__traceback__ = None  # the frames of the traceback would keep the stream alive
-            size = end.items if isinstance(end, _NotSent) else self._short.pop(end.call, self._batch_size or 1)
+            size = self._short.pop(end.call, self._batch_size or 1)
+        if isinstance(value, Exception) and self._return_exceptions:
+            value.__traceback__ = None  # the frames of the traceback would keep the stream alive
         self.taken += 1
         self.items += size
         if self._follow is not None:
@@ -380,8 +354,7 @@ class ResultStream(Iterator[Any]):
         """Send calls while the window has capacity, several at a time."""
         if self._exhausted or len(self._window.in_flight) >= self._window.most_calls:
             return
-        pulled = self._inputs if isinstance(self._inputs, PulledInputs) else None
-        room = self._room() if pulled is not None else self._window.call_count_worth_sending(ready=len(self._ready))
+        room = self._window.room(ready=len(self._ready), together=not isinstance(self._inputs, PulledInputs))
         while room and not self._exhausted:
             if isinstance(self._inputs, PulledInputs):
                 self._inputs.allow(room)
@@ -404,7 +377,7 @@ class ResultStream(Iterator[Any]):
         return self._window.room(ready=len(self._ready))
 
     def _pack(self, room: int) -> _Batch:
-        """Pickle up to `room` items in at most `PATIENCE_S` seconds. Stop at an item that cannot be sent."""
+        """Pickle up to `room` items in at most `PATIENCE_S`, until an item that cannot be sent."""
         batch, size = _Batch(), 0
         started = before = time.monotonic()
         while len(batch.packed) < min(room, CHUNK) and size < WINDOW_BYTES // 16 and before - started <= PATIENCE_S:
@@ -431,11 +404,14 @@ class ResultStream(Iterator[Any]):
         return batch
 
     def _pack_item(self, item: Any, batch: _Batch) -> _NotSent | KeptItem | None:
-        size = len(item) if self._batch_size is not None else 1
+        is_batch = self._batch_size is not None
+        size = len(item) if is_batch else 1
         try:
-            raise_lost_item_error(item if self._batch_size is not None else (item,))
+            for each in item if is_batch else (item,):
+                if type(each) is LostItem:
+                    raise each.error
             if self._keeping is not None:
-                key = self._keeping.key_of(item)
+                key = kept_key(item)
                 if (kept := self._keeping.find(key, items=size)) is not None:
                     return kept
                 batch.keys.append(key)
@@ -486,7 +462,7 @@ class ResultStream(Iterator[Any]):
 
 _open_streams: weakref.WeakSet[ResultStream] = weakref.WeakSet()
 _left: deque[tuple[float, str]] = deque(maxlen=4)
-"""Streams that were dropped without `close`: the time of each, and the message for the user."""
+"""Time and message of streams that were dropped without `close`."""
 _JUST_S = 1.0
 
 

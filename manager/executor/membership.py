@@ -1,4 +1,4 @@
-"""A client's membership in a session, and the errors that end it.
+"""A client's membership in a session.
 
 Every second the client reads the session file, to find a restarted manager's address or the session's end.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import sys
 import threading
 from collections.abc import Callable
 
@@ -16,26 +15,25 @@ from stoker.errors import SessionError
 from stoker.manager.executor.processes import removed
 from stoker.manager.live.interfaces import explain_missing_route, is_listening
 from stoker.manager.live.presence import elsewhere
-from stoker.protocol.session import PYTHON, SessionFile, SessionFolder
+from stoker.protocol.session import SessionFile, SessionFolder
 
 logger = logging.getLogger(__name__)
 
 CHECK_EVERY_S = 1.0
 SLOW_S = 5.0
 AWAY_S = 30.0
-"""Seconds after which an absent manager is reported. If the session folder has also disappeared, the session has
-ended."""
+"""Seconds after which an absent manager is reported."""
 
 
 class Membership:
-    """A client's membership in a session. `joined` is set from the manager's welcome until the connection is lost."""
+    """`joined` is set from the manager's welcome until the connection is lost."""
 
     def __init__(self, folder: SessionFolder) -> None:
         self.joined = threading.Event()
         self.was_joined = False
         self.session = folder.read()
         self.why_over = ""
-        """Why the session has ended, read from the session folder; empty while the session runs."""
+        """Why the session has ended; empty while it runs."""
         self._folder = folder
         self._check_at = 0.0
         self._report_at = math.inf
@@ -54,25 +52,23 @@ class Membership:
             self._report_at, self._is_reported = now + AWAY_S, False
 
     def wait(self, timeout_s: float, *, journal_trouble: Callable[[], str]) -> None:
-        slow_s = min(timeout_s, SLOW_S)
-        if self.joined.wait(slow_s):
+        if self.joined.wait(min(timeout_s, SLOW_S)):
             return
-        if slow_s < timeout_s:
+        if timeout_s > SLOW_S:
             why = self._why_not_joined(journal_trouble())
             logger.warning("%s; this program waits up to %.0f s for it", why, timeout_s)
-            if self.joined.wait(timeout_s - slow_s):
+            if self.joined.wait(timeout_s - SLOW_S):
                 return
         why = self._why_not_joined(journal_trouble())
         raise self._not_joined_error(f"{why}; this program waited for {timeout_s:.0f} s")
 
     def read_session_file_if_due(self, now: float) -> SessionFile | None:
-        """If a check is due, read the session file, report a long absence of the manager, and set `why_over` if the
-        session has ended. Raises SessionError if the session folder has disappeared."""
+        """If a check is due, read the session file, report a long absence of the manager, and set `why_over`."""
         if now < self._check_at or self.why_over:
             return None
         self._check_at = now + CHECK_EVERY_S
-        self.why_over = self._folder.over()
-        if self.why_over:
+        if why := self._folder.over():
+            self.why_over = why
             return None
         if now >= self._report_at:
             if not os.path.isdir(self._folder.path):
@@ -108,39 +104,3 @@ class Membership:
 
     def _not_joined_error(self, why: str) -> SessionError:
         return SessionError(why, session=self.session.session, log=str(self._folder.manager_log))
-
-
-# ---- errors that end a client's connection
-
-
-def python_mismatch_error(session: SessionFile) -> SessionError:
-    return SessionError(
-        f"session {session.session} uses Python {session.python}, and this program runs under"
-        f" Python {PYTHON} ({sys.executable}), whose functions cannot run there; run the program with Python"
-        f" {session.python}, or start another session with this Python (`stoker up`)",
-        session=session.session,
-    )
-
-
-def refused_key_error(folder: SessionFolder, session: str) -> SessionError:
-    return SessionError(
-        f"the manager of session {session} refused this client's key; "
-        f"{folder.path} is a copy of another session's folder, or its keys were changed",
-        session=session,
-    )
-
-
-def session_over(session: str, reason: str) -> SessionError:
-    return SessionError(
-        f"session {session} is over: {reason or 'it was ended'}; "
-        "load a new one with stoker.load(), and submit the calls again that have no result",
-        session=session,
-    )
-
-
-def forked_process_error(session: str) -> SessionError:
-    return SessionError(
-        f"this process was forked from the program that loaded session {session}, and cannot use that session; "
-        "make calls in that program, or load a session here",
-        session=session,
-    )

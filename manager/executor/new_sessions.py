@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,13 +17,13 @@ from stoker.manager.environment.carrying import prepare
 from stoker.manager.executor import detached, engines
 from stoker.manager.executor.processes import make_folder, manager_options, new_session_id, register
 from stoker.manager.factory.pilot_command import reject_invalid_import_paths
-from stoker.manager.live.session_policies import check_policies, keep_policies
+from stoker.manager.live.session_policies import keep_policies, policies_for
 from stoker.protocol.session import SessionFolder, is_session_folder
 from stoker.site import Site
 
 
 def collect(files: Sequence[str | os.PathLike[str]]) -> tuple[Site, ...]:
-    """Return the sites in these files, and the sites that the files refer to. Raises ConfigError."""
+    """Return the sites in these files, and the sites that the files refer to."""
     found: dict[str, Site] = {}
     for file in files or (None,):
         for site in load_sites(file):
@@ -31,14 +31,14 @@ def collect(files: Sequence[str | os.PathLike[str]]) -> tuple[Site, ...]:
                 raise ConfigError(
                     f"two sites are called {site.name}; change `name` in one of the site files", key="name"
                 )
-    engines.refuse(found.values())
-    check_policies(found.values())
-    return tuple(found.values())
+    sites = tuple(found.values())
+    engines.refuse(sites)
+    policies_for(sites)
+    return sites
 
 
 def make(sites: Sequence[Site], *, place: str = "", idle_s: float = 0.0) -> SessionFolder:
-    """Create a session folder with keys and site files at `place`; by default in the state folder. Raises SessionError,
-    ConfigError."""
+    """Create a session folder with keys and site files at `place`; by default in the state folder."""
     engines.require_taskvine_programs(sites)
     name = new_session_id()
     folder = SessionFolder(place or default_place(name))
@@ -81,15 +81,12 @@ class KeptSession(msgspec.Struct, frozen=True):
 def kept_session(
     site: str | os.PathLike[str] | None = None, *, before: str = "", waiting: Callable[[str], None] = lambda _said: None
 ) -> KeptSession:
-    """Return the running session of a site file. If none runs, start a session as `stoker up SITE` does.
+    """Return the running session of a site file for `stoker.load(session=...)`, or start one like `stoker up SITE`.
 
     Args:
         site: A site file; None for this machine.
-        before: The id of a session to prefer if the session has the same sites.
+        before: The id of a session to prefer if it has the same sites.
         waiting: Called with a message if the start takes long.
-
-    Returns:
-        The session, for `stoker.load(session=...)`.
 
     Raises:
         SessionError: The session cannot start.
@@ -97,7 +94,11 @@ def kept_session(
     """
     sites = collect([site] if site is not None else [])
     texts = {each.name: format_site_toml(each) for each in sites}
-    for folder in _running_detached_sessions(before):
+    links = [link for link in (state_folder() / "sessions").glob("*") if is_session_folder(link)]
+    for link in sorted(links, key=lambda link: (link.name != before, -link.lstat().st_mtime)):
+        folder = SessionFolder(link.resolve())
+        if not detached.is_detached(folder) or detached.over(folder):
+            continue
         with suppress(SessionError, ConfigError):  # skip a damaged session
             name = detached.name_of(folder)
             there = {key: format_site_toml(one) for key, one in detached.sites_of(folder).items()}
@@ -111,12 +112,3 @@ def kept_session(
             detached.forget(made)
         raise
     return KeptSession(made.read().session, made.path, started=True)
-
-
-def _running_detached_sessions(before: str) -> Iterator[SessionFolder]:
-    links = [link for link in (state_folder() / "sessions").glob("*") if is_session_folder(link)]
-    links.sort(key=lambda link: (link.name != before, -link.lstat().st_mtime))
-    for link in links:
-        folder = SessionFolder(link.resolve())
-        if detached.is_detached(folder) and not detached.over(folder):
-            yield folder

@@ -1,10 +1,10 @@
-"""Options of sessions and calls, checked before the client starts or sends anything. The error for a wrong option of a
-call contains the option's key and the valid keys."""
+"""Options of sessions and calls, checked before the client starts or sends anything."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -40,31 +40,24 @@ _PARSLS = tuple(
 _STRATEGIES = (None, "simple", "htex_auto_scale", "none")
 
 
-def refuse(option: str, value: Any, want: str) -> ConfigError:
-    return ConfigError(f"{option}: {value!r:.80} is not {want}", key=option.rpartition(" ")[2])
+def check(option: str, value: Any, ok: bool, want: str) -> None:
+    """Raise ConfigError unless `ok`. `want`: the valid values in words."""
+    if not ok:
+        raise ConfigError(f"{option}: {value!r:.80} is not {want}", key=option.rpartition(" ")[2])
 
 
 def check_boolean_option(option: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise refuse(option, value, "True or False")
+    check(option, value, isinstance(value, bool), "True or False")
 
 
-def check_integer_option(option: str, value: Any, *, least: int, most: int | None = None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise refuse(option, value, f"a whole number of at least {least}")
-    if most is not None and value > most:
-        raise refuse(option, value, f"at most {most:,}")
+def check_integer_option(option: str, value: Any, *, least: int, most: float = math.inf) -> None:
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    check(option, value, is_integer and value >= least, f"a whole number of at least {least}")
+    check(option, value, value <= most, f"at most {most:,}")
 
 
-def check_session(session: Any) -> None:
-    if session is not None and not isinstance(session, str | os.PathLike):
-        raise refuse("session", session, "the id or the folder of a session")
-    if session is not None and not os.fspath(session):
-        raise ConfigError(
-            "session: '' names no session (is a variable not set?); name a session that `stoker"
-            " sessions` lists, or leave session= out to start one here",
-            key="session",
-        )
+def _is_path(value: Any) -> bool:
+    return isinstance(value, str | os.PathLike) and bool(os.fspath(value))
 
 
 def check_load_arguments(*, run_dir: Any, retries: Any, options: Mapping[str, Any]) -> None:
@@ -73,12 +66,11 @@ def check_load_arguments(*, run_dir: Any, retries: Any, options: Mapping[str, An
         near = difflib.get_close_matches(unknown, [*_LOADS, *_PARSLS], n=1)
         hint = f"did you mean {near[0]}?" if near else f"it accepts these options of Parsl: {', '.join(_PARSLS)}"
         raise ConfigError(f"stoker.load has no option {unknown}; {hint}", key=unknown)
-    if options.get("strategy", None) not in _STRATEGIES:
-        raise refuse("strategy", options["strategy"], 'one of "simple", "htex_auto_scale", "none"')
+    strategy = options.get("strategy")
+    check("strategy", strategy, strategy in _STRATEGIES, 'one of "simple", "htex_auto_scale", "none"')
     if "internal_tasks_max_threads" in options:
         check_integer_option("internal_tasks_max_threads", options["internal_tasks_max_threads"], least=1)
-    if not isinstance(run_dir, str | os.PathLike) or not os.fspath(run_dir):
-        raise refuse("run_dir", run_dir, "the path of a folder")
+    check("run_dir", run_dir, _is_path(run_dir), "the path of a folder")
     check_integer_option("retries", retries, least=0)
 
 
@@ -93,33 +85,37 @@ def create_parsl_config(**options: Any) -> Config:
         raise ConfigError(f"{name}: {given:.80} is refused by parsl.config.Config: {words}", key=name) from None
 
 
-def check_options(*, label: Any, working_dir: Any, drain_s: Any, provider: Any, progress: Any) -> None:
-    if not isinstance(label, str) or not label or "/" in label:
+def check_executor_options(
+    *, site: Any, session: Any, provider: Any, label: Any, working_dir: Any, drain_s: Any, progress: Any,
+    storage_access: Any, block_error_handler: Any, remote_monitoring_radio: Any,
+) -> None:  # fmt: skip
+    joins = session is not None
+    check("session", session, not joins or isinstance(session, str | os.PathLike), "the id or the folder of a session")
+    if joins and not os.fspath(session):
+        what = "session: '' names no session (is a variable not set?); name a session that `stoker sessions` lists, or"
+        raise ConfigError(f"{what} leave session= out to start one here", key="session")
+    if joins and (site is not None or provider is not None):
         raise ConfigError(
-            f"label: {label!r:.80} is not a valid name: write a text without slashes; it also names a folder"
+            "session= joins a session, which has its own sites: leave out site= and provider=, or session="
         )
-    if working_dir is not None and (not isinstance(working_dir, str | os.PathLike) or not os.fspath(working_dir)):
-        raise refuse("working_dir", working_dir, "the path of a folder")
-    number = isinstance(drain_s, int | float) and not isinstance(drain_s, bool)
-    if not number or not 0 <= drain_s <= LONGEST_S:
-        raise ConfigError(f"drain_s: {drain_s!r:.80} is not a number of seconds, 0 or more")
-    if provider is not None and not isinstance(provider, ExecutionProvider):
-        raise ConfigError(
-            f"provider: {provider!r:.80} is not a provider of Parsl; name a batch system in a site file:"
-            " stoker.load('site.toml')"
-        )
+    is_name = isinstance(label, str) and label != "" and "/" not in label
+    check("label", label, is_name, "a valid name: write a text without slashes; it also names a folder")
+    check("working_dir", working_dir, working_dir is None or _is_path(working_dir), "the path of a folder")
+    is_number = isinstance(drain_s, int | float) and not isinstance(drain_s, bool)
+    check("drain_s", drain_s, is_number and 0 <= drain_s <= LONGEST_S, "a number of seconds, 0 or more")
+    is_provider = provider is None or isinstance(provider, ExecutionProvider)
+    what = "a provider of Parsl; name a batch system in a site file: stoker.load('site.toml')"
+    check("provider", provider, is_provider, what)
     check_boolean_option("progress", progress)
-
-
-def check_parsl_arguments(storage_access: Any, block_error_handler: Any, radio: Any) -> None:
-    if storage_access is not None and (
-        not isinstance(storage_access, Sequence) or not all(isinstance(each, Staging) for each in storage_access)
-    ):
-        raise refuse("storage_access", storage_access, "a list of Parsl's staging providers")
-    if not isinstance(block_error_handler, bool) and not callable(block_error_handler):
-        raise refuse("block_error_handler", block_error_handler, "True, False or a function of (executor, status)")
-    if radio is not None and not isinstance(radio, RadioConfig):
-        raise refuse("remote_monitoring_radio", radio, "a radio of parsl.monitoring.radios")
+    stages = () if storage_access is None else storage_access
+    is_list = isinstance(stages, Sequence) and all(isinstance(each, Staging) for each in stages)
+    check("storage_access", storage_access, is_list, "a list of Parsl's staging providers")
+    handles = isinstance(block_error_handler, bool) or callable(block_error_handler)
+    what = "True, False or a function of (executor, status)"
+    check("block_error_handler", block_error_handler, handles, what)
+    radio = remote_monitoring_radio
+    is_radio = radio is None or isinstance(radio, RadioConfig)
+    check("remote_monitoring_radio", radio, is_radio, "a radio of parsl.monitoring.radios")
 
 
 def check_local_policy(site: Site) -> None:
@@ -156,7 +152,7 @@ class SpecificationError(ConfigError, InvalidResourceSpecification):  # type: ig
 
 
 class CallPlace(NamedTuple):
-    """The folder in which calls run: the user's `folder`, or the program's folder `home` if `folder` is empty."""
+    """The user's `folder` in which calls run, or else the program's folder `home`."""
 
     folder: str = ""
     home: ProgramFolder | None = None
@@ -166,8 +162,8 @@ ANYWHERE = CallPlace()
 
 
 class Wants(msgspec.Struct, frozen=True):
-    """A parsed specification. `deadline_s`: seconds from submission; 0 for no deadline. With a `family`, `recipe` is
-    the longest context until `chosen` selects the context for a call."""
+    """A parsed specification. `deadline_s`: seconds from submission (0: none). With a `family`, `recipe` is the longest
+    context until `chosen` selects the context of a call."""
 
     recipe: Recipe = BARE
     options: CallOptions = CallOptions()
@@ -177,7 +173,7 @@ class Wants(msgspec.Struct, frozen=True):
     takes_context: bool = False
     family: Family | None = None
     of_lengths: dict[str, Wants] = msgspec.field(default_factory=dict)
-    """For a family, the options of its calls, by the key of the shortest context that is sufficient for the call."""
+    """Options of calls of a family, by the key of the shortest sufficient context."""
 
     def streaming(self, streams: bool) -> Wants:
         if self.options.stream is streams:
@@ -185,21 +181,20 @@ class Wants(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, options=msgspec.structs.replace(self.options, stream=streams))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle without `Family.count`. Libraries unpickle functions that call apps but count no input lengths."""
+        """Pickle without `Family.count`, which libraries do not need."""
         family = Family(self.family.recipes) if self.family is not None else None
         return Wants, (
             self.recipe, self.options, self.variants, self.features, self.deadline_s, self.takes_context, family
         )  # fmt: skip
 
     def can_choose_context(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Return True if the calls have a family and the input length is known from a feature or from an argument."""
-        return self.family is not None and (
-            _declared_length(self.features) > 0 or not isinstance(_first_argument(args, kwargs), Future)
-        )
+        """Return True if the calls have a family and the input length is known."""
+        if self.family is None:
+            return False
+        return _declared_length(self.features) > 0 or not isinstance(_first_argument(args, kwargs), Future)
 
     def chosen(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Wants:
-        """Return the options of a call with these arguments: the shortest sufficient context, with longer contexts as
-        variants. Raises InputTooLongError, ConfigError."""
+        """Return the options of a call: the shortest sufficient context, and longer ones as variants."""
         if self.family is None:
             return self
         recipe, *longer = self.family.serving(input_length(self.family, self.features, args, kwargs))
@@ -207,14 +202,9 @@ class Wants(msgspec.Struct, frozen=True):
         if known is None:
             keys = tuple(RecipeKey(each.key) for each in longer)
             options = msgspec.structs.replace(self.options, variants=keys)
-            known = msgspec.structs.replace(
-                self, recipe=recipe, variants=tuple(longer), options=options, family=None, of_lengths={}
-            )
-            self.of_lengths[recipe.key] = known
+            chosen = {"recipe": recipe, "variants": tuple(longer), "options": options, "family": None}
+            known = self.of_lengths[recipe.key] = msgspec.structs.replace(self, **chosen, of_lengths={})
         return known
-
-    def options_with_call_place(self, place: CallPlace) -> CallOptions:
-        return msgspec.structs.replace(self.options, folder=place.folder, home=place.home)
 
 
 def parse_call_specification(specification: Mapping[str, Any], *, takes_context: bool = False) -> Wants:
@@ -226,7 +216,8 @@ def parse_call_specification(specification: Mapping[str, Any], *, takes_context:
     if family is not None and specification.get("variants"):
         raise _wrong("variants", specification["variants"], "allowed with a family, whose contexts are the variants")
     recipe = family.recipes[-1] if family is not None else None if context is None else _recipe("context", context)
-    variants = () if specification.get("variants") is None else specification["variants"]
+    variants = specification.get("variants")
+    variants = () if variants is None else variants
     if isinstance(variants, Recipe | str) or not isinstance(variants, Sequence):
         raise _wrong("variants", variants, "a list of recipes")
     variants = tuple(_recipe("variants", variant) for variant in variants)
@@ -246,7 +237,7 @@ def parse_call_specification(specification: Mapping[str, Any], *, takes_context:
         takes_context=takes_context and recipe is not None,
         family=family,
         options=CallOptions(
-            priority=_validate_priority(specification.get("priority", 0)),
+            priority=_priority(specification.get("priority", 0)),
             objective=_objective(specification, drop_late=late == "drop"),
             stream=streams,
             variants=tuple(RecipeKey(variant.key) for variant in variants),
@@ -257,8 +248,7 @@ def parse_call_specification(specification: Mapping[str, Any], *, takes_context:
 
 
 def read_parsl_spec(spec: Any) -> Recipe:
-    """Read the paper's `parsl_spec = {'context': [loader, [args], {kwargs}]}` (Figure 5). Raises SpecificationError,
-    RecipeError."""
+    """Read the paper's `parsl_spec = {'context': [loader, [args], {kwargs}]}` (Figure 5)."""
     form = "{'context': [loader, [arguments], {keyword arguments}]}"
     if not isinstance(spec, Mapping) or "context" not in spec:
         raise _wrong("parsl_spec", spec, form)
@@ -285,9 +275,8 @@ def _unknown(unknown: list[str]) -> SpecificationError:
 
 
 def _wrong(name: str, value: Any, want: str, *, key: str = "") -> SpecificationError:
-    shown, key = repr(value), key or name
-    text = f"{name}: {shown if len(shown) < 80 else shown[:77] + '...'} is not {want}"
-    return SpecificationError(text, key=key, invalid_keys={key})
+    key = key or name
+    return SpecificationError(f"{name}: {value!r:.80} is not {want}", key=key, invalid_keys={key})
 
 
 def _recipe(key: str, value: Any) -> Recipe:
@@ -320,11 +309,9 @@ def _seconds(specification: Mapping[str, Any], key: str) -> float:
     return seconds
 
 
-def _validate_priority(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise _wrong("priority", value, "a whole number")
-    if abs(value) > MOST_NUMBER:
-        raise _wrong("priority", value, f"between {-MOST_NUMBER:,} and {MOST_NUMBER:,}")
+def _priority(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > MOST_NUMBER:
+        raise _wrong("priority", value, f"a whole number between {-MOST_NUMBER:,} and {MOST_NUMBER:,}")
     return value
 
 
@@ -344,8 +331,7 @@ def _features(value: Any) -> Features | None:
     if not isinstance(given, Mapping):
         raise _wrong("features", value, f"of this form: {KEYS['features']}")
     for name, part in given.items():
-        what = _FEATURES.get(name)
-        if what is None:
+        if (what := _FEATURES.get(name)) is None:
             raise _wrong("features", name, f"a known feature of a call: {', '.join(_FEATURES)}")
         if not _is_valid_feature_value(part, what):
             raise _wrong(f"features: {name}", part, what, key="features")
@@ -372,8 +358,7 @@ def _is_valid_feature_value(value: Any, what: str) -> bool:
 
 
 def input_length(family: Family, features: Features | None, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    said = _declared_length(features)
-    if said:
+    if said := _declared_length(features):
         return said
     if family.count is None:
         raise ConfigError(

@@ -4,8 +4,7 @@
 waiter.
 
 Any thread adds calls and messages to `Outgoing.queue`; `frames` sends them in order. Consecutive calls of one
-submission share a message. A definition is sent before the first call that needs it. Only one thread at a time may call
-the other methods.
+submission share a message. A definition is sent before the first call that needs it.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -38,7 +38,7 @@ class Waiter(Protocol):
     """Receives the ends of calls on the I/O thread: exactly one `settle` or `fail` for each call."""
 
     def settle(self, end: CallEnd) -> bool:
-        """Receive a call's end. Return True if `flush` must be called after the last end of the frame."""
+        """Receive a call's end. Return True to get `flush` after the last end of the frame."""
 
     def fail(self, call: CallId, error: Exception) -> None:
         """Receive the error of a call that the manager refused or whose session ended."""
@@ -52,8 +52,7 @@ class Waiter(Protocol):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Submission:
-    """A function, context and options that calls share. Calls of one Submission object share a message. `due_at`: the
-    calls' deadline on this program's monotonic clock."""
+    """A function, context and options that calls share. `due_at`: deadline on this program's monotonic clock."""
 
     function: FunctionBlob
     recipe: Recipe
@@ -63,7 +62,7 @@ class Submission:
 
     @property
     def members(self) -> int:
-        """Number of devices that a call requests: the largest gang size if it has a deadline, else the smallest."""
+        """Number of devices that a call requests: with a deadline the largest gang size, else the smallest."""
         return self.options.gang[self.due_at is not None]
 
     def message(self, calls: list[CallSpec], *, now: float) -> to_manager.Submit:
@@ -72,8 +71,6 @@ class Submission:
 
 
 class OpenCall(msgspec.Struct, gc=False, eq=False):
-    """A call that has not ended. If the manager loses its journal, calls with `is_sent` are sent again."""
-
     submission: Submission
     spec: CallSpec
     waiter: Waiter
@@ -86,9 +83,8 @@ class OpenCalls:
         self.calls: dict[CallId, OpenCall] = {}
         self._large = large
         self._given_up: set[CallId] = set()
-        """Cancelled calls whose results are still expected; the files of these results are removed. If a result arrives
-        for a call that is neither here nor in `calls`, the call has ended twice, and the program may still read the
-        result's file."""
+        """Cancelled calls whose result files are removed on arrival. (The program may still read the file of a call
+        that ended twice.)"""
         self._has_gangs = False
         self._warned_of: set[str] = set()
 
@@ -111,7 +107,7 @@ class OpenCalls:
         self.calls.update((call.spec.call, call) for call in calls)
 
     def give_up(self, calls: Iterable[CallId]) -> list[CallId]:
-        """Drop these calls without notifying their waiters. Return the calls that had not ended."""
+        """Drop these calls without notifying their waiters. Return those that had not ended."""
         gone = [call for call in calls if self._remove_open_call(call) is not None]
         self._given_up.update(gone)
         return gone
@@ -168,73 +164,53 @@ class OpenCalls:
         self._warned_of.add(left.function)
         files = ", ".join(left.names) + (f" and {left.count - len(left.names)} more" * (left.count > len(left.names)))
         seen = f"; its pilot does not see {left.home}, where the program runs" if left.home else ""
-        logger.warning(
-            "%s left files in its working folder that are lost (%s)%s: return their content, or write them to a"
-            " folder that pilots see, by its absolute path (shown once per function)",
-            left.function,
-            files,
-            seen,
-        )
-
-
-# ---- questions
-
-
-class _OpenQuestion(msgspec.Struct, eq=False):
-    question: to_manager.AskStatus | to_manager.AskStory
-    kind: type[to_client.Status | to_client.Story]
-    future: Future[Any]
-    is_sent: bool = False
+        text = "%s left files in its working folder that are lost (%s)%s: return their content, or write them to a"
+        text += " folder that pilots see, by its absolute path (shown once per function)"
+        logger.warning(text, left.function, files, seen)
 
 
 class Questions:
-    """Open questions to the manager, which answers questions of each kind in order. After a reconnection the client
-    sends the questions again. Callers hold the link's lock, except for `answer` and `fail_all`."""
+    """Open questions to the manager, which answers each kind in order: a message, the type of its answer, and a future.
+    Callers hold the link's lock, except for `answer` and `fail_all`."""
 
     def __init__(self) -> None:
-        self.has_unsent = False
-        self._open: list[_OpenQuestion] = []
+        self.unsent: list[tuple[Any, type[Any], Future[Any]]] = []
+        self._sent: list[tuple[Any, type[Any], Future[Any]]] = []
 
     def __len__(self) -> int:
-        return sum(not each.future.done() for each in self._open)
+        return sum(not future.done() for _, _, future in (*self._sent, *self.unsent))
 
-    def ask(self, question: Any, future: Future[Any], *, answer: type[Any]) -> None:
-        self._open.append(_OpenQuestion(question, answer, future))
-        self.has_unsent = True
+    def ask(self, question: Any, answer: type[Any], future: Future[Any]) -> None:
+        self.unsent.append((question, answer, future))
 
     def take_unsent(self) -> list[Any]:
-        self.has_unsent = False
-        unsent = [each for each in self._open if not each.is_sent and not each.future.done()]
-        for each in unsent:
-            each.is_sent = True
-        return [each.question for each in unsent]
+        fresh = [each for each in self.unsent if not each[2].done()]
+        self.unsent = []
+        self._sent += fresh
+        return [question for question, _, _ in fresh]
 
     def ask_all_again(self) -> None:
-        self._open = [each for each in self._open if not each.future.done()]
-        for each in self._open:
-            each.is_sent = False
-        self.has_unsent = bool(self._open)
+        self.unsent = [each for each in (*self._sent, *self.unsent) if not each[2].done()]
+        self._sent = []
 
     def answer(self, message: to_client.Status | to_client.Story) -> None:
-        for each in self._open:
-            if each.is_sent and each.kind is type(message):
-                self._open.remove(each)
-                end_future(each.future, message)
+        for each in self._sent:
+            if each[1] is type(message):
+                self._sent.remove(each)
+                end_future(each[2], message)
                 return
 
     def fail_all(self, error: Exception) -> None:
-        for each in tuple(self._open):
-            end_future(each.future, error=error)
+        for _, _, future in (*self._sent, *self.unsent):
+            end_future(future, error=error)
 
 
 def end_future(future: Future[Any], value: Any = None, *, error: BaseException | None = None) -> None:
-    try:
+    with suppress(InvalidStateError):
         if error is None:
             future.set_result(value)
         else:
             future.set_exception(error)
-    except InvalidStateError:
-        pass
 
 
 def wait_for_answer(asked: Future[A], *, timeout_s: float) -> A:
@@ -255,22 +231,21 @@ _MADE_ANEW = (
     to_manager.Submit, to_manager.DefineFunction, to_manager.DefineRecipe, to_manager.DefineManifest,
     to_manager.Received, to_manager.Resubmitted, to_manager.WantPilots,
 )  # fmt: skip
-"""Messages that are not copied from old frames, because sending the calls again creates these messages."""
+"""Messages of old frames that sending the calls again creates."""
 _MOST_REPLACED = 10_000
 RECEIVED_DELAY_S = 0.2
-"""Seconds after which `Received` is sent in a separate frame, if no other frame is sent."""
+"""Seconds after which `Received` is sent in its own frame."""
 
 
 class Replaced(msgspec.Struct, frozen=True):
-    """A queue entry after the last call of a changed function. The function `by` replaces the changed function."""
+    """A queue entry after the last call of a changed function, which the function `by` replaces."""
 
     function: FunctionKey
     by: FunctionKey
 
 
 class Outgoing:
-    """The sending side of a link. Queued calls that are not in `calls` are dropped. `describe` returns the manifests of
-    a recipe's objects."""
+    """The sending side of a link. Queued calls that are not in `calls` are dropped. `describe` returns manifests."""
 
     def __init__(
         self, calls: Mapping[CallId, OpenCall], *, describe: Callable[[Recipe], list[to_manager.DefineManifest]]
@@ -282,22 +257,20 @@ class Outgoing:
         self._describe = describe
         self._outbox = Outbox()
         self._counted_at: dict[int, float] = {}
-        """Time at which a frame's seconds to deadlines were computed, by the number of the unacknowledged frame."""
+        """Time at which the deadlines of an unacknowledged frame were computed."""
         self._limits: dict[str, LibraryLimits] = {}
         self._unused: list[FunctionKey] = []
         """Functions that the manager may forget; the next `Received` message lists them."""
         self._replaced: dict[FunctionKey, None] = {}
         self._used_late: set[FunctionKey] = set()
-        """Replaced functions that calls of the current frame still use. After this frame the manager may forget
-        them."""
+        """Replaced functions that calls of the current frame still use."""
         self._blocks: to_manager.WantPilots | None = None
         self._acknowledged_results = 0
         self._acknowledge_at = 0.0
         self._dequeued = 0
 
     def receive(self, results: to_client.Results, now: float) -> Sequence[CallEnd]:
-        """Return the new results. If earlier results were lost, return nothing, because the manager sends all results
-        again."""
+        """Return the new results; nothing after a gap, because the manager sends all of them again."""
         seen = self.received - results.first
         if seen < 0:
             return ()
@@ -311,7 +284,7 @@ class Outgoing:
         return max(0.0, self._acknowledge_at - now) if self.received > self._acknowledged_results else None
 
     def frames(self, now: float) -> Iterator[bytes]:
-        """Yield frames with the current entries of the queue. Entries that are added later stay in the queue."""
+        """Yield frames with the current entries of the queue."""
         last = self._dequeued + len(self.queue)
         while self.queue and self._dequeued < last:
             yield self._frame(self._next_batch(now), now)
@@ -334,8 +307,7 @@ class Outgoing:
         return self._outbox.acknowledged
 
     def resubmit_everything(self) -> None:
-        """Put all open calls and unacknowledged messages at the front of the queue, because the manager has lost part
-        of its journal. The caller must prevent other threads from using `frames`."""
+        """Queue all open calls and unacknowledged messages again, because the manager has lost part of its journal."""
         frames = self._outbox.take_unacknowledged_frames()
         for lost in (self._counted_at, self.defined, self._limits, self._unused):
             lost.clear()
@@ -369,10 +341,8 @@ class Outgoing:
         frame = wire.encode(messages, sequence=self._outbox.sequence + 1)  # may raise, so count the frame later
         number = self._outbox.next()
         self._outbox.keep(number, frame)
-        for message in messages:
-            if type(message) is to_manager.Submit and message.due_in_s is not None:
-                self._counted_at[number] = now
-                break
+        if any(type(message) is to_manager.Submit and message.due_in_s is not None for message in messages):
+            self._counted_at[number] = now
         return frame
 
     def _next_batch(self, now: float) -> list[Any]:
@@ -432,11 +402,11 @@ class Outgoing:
             recipes.setdefault(recipe.key, recipe)  # the first of equal recipes sets the limits
         for recipe in recipes.values():
             has_new_limits = recipe.limits != self._limits.get(recipe.key, NO_LIMITS)
-            if recipe.key in self.defined and not has_new_limits:
-                continue
             if recipe.key not in self.defined:
                 self.defined.add(recipe.key)
                 messages += self._describe(recipe)
+            elif not has_new_limits:
+                continue
             if has_new_limits:
                 self._limits[recipe.key] = recipe.limits
             messages.append(to_manager.DefineRecipe(recipe))

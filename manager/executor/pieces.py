@@ -1,8 +1,7 @@
 """The pieces of one call: the link's thread adds pieces, and the program's threads read them.
 
-A call may run more than once, and each run sends all pieces. The inbox adds only new pieces. A later run must repeat
-the pieces that the program has read, so the inbox stores an eight-byte digest of each; other pieces may differ. While
-the inbox of a stream is full, it acknowledges nothing, and the call waits. The inbox of a future has no size limit.
+Each run of a call sends all pieces. A later run must repeat the pieces that the program has read, so the inbox stores
+an eight-byte digest of each; other pieces may differ. A full inbox acknowledges nothing, so that the call waits.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import threading
 from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from stoker.contexts import payloads
@@ -23,20 +23,17 @@ from stoker.protocol.ids import CallId, show_call
 from stoker.protocol.to_client import Pieces
 from stoker.protocol.to_manager import PiecesTaken
 
-# ---- piece inbox
-
-
 MOST_PIECES, MOST_BYTES = 4_096, 16_000_000
 """An inbox with more pieces or bytes sends no acknowledgement."""
 ACK_PIECES, ACK_BYTES = 64, 250_000
-"""An acknowledgement is sent after this many pieces or bytes, or immediately if the call waits for it."""
+"""An acknowledgement is sent after this many pieces or bytes, or if the call waits for it."""
 Taken = tuple[Any, bool, PiecesTaken | None]
-"""A piece (bytes or value), True if the piece is a value, and the acknowledgement to send now."""
+"""A piece, True if it is a value instead of bytes, and the acknowledgement to send now."""
 
 
 class PieceInbox:
-    """The received pieces of one call. With `keeps_all` the pieces stay until the call's result needs them. With
-    `may_differ` a later run may yield different pieces."""
+    """The received pieces of one call. With `keeps_all` the pieces stay for the call's result, without limit. With
+    `may_differ` a later run may yield other pieces."""
 
     def __init__(self, *, keeps_all: bool, may_differ: bool = False) -> None:
         self.keeps_all = keeps_all
@@ -44,12 +41,13 @@ class PieceInbox:
         self._may_differ = may_differ
         self._items: list[Any] | deque[Any] = [] if keeps_all else deque()
         self._holds_values = False
-        """True if the items are unpickled values instead of pickled bytes."""
+        """True if the items are values instead of bytes."""
         self._bytes = 0
         self._taken = 0
         self._digests: array[int] = array("Q")
-        """Digests of read pieces, while another run may repeat the pieces; empty with `may_differ`."""
+        """Digests of read pieces; empty with `may_differ`."""
         self._next: dict[int, int] = {}
+        """Number of the next piece, by run."""
         self._run = 0
         self._acknowledged = 0
         self._unacknowledged_bytes = 0
@@ -62,13 +60,12 @@ class PieceInbox:
     # ---- for the link
 
     def begin(self, call: CallId) -> None:
-        """Expect the pieces of this call, which may be Parsl's retry of an earlier call."""
+        """Expect the pieces of this call, perhaps Parsl's retry of an earlier one."""
         with self._changed:
             self.call = call
 
     def add(self, message: Pieces) -> PiecesTaken | None:
-        """Add pieces; return the acknowledgement to send now. The caller then wakes waiting tasks (`take_waiters`).
-        Raises StreamDiffersError."""
+        """Add pieces; return the acknowledgement to send now. The caller then wakes the tasks of `take_waiters`."""
         with self._changed:
             if self._is_over:
                 return None
@@ -92,7 +89,6 @@ class PieceInbox:
         return waiters
 
     def request_lost_pieces(self) -> PiecesTaken | None:
-        """Return a request for the pieces that were lost with a connection."""
         with self._changed:
             if self.call is None or self._is_over:
                 return None
@@ -132,9 +128,13 @@ class PieceInbox:
             self._check_piece_count(end)
             return list(self._items)
 
-    def finish(self, error: BaseException | None = None, *, end: CallEnd | None = None) -> None:
-        """End the stream. Readers still receive the pieces that arrived before the end."""
+    def finish(
+        self, error: BaseException | None = None, *, end: CallEnd | None = None, values: list[Any] | None = None
+    ) -> None:
+        """End the stream with the pieces that have arrived, or with these values."""
         with self._changed:
+            if values is not None:
+                self._items, self._holds_values = values, True
             if end is not None and end.ok:
                 try:
                     self._check_piece_count(end)
@@ -146,11 +146,6 @@ class PieceInbox:
     def close(self) -> None:
         with self._changed:
             self._cut(0)
-            self._end()
-
-    def finish_with(self, values: list[Any]) -> None:
-        with self._changed:
-            self._items, self._holds_values = values, True
             self._end()
 
     def _check_piece_count(self, end: CallEnd) -> None:
@@ -182,28 +177,25 @@ class PieceInbox:
 
     def _end(self) -> None:
         self._is_over, self._digests = True, array("Q")
-        self._wake()
+        self._changed.notify_all()
+        waiters, self._waiters = self._waiters, []
+        wake_tasks(waiters)
 
     # ---- for the program
 
     def take(self, number: int) -> Taken | None:
-        """Return the piece with this number; None if it has not arrived. After the last piece, raise the call's error
-        or StopIteration."""
+        """Return a piece; None before it arrives. After the last one, raise the call's error or StopIteration."""
         with self._changed:
             if self._has_piece(number):
                 return self._take(number)
-            if self._error is not None:
-                raise self._error
             if self._is_over:
-                raise StopIteration
+                raise self._error or StopIteration
             return None
 
     def take_arrived(self, number: int, *, most: int) -> list[Taken]:
-        found: list[Taken] = []
         with self._changed:
-            while len(found) < most and self._has_piece(number + len(found)):
-                found.append(self._take(number + len(found)))
-        return found
+            count = min(most, self._base + len(self._items) - number)
+            return [self._take(each) for each in range(number, number + count)]
 
     def _take(self, number: int) -> Taken:
         item = self._items[number - self._base]
@@ -222,12 +214,11 @@ class PieceInbox:
             self._changed.wait_for(lambda: self._is_over or self._has_piece(number))
 
     def create_piece_waiter(self, number: int) -> asyncio.Future[None] | None:
-        """Return a future that ends when `take` may succeed; None if `take` can succeed now."""
+        """Return a future that ends when `take` may succeed; None if it can succeed now."""
         with self._changed:
             if self._is_over or self._has_piece(number):
                 return None
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiters.append(waiter)
+            self._waiters.append(waiter := asyncio.get_running_loop().create_future())
             return waiter
 
     def _has_piece(self, number: int) -> bool:
@@ -246,11 +237,6 @@ class PieceInbox:
         while len(self._items) > place:
             self._bytes -= len(self._items.pop())
 
-    def _wake(self) -> None:
-        self._changed.notify_all()
-        waiters, self._waiters = self._waiters, []
-        wake_tasks(waiters)
-
 
 def _piece_digest(piece: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(piece, digest_size=8).digest())
@@ -262,10 +248,8 @@ def wake_tasks(waiters: Iterable[asyncio.Future[None]]) -> None:
     for waiter in waiters:
         by_loop.setdefault(waiter.get_loop(), []).append(waiter)
     for loop, theirs in by_loop.items():
-        try:
+        with suppress(RuntimeError):  # the loop is closed and its tasks have ended
             loop.call_soon_threadsafe(_end_futures, theirs)
-        except RuntimeError:  # the loop is closed and its tasks have ended
-            pass
 
 
 def _end_futures(waiters: list[asyncio.Future[None]]) -> None:
@@ -280,26 +264,21 @@ def unpickle_result_or_piece(data: Buffer, *, call: int | None, piece: int | Non
     except BaseException as error:  # classes in the value may raise SystemExit, which would end this thread
         if payloads.is_interrupt(error):
             raise
-        what = "result" if piece is None else f"piece {piece:,} (counted from 0)"
-        is_missing = isinstance(error, ImportError | AttributeError)
-        advice = "; the modules that define it must be importable in this program too" if is_missing else ""
-        name = show_call(call or 0)
-        raise SerializationError(
-            f"call {name}: its {what} cannot be unpickled here: {error!r}{advice}", what="result", call=name
-        ) from error
+        name, what = show_call(call or 0), "result" if piece is None else f"piece {piece:,} (counted from 0)"
+        text = f"call {name}: its {what} cannot be unpickled here: {error!r}"
+        if isinstance(error, ImportError | AttributeError):
+            text += "; the modules that define it must be importable in this program too"
+        raise SerializationError(text, what="result", call=name) from error
 
 
 class PieceReader(Iterator[Any], AsyncIterator[Any]):
-    """The pieces of a call in order, for `for` and `async for`. The call's error follows the last piece. `acknowledge`
-    sends a message to the manager. `at_end` raises the call's error."""
+    """The pieces of a call in order, for `for` and `async for`. The call's error follows the last piece; `at_end` may
+    raise it."""
 
     def __init__(
-        self,
-        inbox: PieceInbox,
-        acknowledge: Callable[[PiecesTaken], None],
-        *,
+        self, inbox: PieceInbox, acknowledge: Callable[[PiecesTaken], None], *,
         at_end: Callable[[], object] = lambda: None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._inbox = inbox
         self._acknowledge = acknowledge
         self._at_end = at_end
@@ -329,8 +308,8 @@ class PieceReader(Iterator[Any], AsyncIterator[Any]):
         return self._opened(*found)
 
     def take_arrived(self, most: int = 64) -> list[Any]:
-        """Return up to `most` pieces that have arrived, for a program that handles pieces together. This method never
-        blocks or raises. The next step of the `for` loop raises an error that occurred here."""
+        """Return up to `most` pieces that have arrived, without blocking. The next step of the `for` loop raises an
+        error that occurred here."""
         with self._taking:
             first, taken = self.taken, self._inbox.take_arrived(self.taken, most=most)
             self.taken += len(taken)

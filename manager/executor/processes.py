@@ -1,8 +1,7 @@
 """Start, watch, restart and end the manager's process, for the client that owns it.
 
-The manager runs in a separate process session, so Ctrl-C does not reach it. If the manager dies, it is restarted with
-its journal. If the manager dies repeatedly without progress, or before it listens, the session ends, and the error
-contains the last lines of the manager's log.
+A dead manager is restarted with its journal. If it dies repeatedly without progress, or before it listens, the session
+ends.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from zmq import curve_keypair
 from stoker.contexts.folders import state_folder
 from stoker.errors import SessionError
 from stoker.folders import refuse_non_utf8_path
+from stoker.log_files import tail
 from stoker.manager.live import interfaces, lease
 from stoker.manager.live.keeper import Restarts, describe_pause
 from stoker.protocol.session import KeyPair, SessionFolder, is_begun, is_session_folder, modification_time
@@ -32,11 +32,10 @@ logger = logging.getLogger("stoker")
 
 _TAIL_LINES = 15
 KEPT_SESSIONS = 50
-"""Number of ended sessions that commands find by id. Older ended sessions are found only by path."""
 
 
 def make_folder(folder: SessionFolder, *, elsewhere: str = "stoker.load(run_dir=...)") -> None:
-    """Create a session folder and its keys. Raises SessionError. `elsewhere`: advice for the error message."""
+    """Create a session folder and its keys. `elsewhere`: advice for the error message."""
     refuse_non_utf8_path(
         folder.path, what="the session folder", advice=f"rename that file, or name another folder: {elsewhere}"
     )
@@ -73,7 +72,7 @@ def manager_options(sites: Sequence[Site]) -> list[str]:
 
 
 def new_session_id() -> str:
-    """Return an unused id of four characters, for example `k3v9`. Raises SessionError."""
+    """Return an unused id of four characters, for example `k3v9`."""
     links = state_folder() / "sessions"
     while True:
         name = "".join(secrets.choice("abcdefghjkmnpqrstuvwxyz23456789") for _ in range(4))
@@ -85,8 +84,8 @@ def new_session_id() -> str:
 
 
 def register(folder: SessionFolder, *, name: str = "") -> None:
-    """Link the session into the user's state folder, where `stoker status` finds it. `name`: the session's id, if no
-    manager has listened yet. Raises SessionError."""
+    """Link the session into the user's state folder, where `stoker status` finds it. `name`: its id, if no manager has
+    listened yet."""
     links = state_folder() / "sessions"
     try:
         name = name or folder.read().session
@@ -118,27 +117,21 @@ def _state_folder_error(links: Path, what: str, error: OSError) -> SessionError:
 
 def _session_may_run(folder: SessionFolder) -> bool:
     try:
-        holder = lease.read(lease.lease_file(folder))
+        holder = lease.read(folder.lease)
     except (OSError, SessionError):  # the file system does not answer
         return True
-    if holder is not None and holder.over:
-        return False
-    if holder is None and is_begun(folder.path):
-        return False
-    return folder.launch.exists() or (holder is not None and lease.is_alive(holder) is not False)
+    if holder is None:
+        return folder.launch.exists() and not is_begun(folder.path)
+    return not holder.over and (folder.launch.exists() or lease.is_alive(holder) is not False)
 
 
 class ManagerProcess:
     """The manager of a session. The watching thread calls `on_lost` if restarts fail."""
 
     def __init__(
-        self,
-        folder: SessionFolder,
-        *,
-        on_lost: Callable[[SessionError], None],
-        options: Sequence[str] = (),
+        self, folder: SessionFolder, *, on_lost: Callable[[SessionError], None], options: Sequence[str] = (),
         command: Sequence[str] = (sys.executable, "-P", "-m", "stoker.manager.main"),
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._folder = folder
         self._on_lost = on_lost
         self._command = [*command, "--session", str(folder.path), "--parent", str(os.getpid()), *options]
@@ -170,14 +163,11 @@ class ManagerProcess:
 
     def end(self, *, grace_s: float) -> None:
         self.expect_manager_exit()
-        for stop in (None, self._process.terminate, self._process.kill):
-            if stop is not None:
-                stop()
-            try:
-                self._process.wait(grace_s if stop is None else 2.0)
+        for stop, wait_s in (("poll", grace_s), ("terminate", 2.0), ("kill", 2.0)):
+            getattr(self._process, stop)()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(wait_s)
                 return
-            except subprocess.TimeoutExpired:
-                continue
 
     def _start(self) -> subprocess.Popen[bytes]:
         self._restarts.started()
@@ -222,14 +212,6 @@ def spawn_manager(command: Sequence[str], log_file: Path) -> subprocess.Popen[by
 
 def error_with_log_tail(what: str, log: Path, *, said_at: int = 0) -> SessionError:
     """Return an error with the last lines of a manager's log. `said_at`: the log's size before the manager started."""
-    try:
-        said = log.read_bytes()
-    except OSError:
-        said = b""
-    if len(said) >= said_at:  # a log that is smaller than before was full and has been restarted
-        said = said[said_at:]
-    lines = said.decode(errors="replace").splitlines()[-_TAIL_LINES:]
-    text = "".join(f"\n  {line}" for line in lines) or (
-        " (the manager printed nothing)" if said_at else " (the log is empty)"
-    )
+    lines = tail(log, start=said_at, lines=_TAIL_LINES).splitlines()
+    text = "".join(f"\n  {line}" for line in lines) or " (the manager printed nothing)"
     return SessionError(f"{what}; the end of {log}:{text}", log=str(log))

@@ -2,15 +2,11 @@
 
 Results from an earlier run count as done, but not in the rate. If stderr is a pipe, a line every 10 seconds replaces
 the bar.
-
-While calls wait, `WaitNotices` logs the reason: no pilot runs them, a loader is slow, pilots cannot reach each other,
-or the disk is full. Each reason appears at most once per minute, above the bar or in the log `stoker.news`.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import re
 import sys
 import threading
@@ -22,15 +18,12 @@ from rich.console import Console
 
 from stoker.progress_display import ProgressBar
 from stoker.protocol.pace import WorkPace, format_time_left
-from stoker.protocol.status import ContextStatus, LibraryStatus
+from stoker.protocol.status import ContextStatus
 from stoker.protocol.to_client import Status
 from stoker.units import show_seconds
 
-# ---- the bar of a map
-
-
 Follow = Callable[[int, int | None], None]
-"""A callback with the number of results received, and the total (None if unknown)."""
+"""Receives the number of results, and the total (None if unknown)."""
 
 REDRAW_S = 0.1
 NOTEBOOK_S = 0.5
@@ -56,7 +49,7 @@ class MapProgress:
         self._name = name
         self._total = total
         self._kept = kept if total is None else min(kept, total)
-        self._kept_taken = 0
+        self.kept_taken = 0
         self._ask_status = ask_status
         self._started = self._drawn = time.monotonic()
         self._asked = 0.0
@@ -77,18 +70,15 @@ class MapProgress:
 
     def __call__(self, done: int, total: int | None) -> None:  # noqa: ARG002
         now = time.monotonic()
-        done -= self._kept_taken
+        done -= self.kept_taken
         self._pace.add(done - self._done, now)
         self._done = done
         if now - self._drawn >= self._pause_s:
             self._draw(now)
 
-    def count_kept_items(self, items: int) -> None:
-        self._kept_taken += items
-
     @property
     def shown(self) -> int:
-        shown = self._done + max(self._kept, self._kept_taken)
+        shown = self._done + max(self._kept, self.kept_taken)
         return shown if self._total is None else min(shown, self._total)
 
     def close(self) -> None:
@@ -112,7 +102,7 @@ class MapProgress:
         elapsed = now - self._started
         per_s = self._pace.per_second(now) if not last else self._done / max(elapsed, 1e-9)
         rate = f"{per_s:,.1f}/s" if elapsed > 0.5 and per_s else ""
-        shown = self.shown if not last else self._done + self._kept_taken
+        shown = self.shown if not last else self._done + self.kept_taken
         rest = 0 if self._total is None else self._total - shown
         left = format_time_left(self._pace.left_s(rest, now)) if rest and not last else ""
         of = shown if self._total is None else f"{shown}/{self._total}"
@@ -130,9 +120,6 @@ class MapProgress:
             sys.stderr.write(f"{text}\n")
 
 
-# ---- notices
-
-
 logger = logging.getLogger("stoker.news")
 
 FIRST_S = 10.0
@@ -140,48 +127,35 @@ FIRST_S = 10.0
 AGAIN_S = 60.0
 CHECK_S = 2.0
 CHECK_SELDOM_S = 30.0
-"""Seconds between two status requests while pilots work and no waiting call needs a load."""
+"""Seconds between two status requests while pilots work."""
 _NUMBER = re.compile(r"\d[\d.,:]*( (s|min|h|days?)\b)?")
 
 
 class WaitNotices:
-    """Watches a session on a separate thread while calls wait, and logs why the calls wait.
+    """Logs on a separate thread why calls wait, each reason at most once a minute.
 
-    `ask` returns the session's status, or None. `is_ours` returns True for a context key of this program's calls.
-    `why_silent` and `journal_trouble` describe a fault of the manager, or return "". With `faults_only`, only faults
-    are logged.
+    `is_ours` returns True for a context key of this program's calls. `why_silent` and `journal_trouble` describe a
+    fault of the manager, or return "". With `faults_only`, only faults are logged.
     """
 
     def __init__(
-        self,
-        *,
-        ask: Callable[[], Status | None],
-        calls_wait: Callable[[], bool],
-        journal_trouble: Callable[[], str] = lambda: "",
-        is_ours: Callable[[str], bool] = lambda _: True,
-        why_silent: Callable[[], str] = lambda: "",
-        say: Callable[[str], None] | None = None,
+        self, *, ask: Callable[[], Status | None], calls_wait: Callable[[], bool], journal_trouble: Callable[[], str],
+        is_ours: Callable[[str], bool], why_silent: Callable[[], str], say: Callable[[str], None] | None = None,
         faults_only: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._faults_only = faults_only
         self._ask = ask
         self._calls_wait = calls_wait
         self._is_ours = is_ours
         self._why_silent = why_silent
-        self._silent_at: float | None = None
-        self._of_silence_at = -math.inf
+        self._journal_trouble = journal_trouble
         self._say = say or _say
         self._ask_at = 0.0
-        self._wait_since: float | None = None
-        self._alone_at: float | None = None
-        self._said_at = 0.0
-        self._said: dict[str, float] = {}
-        self._of_peers = ""
-        self._journal_trouble = journal_trouble
-        self._of_journal = ""
-        self._of_journal_at = -math.inf
-        self._load_said_at = -math.inf
-        self._load_said = ""
+        self._since: dict[str, float] = {}
+        """Time since which calls wait, are stuck, or the manager is silent."""
+        self._said: dict[tuple[str, str], float] = {}
+        """Time of the last line, by subject and reason (without numbers)."""
+        self._of_peers = self._of_journal = ""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stoker-news", daemon=True)
 
@@ -193,18 +167,24 @@ class WaitNotices:
 
     def report_wait_reason_if_due(self, now: float) -> None:
         if not self._calls_wait():
-            self._alone_at = self._wait_since = None
+            self._since.clear()
             return
-        self._wait_since = now if self._wait_since is None else self._wait_since
+        since = self._since.setdefault("wait", now)
         trouble = self._journal_trouble()
-        self._report_journal_trouble(trouble, now)
-        if trouble or now < self._ask_at:  # log no other reason while the journal cannot be written
+        if trouble:  # log no other reason while the journal cannot be written
+            self._say_seldom("journal", "", trouble, now)
+        elif self._of_journal:
+            self._said.pop(("journal", ""), None)
+            self._say("the session's journal can be written again: calls and results continue")
+        self._of_journal = trouble
+        if trouble or now < self._ask_at:
             return
         status = self._ask()
+        why = "" if status is not None else self._why_silent()
+        if self._lasts("silence", bool(why), now):
+            self._say_seldom("silence", "", why, now)
         if status is None:
-            self._report_silence(now)
             return
-        self._silent_at = None
         if self._faults_only:
             self._ask_at = now + CHECK_SELDOM_S
             return
@@ -212,58 +192,41 @@ class WaitNotices:
         loading = [library for library in status.libraries if library.loading_s > 0 and library.recipe in cold]
         slow = max(loading, key=lambda library: library.loading_s, default=None)
         able = any(not device.fault for pilot in status.pilots for device in pilot.devices)
-        stuck = next((context.waits_for for context in status.contexts if self._is_stuck(context)), "")
+        waiting = [context for context in status.contexts if context.waits_for]
+        stuck = next((context.waits_for for context in waiting if not able or self._is_stuck(context)), "")
         if able and slow is None and not stuck:
-            is_new = now - self._wait_since < 2 * FIRST_S
-            self._ask_at = now + (FIRST_S / 2 if is_new else CHECK_SELDOM_S)
+            self._ask_at = now + (FIRST_S / 2 if now - since < 2 * FIRST_S else CHECK_SELDOM_S)
         peers = status.trouble.get("peers", "")
         if peers and not self._of_peers:
             self._of_peers = peers
             self._say(peers)
-        if slow is not None:
-            self._report_slow_load(slow, now)
-        why = next((context.waits_for for context in status.contexts if context.waits_for), "")
-        why = stuck if able else why
-        if not why:
-            self._alone_at, self._said = None, {}
-            return
-        self._alone_at = now if self._alone_at is None else self._alone_at
-        reason = _NUMBER.sub("", why)
-        spoke_at = self._said_at if self._said else self._alone_at
-        self._said = {said: at for said, at in self._said.items() if now - at < AGAIN_S or said == reason}
-        if now - spoke_at >= FIRST_S and now - self._said.get(reason, -math.inf) >= AGAIN_S:
-            self._said_at = self._said[reason] = now
-            self._say(f"{why}; more: stoker status {status.session}")
+        if slow is not None and slow.loading_s >= FIRST_S:
+            last = f"; the last line of its log: {slow.line}" if slow.line else ""
+            text = f"context {slow.recipe} is loading ({show_seconds(slow.loading_s)}){last}"
+            self._say_seldom("load", f"{slow.recipe} {slow.line}", text, now)
+        if self._lasts("stuck", bool(stuck), now):
+            self._say_seldom("stuck", stuck, f"{stuck}; more: stoker status {status.session}", now)
 
-    def _report_silence(self, now: float) -> None:
-        why = self._why_silent()
-        self._silent_at = (now if self._silent_at is None else self._silent_at) if why else None
-        if self._silent_at is None or now - self._silent_at < FIRST_S:
-            return
-        if now - self._of_silence_at >= AGAIN_S:
-            self._of_silence_at = now
-            self._say(why)
+    def _lasts(self, what: str, is_true: bool, now: float) -> bool:
+        """Return True if a condition has been true for `FIRST_S`."""
+        if not is_true:
+            self._since.pop(what, None)
+            if what == "stuck":
+                self._said = {key: at for key, at in self._said.items() if key[0] != what}
+            return False
+        return now - self._since.setdefault(what, now) >= FIRST_S
+
+    def _say_seldom(self, subject: str, reason: str, text: str, now: float) -> None:
+        """Log a line, unless this subject was logged within `FIRST_S` or this reason within `AGAIN_S`."""
+        reason = _NUMBER.sub("", reason)
+        self._said = {key: at for key, at in self._said.items() if now - at < AGAIN_S}
+        recent = [at for key, at in self._said.items() if key[0] == subject and now - at < FIRST_S]
+        if not recent and (subject, reason) not in self._said:
+            self._said[subject, reason] = now
+            self._say(text)
 
     def _is_stuck(self, context: ContextStatus) -> bool:
         return context.queued > 0 and not context.hot and not context.loading and self._is_ours(context.key)
-
-    def _report_slow_load(self, library: LibraryStatus, now: float) -> None:
-        if library.loading_s < FIRST_S or now - self._load_said_at < FIRST_S:
-            return
-        reason = _NUMBER.sub("", f"{library.recipe} {library.line}")
-        if reason == self._load_said and now - self._load_said_at < AGAIN_S:
-            return
-        self._load_said_at, self._load_said = now, reason
-        last = f"; the last line of its log: {library.line}" if library.line else ""
-        self._say(f"context {library.recipe} is loading ({show_seconds(library.loading_s)}){last}")
-
-    def _report_journal_trouble(self, trouble: str, now: float) -> None:
-        if trouble and (not self._of_journal or now - self._of_journal_at >= AGAIN_S):
-            self._of_journal_at = now
-            self._say(trouble)
-        elif self._of_journal and not trouble:
-            self._say("the session's journal can be written again: calls and results continue")
-        self._of_journal = trouble
 
     def _run(self) -> None:
         while not self._stop.wait(min(CHECK_S, FIRST_S)):
@@ -276,9 +239,6 @@ class WaitNotices:
 def _say(text: str) -> None:
     if not print_above_progress_bar(text):
         logger.warning("%s", text)
-
-
-# ---- notebooks
 
 
 WIDTH = 30

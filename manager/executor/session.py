@@ -1,7 +1,4 @@
-"""`stoker.load`: Parsl with one StokerExecutor, as a `with` block or until `stop()`.
-
-Defaults that differ from Parsl's: no log record per state change, no usage tracking, and no retries.
-"""
+"""`stoker.load`: Parsl with one StokerExecutor, without log record per state change, usage tracking and retries."""
 
 from __future__ import annotations
 
@@ -15,27 +12,18 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import parsl
 from parsl.config import Config
 from parsl.dataflow.dflow import DataFlowKernel, DataFlowKernelLoader
 
+from stoker import errors
 from stoker.config import Site
 from stoker.contexts.factory import as_recipe
 from stoker.contexts.loading import is_loaded
 from stoker.contexts.recipe import Recipe
-from stoker.errors import (
-    CallCancelledError,
-    CallDroppedError,
-    ConfigError,
-    NoDeviceError,
-    PoisonCallError,
-    SerializationError,
-    SessionError,
-    StreamDiffersError,
-)
+from stoker.errors import ConfigError, SessionError
 from stoker.log_files import BoundedLog
 from stoker.manager.executor.detached import JOINS, RUN
 from stoker.manager.executor.executor import StokerExecutor
@@ -78,20 +66,20 @@ def load(
     In a notebook: `session = stoker.load()` at the start, and `session.stop()` at the end.
 
     Args:
-        site: A site file or a Site. The default is the session in the environment variable STOKER_SESSION, or this
-            machine if the variable is not set.
-        session: The id or folder of a running session (`stoker up`) to join; the session continues after this program.
+        site: A site file or a Site. The default is the session in the environment variable STOKER_SESSION, or else this
+            machine.
+        session: The id or folder of a running session (`stoker up`) to join; it continues after this program.
         provider: A Parsl provider that replaces the site's provider.
         label: The name of the executor.
         run_dir: The folder in which session folders are created.
         retries: Parsl's retries of a call that raised an exception.
         working_dir: The folder in which calls run.
         drain_s: Seconds for which a drained block may continue its calls.
-        progress: Log why calls wait. Errors of the journal and a silent manager are always logged.
+        progress: Log why calls wait. Faults of the manager are always logged.
         **options: Options of `parsl.config.Config`.
 
     Returns:
-        The session, which is also a context manager.
+        The session, a context manager.
 
     Raises:
         SessionError: A session is already loaded, or the session cannot start.
@@ -99,19 +87,25 @@ def load(
     """
     global _current
     with _lock:
-        _refuse_second()
+        if _current is not None and DataFlowKernelLoader._dfk is None:  # the program has cleared Parsl
+            _current.stop()
+        if _current is not None:
+            raise SessionError(
+                f"session {_current.id} is loaded already; leave its `with` block or call its stop() first",
+                session=_current.id,
+            )
+        if DataFlowKernelLoader._dfk is not None:
+            raise SessionError(
+                "Parsl is loaded already; either put a stoker.StokerExecutor() into its Config, or end Parsl first with"
+                " parsl.dfk().cleanup()"
+            )
         if site is None and provider is None and session is None:
             session = os.environ.get(JOINS) or None
         check_load_arguments(run_dir=run_dir, retries=retries, options=options)
         executor = StokerExecutor(
-            site,
-            label=label,
-            provider=provider,
-            session=session,
-            working_dir=working_dir,
-            drain_s=drain_s,
+            site, label=label, provider=provider, session=session, working_dir=working_dir, drain_s=drain_s,
             progress=progress,
-        )
+        )  # fmt: skip
         defaults = {"initialize_logging": False, "usage_tracking": 0, "strategy": "simple", "retry_handler": retry_cost}
         given: dict[str, Any] = {**defaults, **options}
         config = create_parsl_config(executors=[executor], run_dir=os.fspath(run_dir), retries=retries, **given)
@@ -120,7 +114,7 @@ def load(
             _current = Session(_load_parsl(config), executor)
         except BaseException as error:  # also after Ctrl-C, end the started processes immediately
             with _print_message_if_slow("stoker: the session that was starting is being ended"):
-                kernel = DataFlowKernelLoader._dfk
+                kernel: Any = DataFlowKernelLoader._dfk
                 if kernel is not None:
                     DataFlowKernelLoader.clear()
                     if not kernel.cleanup_called:
@@ -145,13 +139,13 @@ _RUN_DIR_TRIES = 20
 def _load_parsl(config: Config) -> DataFlowKernel:
     """Load Parsl; retry if another program has just created the same numbered run folder."""
     os.makedirs(config.run_dir, exist_ok=True)
-    for tries_left in reversed(range(_RUN_DIR_TRIES)):
+    for _ in range(_RUN_DIR_TRIES):
         try:
             return parsl.load(config)
         except FileExistsError as error:
-            if not tries_left or not os.path.basename(str(error.filename)).isdigit():
+            if not os.path.basename(str(error.filename)).isdigit():
                 raise
-    raise AssertionError("unreachable: the loop returns or raises")
+    return parsl.load(config)
 
 
 def _after_fork() -> None:
@@ -164,23 +158,8 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _refuse_second() -> None:
-    if _current is not None and DataFlowKernelLoader._dfk is None:  # the program has cleared Parsl
-        _current.stop()
-    if _current is not None:
-        raise SessionError(
-            f"session {_current.id} is loaded already; leave its `with` block or call its stop() first",
-            session=_current.id,
-        )
-    if DataFlowKernelLoader._dfk is not None:
-        raise SessionError(
-            "Parsl is loaded already; either put a stoker.StokerExecutor() into its Config, or end Parsl first with "
-            "parsl.dfk().cleanup()"
-        )
-
-
 class Session:
-    """A loaded site. Made by `load`. `id` is the session's id for `stoker status`; `folder` contains its files."""
+    """A loaded site. Made by `load`. `id`: for `stoker status`; `folder`: contains its files."""
 
     def __init__(self, kernel: Any, executor: StokerExecutor) -> None:
         self.executor = executor
@@ -209,7 +188,7 @@ class Session:
         return wait_for_answer(self.executor.link.ask_status(), timeout_s=timeout_s)
 
     def explain(self, subject: str, timeout_s: float = 5.0) -> Story:
-        """Return why a call, pilot, library or context is in its state, or why a call ended.
+        """Return why a call, pilot, library or context is in its state.
 
         Args:
             subject: The id or name of the object (`c-12`).
@@ -230,21 +209,21 @@ class Session:
 
     @property
     def over(self) -> Exception | None:
-        """Why the session accepts no more calls; None while it accepts calls, even if its manager is unreachable."""
+        """Why the session accepts no more calls, or None."""
         if self._over:
             return SessionError(f"session {self.id} was stopped", session=self.id)
         return self.executor.link.over
 
     def warm(self, context: Recipe, count: int = 1) -> CallFuture:
-        """Load a context before its calls. A library without calls may still be unloaded.
+        """Load a context before its calls.
 
         Args:
             context: A recipe.
             count: Number of libraries that load the context.
 
         Returns:
-            A future that ends when the context is loaded. The future raises ContextError if the load fails,
-            NoDeviceError if too few devices exist.
+            A future that ends when the context is loaded. It raises ContextError if the load fails, NoDeviceError if
+            too few devices exist.
 
         Raises:
             ConfigError: The count is out of range.
@@ -255,8 +234,7 @@ class Session:
         return self.executor.submit(is_loaded, AppWants(wants))
 
     def stop(self) -> None:
-        """End the session: cancel open calls, end the pilots, clear Parsl. In a joined session, end only the calls of
-        this program."""
+        """Cancel open calls, clear Parsl, and end the pilots unless the session was joined."""
         global _current
         if self._over or os.getpid() != self._pid:  # a forked child must not end its parent's session
             return
@@ -278,9 +256,7 @@ class Session:
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
         if kind is not None and issubclass(kind, KeyboardInterrupt):
             for said in interrupt_open_streams():
                 sys.stderr.write(f"\n{said}\n")
@@ -291,13 +267,9 @@ class Session:
             self.stop()
 
     def __repr__(self) -> str:
-        site = self.executor.site.name
-        if self._over:
-            return f"<session {self.id} on site {site}: stopped>"
-        status = self.executor.ask_status(0.5)
-        if status is None:
-            return f"<session {self.id} on site {site}>"
-        return f"<session {self.id} on site {site}: {_line(status)}>"
+        status = None if self._over else self.executor.ask_status(0.5)
+        state = ": stopped" if self._over else "" if status is None else f": {_line(status)}"
+        return f"<session {self.id} on site {self.executor.site.name}{state}>"
 
     def _repr_html_(self) -> str:
         status = None if self._over else self.executor.ask_status(1.0)
@@ -314,12 +286,10 @@ class Session:
 
 @contextlib.contextmanager
 def _print_message_if_slow(text: str) -> Iterator[None]:
-    if sys.stderr is None or not sys.stderr.isatty():  # stderr is None if it was closed at the start
-        yield
-        return
     timer = threading.Timer(SLOW_S, lambda: sys.stderr.write(f"{text}\n"))
     timer.daemon = True
-    timer.start()
+    if sys.stderr is not None and sys.stderr.isatty():  # stderr is None if it was closed at the start
+        timer.start()
     try:
         yield
     finally:
@@ -348,11 +318,9 @@ def _start_logging_to_file(path: str) -> logging.Handler:
     return handler
 
 
-# ---- retries by Parsl
-
-
 _FINAL = (
-    CallDroppedError, CallCancelledError, PoisonCallError, NoDeviceError, SerializationError, StreamDiffersError,
+    errors.CallDroppedError, errors.CallCancelledError, errors.PoisonCallError, errors.NoDeviceError,
+    errors.SerializationError, errors.StreamDiffersError,
 )  # fmt: skip
 
 
@@ -361,9 +329,8 @@ def retry_cost(error: Exception, task: dict[str, Any]) -> float:
     deadline of the first try."""
     if isinstance(error, _FINAL):
         return math.inf
-    sent, specification = task["exec_fu"], task["resource_specification"]
-    if isinstance(sent, CallFuture) and sent.due_at is not None:
-        is_apps = isinstance(specification, AppWants)
-        again = specification.again(due_at=sent.due_at) if is_apps else TriedWants(specification, due_at=sent.due_at)
-        task["resource_specification"] = again
+    sent, given = task["exec_fu"], task["resource_specification"]
+    if isinstance(sent, CallFuture) and (due_at := sent.due_at) is not None:
+        is_apps = isinstance(given, AppWants)
+        task["resource_specification"] = given.again(due_at=due_at) if is_apps else TriedWants(given, due_at=due_at)
     return 1.0

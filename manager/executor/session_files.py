@@ -1,8 +1,7 @@
 """A program's files in its session folder: large arguments and results, objects of recipes, and sources.
 
-The name of an argument file contains the digest of its content and the client's id. Calls of a client with equal
-arguments share the file until the last of these calls ends. The file of a result is removed after the program has read
-it. Pilots fetch objects from each other or from the session's seed.
+Calls of a client with equal arguments share a file until the last of these calls ends. The file of a result is removed
+after the program has read it.
 """
 
 from __future__ import annotations
@@ -34,8 +33,6 @@ from stoker.protocol.to_manager import DefineManifest
 from stoker.whole_files import write_whole
 
 logger = logging.getLogger("stoker")
-
-# ---- large arguments and results
 
 
 class LargeArguments:
@@ -80,7 +77,7 @@ def discard_result(end: CallEnd) -> None:
 
 
 def read_result(ref: ObjectRef) -> mmap.mmap | bytes:
-    """Map a result privately, so that its arrays need no copy, and remove the file. Raises OSError."""
+    """Map a result privately, so that its arrays need no copy, and remove the file."""
     path = Path(ref.source)
     with path.open("rb") as file:
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if ref.size_bytes else b""
@@ -89,34 +86,22 @@ def read_result(ref: ObjectRef) -> mmap.mmap | bytes:
     return data
 
 
-# ---- objects of recipes
-
-
-MOST_BYTES = 4_000_000
-"""Maximum size in bytes of a manifest that is sent."""
+MOST_MANIFEST_BYTES = 4_000_000
 
 
 def describe(recipe: Recipe, objects: Path) -> list[DefineManifest]:
     """Publish a recipe's objects to the session's seed; return the manifests of unchanged objects."""
+    name, told = recipe.name, []
     try:
         publish(objects, recipe.objects)
     except OSError as error:
-        logger.warning(
-            "pilots that share no files with this machine cannot get the files of %s: %s", recipe.name, error
-        )
-    told = []
+        logger.warning("pilots that share no files with this machine cannot get the files of %s: %s", name, error)
     for ref in recipe.objects:
         try:
-            manifest = manifest_of(ref)
+            told.append(DefineManifest(ref.name, manifest_of(ref)))
         except RecipeError as error:
-            logger.warning("%s of %s: %s", ref.source, recipe.name, error)
-            continue
-        if len(manifest) <= MOST_BYTES:
-            told.append(DefineManifest(ref.name, manifest))
-    return told
-
-
-# ---- sources
+            logger.warning("%s of %s: %s", ref.source, name, error)
+    return [each for each in told if len(each.manifest) <= MOST_MANIFEST_BYTES]
 
 
 MOST = 200
@@ -129,9 +114,8 @@ class ProgramSources:
         self._texts: set[str] = set()
 
     def leave(self, key: str, function: Callable[..., Any], recipe: Recipe) -> None:
-        known = loader_of(recipe.key) if recipe.loader and recipe.key not in self._left else None
-        if known is not None:
-            self._store_source(recipe.key, known[0], known[1])
+        if recipe.loader and recipe.key not in self._left and (known := loader_of(recipe.key)) is not None:
+            self._store_source(recipe.key, *known)
         self._store_source(key, function, {})
 
     def _store_source(self, key: str, function: Callable[..., Any], arguments: dict[str, Any]) -> None:

@@ -1,10 +1,8 @@
 """Threads that set the results of slow futures, and that run a program's callbacks.
 
 The link's I/O thread sets results of builtin types until a callback is slow. Threads of this module set all other
-results, because unpickling runs user code. Callbacks run on separate threads, because they may wait for a call.
-
-A watcher starts another thread if work waits and no thread has started work for `STUCK_S` seconds. The number of
-threads is unlimited, because callbacks may wait for each other.
+results, because unpickling runs user code. Callbacks run on separate threads, because they may wait for a call. The
+number of threads is unlimited, because callbacks may wait for each other.
 """
 
 from __future__ import annotations
@@ -15,6 +13,7 @@ import os
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -32,8 +31,7 @@ Work = Callable[[], object]
 
 
 class WorkerThreads:
-    """Threads for one kind of work; `what` names the work. Any thread may call every method. With `has_slow_callbacks`
-    these threads set the results of all futures."""
+    """Threads for one kind of work. With `has_slow_callbacks` these threads set the results of all futures."""
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -72,13 +70,9 @@ class WorkerThreads:
             warn = self._threads >= MANY_THREADS and not self._has_warned
             self._has_warned |= warn
         if warn:
-            logger.warning(
-                "%d %s of this program run for a long time, and other callbacks wait; "
-                "another thread starts every %.0f ms. A callback that does not wait for its calls needs no thread",
-                MANY_THREADS,
-                self.what,
-                STUCK_S * 1000,
-            )
+            text = "%d %s of this program run for a long time, and other callbacks wait; another thread starts every"
+            text += " %.0f ms. A callback that does not wait for its calls needs no thread"
+            logger.warning(text, MANY_THREADS, self.what, STUCK_S * 1000)
         self._begin()
 
     def wait_for_open_work(self, *, limit_s: float) -> None:
@@ -162,9 +156,6 @@ callbacks = WorkerThreads("done-callbacks")
 os.register_at_fork(after_in_child=callbacks.forget)
 
 
-# ---- the callbacks of one future, in order
-
-
 Callback = Callable[[Future[Any]], object]
 
 _QUICK = ("parsl", "asyncio", "concurrent")
@@ -181,45 +172,22 @@ def callbacks_of(future: Future[Any]) -> list[Callback]:
 
 
 def add_callback(future: Future[Any], callback: Callback, *, register: Callable[[Callback], None]) -> None:
-    """Run a callback after the future has ended, on a callback thread if the callback may wait. `register` is
-    `add_done_callback` of the future's base class."""
+    """Run a callback after the future has ended, on a callback thread if the callback may wait."""
     if future.done() or not is_users_callback(callback):
         register(callback)
-    elif future.__dict__.setdefault("_users_callbacks", UsersCallbacks()).add(callback, future):
-        register(future.__dict__["_users_callbacks"].schedule_on_callback_thread)
+        return
+    in_order = future.__dict__.setdefault("_users_callbacks", (deque(), threading.Lock()))
+    in_order[0].append(callback)
+    register(functools.partial(_schedule_next, *in_order))
 
 
-class UsersCallbacks:
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._due: list[Callback] = []
-        self._is_registered = False
-        self._is_finished = False
-
-    def add(self, callback: Callback, future: Future[Any]) -> bool:
-        """Run the callback after the future's earlier callbacks. Return True for the first callback: the future must
-        then call `schedule_on_callback_thread`."""
-        with self._lock:
-            self._due.append(callback)
-            first, self._is_registered = not self._is_registered, True
-            again, self._is_finished = self._is_finished, False
-        if again:
-            self.schedule_on_callback_thread(future)
-        return first
-
-    def schedule_on_callback_thread(self, future: Future[Any]) -> None:
-        callbacks.add(functools.partial(self._run, future))
-
-    def _run(self, future: Future[Any]) -> None:
-        while (callback := self._next()) is not None:
+def _schedule_next(due: deque[Callback], running: threading.Lock, future: Future[Any]) -> None:
+    def run() -> None:
+        with running:  # the callbacks of a future run one after the other
+            callback = due.popleft()
             try:
                 callback(future)
             except BaseException:  # later callbacks run even after SystemExit
                 logger.exception("a callback of %r failed", future)
 
-    def _next(self) -> Callback | None:
-        with self._lock:
-            if self._due:
-                return self._due.pop(0)
-            self._is_finished = True
-            return None
+    callbacks.add(run)

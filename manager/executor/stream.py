@@ -1,7 +1,4 @@
-"""`stoker.stream`: run one call, and read its pieces while the call runs.
-
-A stream that the program drops is garbage-collected, which cancels the call.
-"""
+"""`stoker.stream`: run one call, and read its pieces while the call runs."""
 
 from __future__ import annotations
 
@@ -22,10 +19,10 @@ from stoker.protocol.ids import CallId, show_call
 
 
 def stream(function: Callable[..., Any], *args: Any, rerun_may_differ: bool = False, **kwargs: Any) -> PieceStream:
-    """Call `function` once; return an iterator over the yielded pieces as they arrive (`for` or `async for`).
+    """Return an iterator (`for` or `async for`) over the pieces that one call of `function` yields, as they arrive.
 
-    Leaving the loop cancels the call. While the reader is slow, the call waits. If a lost pilot's call runs again,
-    pieces that the program has read are not repeated.
+    Leaving the loop, or dropping the iterator, cancels the call. While the reader is slow, the call waits. If a lost
+    pilot's call runs again, pieces that the program has read are not repeated.
 
     Args:
         function: An app or a plain function: a generator function (also `async`), or a function that returns an
@@ -33,9 +30,6 @@ def stream(function: Callable[..., Any], *args: Any, rerun_may_differ: bool = Fa
         *args: Arguments of the function.
         rerun_may_differ: Accept a second run that yields different pieces.
         **kwargs: Keyword arguments of the function.
-
-    Returns:
-        An iterator of pieces.
 
     Raises:
         SessionError: No site is loaded.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -55,8 +54,7 @@ def _slurm(provider: Provider, allowed: AllowedNodes) -> Provider:
 
 
 def _names(value: str) -> list[str] | None:
-    """Return the node names in a value of `--exclude`. A value with a slash is the path of a file with node names.
-    Return None if this file cannot be read."""
+    """Return the nodes in a value of `--exclude`, or in its file if it has a slash; None for an unreadable file."""
     if "/" not in value:
         return [value] if value else []
     try:
@@ -68,17 +66,10 @@ def _names(value: str) -> list[str] | None:
 def _condor(provider: Provider, allowed: AllowedNodes) -> Provider:
     given = [(line, _REQUIREMENTS.match(line)) for line in provider.options]
     own = next((found[1] for _, found in reversed(given) if found), provider.requirements).strip()
-    clauses = [f'(TARGET.Machine == "{allowed.only}")'] if allowed.only else _exclusion_clauses(allowed.exclude)
-    return msgspec.structs.replace(
-        provider,
-        requirements=" && ".join([*([f"({own})"] if own else []), *clauses]),
-        options=_options_without_requirements(given),
-    )
-
-
-def _exclusion_clauses(nodes: Iterable[str]) -> list[str]:
-    return [f'(TARGET.Machine != "{node}")' for node in nodes]
-
-
-def _options_without_requirements(given: Sequence[tuple[str, re.Match[str] | None]]) -> tuple[str, ...]:
-    return tuple(line for line, found in given if not found)
+    clauses = [f"({own})"] if own else []
+    if allowed.only:
+        clauses.append(f'(TARGET.Machine == "{allowed.only}")')
+    else:
+        clauses += [f'(TARGET.Machine != "{node}")' for node in allowed.exclude]
+    options = tuple(line for line, found in given if not found)
+    return msgspec.structs.replace(provider, requirements=" && ".join(clauses), options=options)

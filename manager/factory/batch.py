@@ -1,10 +1,7 @@
 """The interface to a batch system: four commands, each with a time limit.
 
-Only one thread uses a `Batch`. A method waits at most `site.provider.command_limit_s` seconds per command. With `find`,
-a new factory finds the jobs of a dead factory.
-
-The job of block `b7` of session `k3v9` has the name `stoker-k3v9-b7` (`job_name`), or has session and block as
-attributes.
+Only one thread uses a `Batch`. A method waits at most `site.provider.command_limit_s` seconds per command. The job of
+block `b7` of session `k3v9` has the name `stoker-k3v9-b7` (`job_name`), or has session and block as attributes.
 """
 
 from __future__ import annotations
@@ -20,37 +17,33 @@ from stoker.protocol.blocks import ANYWHERE, AllowedNodes, BlockPhase, LossReaso
 from stoker.protocol.ids import BlockId
 
 JOBS_LEFT = "jobs-left"
-"""File in a session folder that lists the jobs left after the session's end, one line per site."""
 
 
 class BatchTrouble(StokerError):
-    """The batch system does not answer, or temporarily accepts no jobs."""
+    """The batch system does not answer, or accepts no jobs at the moment."""
 
 
 class Unanswered(BatchTrouble):
-    """The outcome of the command is unknown: a submission may have created a job."""
+    """A submission may have created a job."""
 
 
 class UnnamedJob(Unanswered):
-    """The batch system has accepted a job, but the job's id is unknown."""
+    """A job was accepted, but its id is unknown."""
 
 
 class SubmissionRefused(StokerError):
-    """The batch system rejects this job permanently."""
+    """The job is rejected permanently."""
 
 
 class NoNodeLeft(SubmissionRefused):
-    """The batch system rejects this job because no node remains on which the job may run."""
+    """No node remains on which the job may run."""
 
 
 class BatchJobStatus(msgspec.Struct, frozen=True):
-    """The state of a job in its batch system: PENDING (also held), RUNNING or ENDED.
-
-    `reason`: why the job waits, where it runs, or how it ended. `expected_in_s`: seconds until the expected start, 0 if
-    unknown. `loss`: why the job stopped running. `again`: why the job was requeued. `cause`, `advice`, `holds`: cause,
-    remedy and number of the job's holds. `leaving`: True if the job is cancelled but has not ended. `absent`: True if
-    the job is not listed and nobody knows how it ended. `no_node`: True if no node remains on which the job may run.
-    """
+    """`reason`: why the job waits, where it runs, or how it ended. `expected_in_s`: until its expected start (0:
+    unknown). `loss`: why it stopped running. `again`: why it was requeued. `cause`, `advice`, `holds`: cause, remedy
+    and number of its holds. `leaving`: it is cancelled but has not ended. `absent`: it is not listed, and its end is
+    unknown. `no_node`: no node remains on which it may run."""
 
     phase: BlockPhase
     reason: str = ""
@@ -68,10 +61,10 @@ class BatchJobStatus(msgspec.Struct, frozen=True):
 class Batch(Protocol):
     """A batch system. Every method may raise BatchTrouble."""
 
-    def submit(self, block: BlockId) -> str:
-        """Submit the job of a block; return the job's id. Raises SubmissionRefused.
+    def submit(self, block: BlockId, allowed: AllowedNodes = ANYWHERE) -> str:
+        """Submit the job of a block, on the allowed nodes if the batch system can choose nodes. Return the job's id.
 
-        After BatchTrouble the job may exist; `find` returns existing jobs.
+        Raises SubmissionRefused. After BatchTrouble the job may exist; `find` returns existing jobs.
         """
 
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
@@ -81,9 +74,7 @@ class Batch(Protocol):
         """Cancel jobs. Ignore unknown or ended jobs."""
 
     def find(self) -> Mapping[str, BlockId]:
-        """Return the blocks of the session's listed jobs that have not ended, by job id. Include jobs that other
-        processes submitted.
-        """
+        """Return the blocks of the session's listed jobs that have not ended, by job id."""
 
 
 @runtime_checkable
@@ -94,18 +85,6 @@ class CancelsByName(Protocol):
         """Cancel every job of these blocks. Raises BatchTrouble."""
 
 
-@runtime_checkable
-class ChoosesNodes(Protocol):
-    def submit_placed(self, block: BlockId, allowed: AllowedNodes) -> str:
-        """Submit the job of a block on the allowed nodes only; see `Batch.submit`. Raises NoNodeLeft."""
-
-
-def submit(batch: Batch, block: BlockId, allowed: AllowedNodes) -> str:
-    if allowed != ANYWHERE and isinstance(batch, ChoosesNodes):
-        return batch.submit_placed(block, allowed)
-    return batch.submit(block)
-
-
 _LOSSES = {
     "preempted": LossReason.PREEMPTED,
     "cancelled": LossReason.CANCELLED,
@@ -114,7 +93,7 @@ _LOSSES = {
     "out of memory": LossReason.OUT_OF_MEMORY,
     "revoked": LossReason.CANCELLED,
 }
-"""Kind of loss, by the first words of the text that says why a job ended."""
+"""By the first words of the text that says why a job ended."""
 
 
 def loss_reason_from_text(how: str) -> LossReason | None:
@@ -122,7 +101,7 @@ def loss_reason_from_text(how: str) -> LossReason | None:
 
 
 def job_name(session: str, block: str) -> str:
-    """Return the name of a block's job. Characters that some batch systems reject become dashes."""
+    """Return a job's name, with dashes for characters that some batch systems reject."""
     return f"{job_prefix(session)}{block}"
 
 

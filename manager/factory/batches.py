@@ -1,7 +1,4 @@
-"""The batch system of a site.
-
-Slow modules (Parsl, `environment.carrying`) are imported only if needed.
-"""
+"""The batch system of a site. Slow modules are imported only if needed."""
 
 from __future__ import annotations
 
@@ -14,9 +11,12 @@ from stoker.errors import ConfigError
 from stoker.manager.factory import condor_description
 from stoker.manager.factory.batch import Batch, SubmissionRefused, job_name
 from stoker.manager.factory.condor import CondorBatch
+from stoker.manager.factory.listed import ListedBatch
 from stoker.manager.factory.local import LocalBatch, shell_command_for_pilot
-from stoker.manager.factory.pacing import SharedBudget
+from stoker.manager.factory.pacing import Pacer
 from stoker.manager.factory.pilot_command import issue_block_key, pilot_command
+from stoker.manager.factory.slurm import SlurmBatch
+from stoker.manager.factory.submitting import render
 from stoker.protocol.ids import BlockId
 from stoker.protocol.session import SessionFolder
 from stoker.site import Engine, ProviderKind, Site
@@ -31,10 +31,9 @@ SUBMIT_COMMANDS = {
 
 
 def make_batch(
-    site: Site, *, session: str, folder: SessionFolder, python_path: str = "", shared: SharedBudget | None = None
+    site: Site, *, session: str, folder: SessionFolder, python_path: str = "", pacer: Pacer | None = None
 ) -> Batch:
-    """Return the batch system of a site. Raises SubmissionRefused if the host lacks the batch system's commands,
-    ConfigError for impossible settings."""
+    """Return the batch system of a site. Raises SubmissionRefused if its commands are missing, ConfigError."""
     _check(site)
     kind = _kind(site)
     submit = SUBMIT_COMMANDS.get(kind)
@@ -49,13 +48,10 @@ def make_batch(
         _carried(folder, site)
         return pilot_command(site, folder=folder, block=block, python_path=python_path)
 
-    pacer, listing = (shared.pacer, shared.listing) if shared is not None else (None, None)
     submits = folder.submit
     match kind:
         case ProviderKind.SLURM:
-            from stoker.manager.factory.slurm import SlurmBatch
-
-            return SlurmBatch(site, session=session, folder=submits, command=command, pacer=pacer, listing=listing)
+            return SlurmBatch(site, session=session, folder=submits, command=command, pacer=pacer)
         case ProviderKind.CONDOR:
             return CondorBatch(
                 site,
@@ -65,7 +61,6 @@ def make_batch(
                 files=_carried(folder, site),
                 key=None if site.provider.shared_files else folder.block_key_file,
                 pacer=pacer,
-                listing=listing,
             )
         case ProviderKind.LOCAL:
             return LocalBatch(session=session, folder=submits, command=command, worker_init=local_init(site))
@@ -74,8 +69,6 @@ def make_batch(
 
             return KubernetesBatch(site, session=session, command=command)
         case ProviderKind.PBS | ProviderKind.LSF | ProviderKind.GRID_ENGINE:
-            from stoker.manager.factory.listed import ListedBatch
-
             return ListedBatch(site, session=session, folder=submits, command=command, pacer=pacer)
         case _:
             assert_never(kind)
@@ -108,15 +101,13 @@ def dry_run(site: Site, *, session: str, folder: SessionFolder, block: str = "b0
             files = [os.path.relpath(file, folder.submit) for file in carried]
             return condor_description.render(site, session=session, block=block, command=command, files=files)
         case ProviderKind.SLURM | ProviderKind.PBS | ProviderKind.LSF | ProviderKind.GRID_ENGINE:
-            from stoker.manager.factory.submitting import render
-
             return render(site, job=job_name(session, block), command=command)
         case kind:
             assert_never(kind)
 
 
 def local_init(site: Site) -> str:
-    """Return `worker_init` for a local pilot; empty for TaskVine, whose workers run `worker_init`."""
+    """TaskVine's workers run `worker_init` themselves."""
     return site.provider.worker_init if site.engine is Engine.STOKER else ""
 
 

@@ -1,9 +1,8 @@
 """Run commands of a batch system with a time limit, and read the output of its jobs.
 
-A command that exceeds its limit is killed with all its children. The error contains the command's output.
-
-Variables of an enclosing Slurm job (`SLURM_*`) and the user's defaults (`SBATCH_*`, `SQUEUE_*`, ...) are removed from
-the environment of commands. These variables would override a submit script or change the format of an answer.
+A command that exceeds its limit is killed with all its children. Commands do not get the variables of an enclosing
+Slurm job (`SLURM_*`) and the user's defaults (`SBATCH_*`, `SQUEUE_*`, ...), which would override a submit script or
+change the format of an answer.
 """
 
 from __future__ import annotations
@@ -18,14 +17,15 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from stoker.log_files import tail
 from stoker.manager.factory.batch import BatchTrouble, Unanswered
-from stoker.manager.factory.pacing import Pacer
+from stoker.manager.factory.pacing import Pacer, unlimited
 
 log = logging.getLogger("stoker.factory")
 
 _HIDDEN = ("SLURM_", "SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_", "SRUN_")
 _SHOWN = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"}
-"""Slurm's variables that stay in the environment of commands, because they select an installation."""
+"""These variables select an installation."""
 _AFTER_KILL_S = 2.0
 _MOST_CHARACTERS = 600
 _TAIL_BYTES = 4096
@@ -37,7 +37,7 @@ _running: set[int] = set()
 
 
 def inherit(descriptor: int) -> None:
-    """Let every later command inherit a descriptor, and thus the lock on its file."""
+    """Let every later command inherit a descriptor, and so the lock on its file."""
     _inherited[:] = [descriptor]
 
 
@@ -53,25 +53,24 @@ class CommandResult(msgspec.Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """Why the command failed: the last lines of the command's output, joined."""
+        """The last lines of the output, joined: why the command failed."""
         return _one_line(self.err) or _one_line(self.out) or f"exit code {self.code}, no output"
 
 
 class CommandRunner:
-    """Runs commands in one folder. Only one thread may use a runner."""
+    """Runs commands in one folder, for one thread."""
 
     def __init__(self, *, limit_s: float, folder: Path, pacer: Pacer | None = None) -> None:
-        self._pacer = pacer
+        self.pacer = pacer or unlimited()
         self.limit_s = limit_s
         self.folder = folder
         self._environ = clean_environment(os.environ)
 
     def run(self, words: Sequence[str], *, name: str = "", more: Mapping[str, str] | None = None) -> CommandResult:
-        """Run a command. `name`: the command's name in errors. `more`: additional environment variables. Raises
-        Unanswered after the time limit, BatchTrouble if the command cannot start."""
+        """Run a command. `name`: in errors. `more`: environment variables. Raises Unanswered after the time limit,
+        BatchTrouble if it cannot start."""
         name = name or words[0]
-        if self._pacer is not None:
-            self._pacer.take()
+        self.pacer.take()
         try:
             self.folder.mkdir(mode=0o700, exist_ok=True)  # a person may have removed the folder
             process = subprocess.Popen(
@@ -96,12 +95,19 @@ class CommandRunner:
             except subprocess.TimeoutExpired as error:  # the process hangs in a dead file system
                 out, err = error.output or b"", error.stderr or b""
             said = _one_line(err.decode(errors="replace")) or _one_line(out.decode(errors="replace"))
-            said_so_far = f", after it printed: {said}" if said else ""
-            raise Unanswered(f"{name} has not answered for {self.limit_s:g} s{said_so_far}") from None
+            printed = f", after it printed: {said}" if said else ""
+            raise Unanswered(f"{name} has not answered for {self.limit_s:g} s{printed}") from None
         finally:
             _running.discard(process.pid)
         log.debug("%s: exit code %d, %d bytes", name, process.returncode, len(out))
         return CommandResult(process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
+
+    def check(self, words: Sequence[str], *, allow: str = "", more: Mapping[str, str] | None = None) -> CommandResult:
+        """Run a command. Raises BatchTrouble also if the command fails, unless its errors contain `allow`."""
+        said = self.run(words, more=more)
+        if said.code and not (allow and allow in said.err):
+            raise BatchTrouble(f"{words[0]}: {said.words}")
+        return said
 
     def shell(self, line: str) -> CommandResult:
         return self.run(["/bin/sh", "-c", line], name=line.split()[0])
@@ -129,15 +135,9 @@ def kill_tree(pid: int) -> None:
 
 
 def last_lines(folder: Path, job: str) -> list[str]:
-    """Return the last lines of a job's error output; if it is empty, of the standard output."""
-    for suffix in (".err", ".out"):
-        try:
-            with (folder / f"{job}{suffix}").open("rb") as data:
-                size = data.seek(0, os.SEEK_END)
-                data.seek(max(0, size - _TAIL_BYTES))
-                text = data.read().decode(errors="replace")
-        except OSError:  # the job never ran, or its node cannot write to this folder
-            continue
+    """Return the last lines of a job's error output, or of its standard output."""
+    for suffix in (".err", ".out"):  # both are missing if the job never ran, or its node cannot write to this folder
+        text = tail(folder / f"{job}{suffix}", most_bytes=_TAIL_BYTES)
         if lines := [line.strip() for line in text.splitlines() if line.strip()]:
             return [line[:_LINE_CHARACTERS] for line in lines[-_LAST_LINES:]]
     return []

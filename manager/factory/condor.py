@@ -1,9 +1,8 @@
 """The factory's interface to HTCondor's own commands.
 
-Parsl's CondorProvider does not support holds, walltimes or GPUs. `condor_q -json` lists all jobs of the session by
-their attributes, and `condor_history` lists jobs that have left the queue. `condor_submit` only warns about an unknown
-setting, so the reason of a waiting job repeats the warning. If a job matches no slot, `condor_q -better-analyze` runs
-every 5 minutes.
+`condor_q -json` lists the session's jobs, and
+`condor_history` jobs that have left the queue. `condor_submit` only warns about an unknown setting, so the reason of a
+waiting job repeats the warning. If a job matches no slot, `condor_q -better-analyze` runs every 5 minutes.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _ANALYZE_EVERY_S = 300.0
 _ANALYZE_AGAIN_S = 60.0
 """Seconds until an analysis without result is repeated."""
 _UNSEEN_S = 180.0
-"""Seconds without a negotiation cycle after which the reason of a waiting job mentions the delay."""
+"""From this time without a negotiation cycle, the reason of a waiting job mentions the delay."""
 _NO_NEGOTIATOR = "the pool has no negotiator at the moment, so no job starts"
 _GONE_FROM_QUEUE = BatchJobStatus(
     BlockPhase.ENDED, "gone from the queue, and condor_history does not list the job", absent=True
@@ -70,9 +69,7 @@ class CondorBatch:
         key: Callable[[BlockId], Path] | None = None,
         held_s: float = condor_ads.HELD_S,
         pacer: Pacer | None = None,
-        listing: Listing[dict[str, Ad]] | None = None,
     ) -> None:
-        self._listing = listing or Listing(fresh_s=0.0)
         self._site = site
         self._session = session
         self._folder = folder
@@ -81,16 +78,14 @@ class CondorBatch:
         self._key = key
         self._held_s = held_s
         self._commands = CommandRunner(limit_s=site.provider.command_limit_s, folder=folder, pacer=pacer)
+        self._listing: Listing[dict[str, Ad]] = self._commands.pacer.listing
         self._warned: dict[str, str] = {}
         self._ran: set[str] = set()
         self._has_history = True
         self._analyze_at, self._analysis, self._analyzed = -math.inf, "", ""
         self._negotiator_at, self._negotiator = -math.inf, ""
 
-    def submit(self, block: BlockId) -> str:
-        return self.submit_placed(block, ANYWHERE)
-
-    def submit_placed(self, block: BlockId, allowed: AllowedNodes) -> str:
+    def submit(self, block: BlockId, allowed: AllowedNodes = ANYWHERE) -> str:
         name, site = job_name(self._session, block), placed(self._site, allowed)
         script = condor_description.script(site, command=self._command(block))
         keys = [os.path.relpath(self._key(block), self._folder)] if self._key is not None else []
@@ -108,8 +103,7 @@ class CondorBatch:
         if not found:
             raise Unanswered(f"condor_submit printed no job id: {in_short(said)}")
         job = f"{found[1]}.{found[2]}"
-        warned = warnings(said.err)
-        if warned:
+        if warned := warnings(said.err):
             words = f"condor_submit warned: {'; '.join(warned)}"
             if words not in self._warned.values():
                 log.warning("block %s: %s", block, words)
@@ -129,10 +123,10 @@ class CondorBatch:
         if unmatched and time.monotonic() > self._analyze_at:
             self._analyze_job_match(unmatched[0])
         unseen = any(condor_ads.is_unseen_by_negotiator(queued[job], for_s=_UNSEEN_S) for job in verdicts)
-        if unseen and not unmatched and time.monotonic() > self._negotiator_at:
-            self._check_for_negotiator()
-        elif not unseen:
+        if not unseen:
             self._negotiator_at, self._negotiator = -math.inf, ""
+        elif not unmatched and time.monotonic() > self._negotiator_at:
+            self._check_for_negotiator()
         statuses = {job: self._add_reason_details(verdict.status, queued[job]) for job, verdict in verdicts.items()}
         self._add_warnings(statuses)
         return statuses | self._ends_from_history([job for job in jobs if job not in queued])
@@ -152,43 +146,31 @@ class CondorBatch:
         }
 
     def _queue(self) -> dict[str, Ad]:
-        ads = self._listing.read(self._run_condor_q)
+        words = ["condor_q", *_JSON, "-constraint", condor_description.of_session(self._session)]
+        ads = self._listing.read(lambda: self._read_ads(words))
         return {job: ad for job, ad in ads.items() if ad.get(condor_description.SOURCE) == self._site.name}
 
-    def _run_condor_q(self) -> dict[str, Ad]:
-        ours = condor_description.of_session(self._session)
-        said = self._commands.run(["condor_q", *_JSON, "-constraint", ours])
-        if said.code:
-            raise BatchTrouble(f"condor_q: {in_short(said)}")
-        return {condor_ads.job_id_of_ad(ad): ad for ad in condor_ads.parse_job_ads(said.out, command="condor_q")}
-
     def _ends_from_history(self, jobs: Sequence[str]) -> dict[str, BatchJobStatus]:
-        ads = self._history(jobs)
-        memory_bytes = self._site.provider.memory_bytes
-        for job in ads:
-            self._warned.pop(job, None)
-            self._ran.discard(job)
-        ends = {
-            job: self._add_reason_details(condor_ads.ended(ad, memory_bytes=memory_bytes), ad)
-            for job, ad in ads.items()
-        }
-        return dict.fromkeys(jobs, _GONE_FROM_QUEUE) | ends
-
-    def _history(self, jobs: Sequence[str]) -> dict[str, Ad]:
-        ads: dict[str, Ad] = {}
+        ends = dict.fromkeys(jobs, _GONE_FROM_QUEUE)
         for some in _in_chunks(jobs) if self._has_history else ():
             try:
-                said = self._commands.run(["condor_history", *_JSON, "-limit", str(len(some)), *some])
-                if said.code:
-                    raise BatchTrouble(in_short(said))
-                ads |= {
-                    condor_ads.job_id_of_ad(ad): ad
-                    for ad in condor_ads.parse_job_ads(said.out, command="condor_history")
-                }
+                ads = self._read_ads(["condor_history", *_JSON, "-limit", str(len(some)), *some])
             except BatchTrouble as error:
                 self._has_history = False
-                log.warning("the ends of jobs are unknown from now on: condor_history: %s", error)
-        return ads
+                log.warning("the ends of jobs are unknown from now on: %s", error)
+                break
+            for job, ad in ads.items():
+                self._warned.pop(job, None)
+                self._ran.discard(job)
+                end = condor_ads.ended(ad, memory_bytes=self._site.provider.memory_bytes)
+                ends[job] = self._add_reason_details(end, ad)
+        return ends
+
+    def _read_ads(self, words: list[str]) -> dict[str, Ad]:
+        said = self._commands.run(words)
+        if said.code:
+            raise BatchTrouble(f"{words[0]}: {in_short(said)}")
+        return {condor_ads.job_id_of_ad(ad): ad for ad in condor_ads.parse_job_ads(said.out, command=words[0])}
 
     def _add_warnings(self, statuses: dict[str, BatchJobStatus]) -> None:
         said: set[str] = set()
@@ -213,9 +195,8 @@ class CondorBatch:
     def _analyze_job_match(self, job: str) -> None:
         self._analyze_at, self._analyzed = time.monotonic() + _ANALYZE_EVERY_S, job
         try:
-            self._analysis = condor_ads.summarize_match_analysis(
-                self._commands.run(["condor_q", "-better-analyze", job]).out
-            )
+            said = self._commands.run(["condor_q", "-better-analyze", job])
+            self._analysis = condor_ads.summarize_match_analysis(said.out)
             if not self._analysis:
                 self._analyze_at = time.monotonic() + _ANALYZE_AGAIN_S
         except BatchTrouble as error:  # the analysis may time out in a large pool
@@ -252,8 +233,7 @@ def in_short(said: CommandResult) -> str:
 
 
 def failure(words: str) -> BatchTrouble | SubmissionRefused:
-    """Return the error for a failed submission. If the commit failed, `words` contains the reason after the error of
-    condor_submit."""
+    """Return the error for a failed submission, with the reason of a failed commit."""
     why = words.partition("into the queue.; ERROR: ")[2] or words.removeprefix("ERROR: ")
     return BatchTrouble(why) if _NOT_NOW.search(why) else SubmissionRefused(why)
 

@@ -1,9 +1,8 @@
 """Readers of HTCondor's job ads: pure functions over `condor_q -json` and `condor_history -json`.
 
-An evicted job changes from RUNNING to IDLE. The block of an evicted job ends, and the job is removed, because a new job
-is matched sooner. A held job counts as PENDING and is removed after `HELD_S` seconds. `NumHolds` includes holds between
-two queries. A removed job stays in the queue until its machine answers. `NumJobStarts` may be missing for a job that
-has run, because a killed shadow never writes it.
+The block of an evicted job (from RUNNING to IDLE) ends, and the job is removed, because a new job is matched sooner. A
+held job counts as PENDING and is removed after `HELD_S` seconds. `NumHolds` includes holds between two queries. A
+removed job stays in the queue until its machine answers. A killed shadow never writes `NumJobStarts`.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import json
 import re
 import signal
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -33,7 +32,6 @@ ATTRIBUTES = (
 )  # fmt: skip
 
 HELD_S = 120.0
-"""Seconds for which a held job waits for its release before the factory removes it."""
 _SLOTS = (
     r"are rejected by your job's requirements",
     r"reject your job because of their own",
@@ -45,20 +43,19 @@ _PREEMPTED = frozenset({1011, 1015, 1018, 1019, 1030})
 """VacateReasonCode of preempted jobs: the machine's PREEMPT, condor_now, a better rank or user priority."""
 _NODE_LOST = frozenset({1002, 1007, 1008, 1012, 1024, 1031, 1036})
 _NOT_STARTED = frozenset({1003, 1006, *range(1026, 1037)})
-"""VacateReasonCode of jobs that a slot did not start. A killed shadow also leaves one of these codes."""
+"""Codes of jobs that a slot did not start. A killed shadow also leaves one of these."""
 _OUT_OF_MEMORY = (34, 102)
 _OUT_OF_DISK = (34, 104)
-"""HoldReasonCode (or VacateReasonCode) and subcode of a job that used more than its slot has."""
+"""Code (of a hold or vacation) and subcode of a job that used more than its slot has."""
 _BY_POLICY = frozenset({3, 21, 26, 34})
-"""HoldReasonCode of jobs that a policy held. The text of the reason names the policy."""
+"""Holds by a policy, which the text of the reason names."""
 _MEMORY = "memory"
 _NUMBER = re.compile(r"(?<![\w)\]}])\[\d+\]")
 """The number of a condition (`[3]`), but not the index of a list: `split(TARGET.CondorVersion)[1]`."""
 
 
 class JobStatus(enum.IntEnum):
-    """HTCondor's job states. REMOVED: the job is being removed, or was removed according to the history. SENDING:
-    transferring output."""
+    """HTCondor's states. REMOVED: being removed, or in the history: removed. SENDING: transferring output."""
 
     IDLE = 1
     RUNNING = 2
@@ -69,10 +66,8 @@ class JobStatus(enum.IntEnum):
     SUSPENDED = 7
 
 
-class Verdict(msgspec.Struct, frozen=True):
-    """A job's status, and whether the factory removes the job (`remove`). `force`: True if the factory does not wait
-    for an answer of the job's machine.
-    """
+class Verdict(NamedTuple):
+    """A job's status, and whether to remove it, with `force` without an answer of its machine."""
 
     status: BatchJobStatus
     remove: bool = False
@@ -97,12 +92,11 @@ def job_id_of_ad(ad: Ad) -> str:
 
 
 def judge(ad: Ad, *, ran: bool = False, held_s: float = HELD_S, memory_bytes: int = 0) -> Verdict:
-    """Return a job's status and whether to remove the job. `ran`: True if an earlier query saw the job run.
-    `memory_bytes`: the memory in the site file, which HTCondor rounds."""
+    """Return a job's status and whether to remove it. `ran`: an earlier query saw it run. `memory_bytes`: of the site
+    file, which HTCondor rounds."""
     verdict = _judge(ad, ran=ran, held_s=held_s)
     prefix = "" if ad.get("JobStatus") == JobStatus.HELD else "Last"
-    status = _add_hold_to_status(verdict.status, ad, prefix=prefix, memory_bytes=memory_bytes)
-    return msgspec.structs.replace(verdict, status=status)
+    return verdict._replace(status=_add_hold_to_status(verdict.status, ad, prefix=prefix, memory_bytes=memory_bytes))
 
 
 def _add_hold_to_status(status: BatchJobStatus, ad: Ad, *, prefix: str, memory_bytes: int) -> BatchJobStatus:
@@ -139,7 +133,7 @@ def _judge(ad: Ad, *, ran: bool, held_s: float) -> Verdict:
 
 
 def ended(ad: Ad, *, memory_bytes: int = 0) -> BatchJobStatus:
-    """Return the status of a job that has left the queue. Some pools remove held jobs automatically."""
+    """Some pools remove held jobs automatically."""
     how, loss = _end_reason(ad), None
     if ad.get("JobStatus") == JobStatus.REMOVED:
         if how.startswith("out of walltime"):
@@ -159,8 +153,8 @@ def waits_s(ad: Ad) -> float:
 
 
 def was_evicted(ad: Ad, *, ran: bool = False) -> bool:
-    """Return True if an idle job has run and was not held afterwards. A VacateReasonCode alone does not prove a run,
-    because a slot that rejects the job also leaves a code."""
+    """True if an idle job has run and was not held afterwards. A slot that rejects it also leaves a
+    VacateReasonCode."""
     if ad.get("LastJobStatus") != JobStatus.RUNNING:
         return False
     code = ad.get("VacateReasonCode")
@@ -168,15 +162,14 @@ def was_evicted(ad: Ad, *, ran: bool = False) -> bool:
 
 
 def loss_reason_of_eviction(ad: Ad) -> LossReason:
-    """Return why an evicted job was lost. Before HTCondor 24, which introduced vacate codes, the reason is VACATED."""
-    code, sub = ad.get("VacateReasonCode"), ad.get("VacateReasonSubCode")
+    """Before HTCondor 24, which introduced vacate codes, the reason is VACATED."""
+    code = ad.get("VacateReasonCode")
     if code in _PREEMPTED:
         return LossReason.PREEMPTED
     if code in _NODE_LOST:
         return LossReason.NODE_LOST
-    if (code, sub) == _OUT_OF_MEMORY:
-        return LossReason.OUT_OF_MEMORY
-    return LossReason.VACATED
+    out_of_memory = (code, ad.get("VacateReasonSubCode")) == _OUT_OF_MEMORY
+    return LossReason.OUT_OF_MEMORY if out_of_memory else LossReason.VACATED
 
 
 def loss_reason_of_hold(ad: Ad, *, prefix: str = "") -> LossReason:
@@ -184,7 +177,7 @@ def loss_reason_of_hold(ad: Ad, *, prefix: str = "") -> LossReason:
 
 
 def _cause_of_hold(ad: Ad, *, prefix: str = "") -> str:
-    """Return the cause of a hold; empty if a person or a file transfer caused the hold."""
+    """Return the cause; empty if a person or a file transfer caused the hold."""
     code, sub = ad.get(f"{prefix}HoldReasonCode"), ad.get(f"{prefix}HoldReasonSubCode")
     if code in (BY_OWNER, SPOOLING, None):
         return ""
@@ -222,15 +215,13 @@ def has_no_matching_slot(ad: Ad) -> bool:
 
 
 def is_unseen_by_negotiator(ad: Ad, *, for_s: float) -> bool:
-    """True if no negotiator has considered the job for `for_s` seconds. A negotiator considers only one of
-    several equal jobs."""
+    """True if no negotiator has considered the job, or an equal one, for `for_s` seconds."""
     return ad.get("JobStatus") == JobStatus.IDLE and waits_s(ad) >= for_s and not _rejection_reason(ad)
 
 
 def summarize_match_analysis(text: str) -> str:
-    """Summarize `condor_q -better-analyze`: how many slots a job's conditions exclude, and which conditions no slot
-    meets. Return an empty text if slots match. HTCondor before 24.4 considers only the free part of a partitionable
-    slot."""
+    """Summarize how many slots a job's conditions exclude, and which no slot meets; "" if slots match. HTCondor before
+    24.4 considers only the free part of a partitionable slot."""
     total = re.search(r"Of (\d+) (?:slots|machines)", text)
     out, own, later = (_slots(what, text) for what in _SLOTS)
     if total is None or out is None:
@@ -240,10 +231,8 @@ def summarize_match_analysis(text: str) -> str:
     rows = dict(re.findall(rf"^\s*(\[\d+\])\s+0\s+{drained}(\S.*?)\s*$", text, re.MULTILINE))
     nowhere = [_expand_condition(row, text) for row in _unmet_conditions(rows)]
     if nowhere and out == int(total[1]):
-        of_machines = "slots on" in text[total.start() :]
-        now = (
-            "" if of_machines or not any(_DIVIDED.search(part) for part in nowhere) else " with the resources free now"
-        )
+        is_divided = "slots on" not in text[total.start() :] and any(map(_DIVIDED.search, nowhere))
+        now = " with the resources free now" if is_divided else ""
         said = [f"{said[0]}: none meets {', '.join(nowhere)}{now}"]
     said += [f"{own} refuse the job by their own requirements"] if own else []
     said += [f"{later} would suit, but are taken"] if later else []
@@ -251,13 +240,12 @@ def summarize_match_analysis(text: str) -> str:
 
 
 def is_every_slot_excluded(analysis: str) -> bool:
-    """True if an analysis (`summarize_match_analysis`) says that the job's requirements exclude every slot."""
+    """True if the job's requirements exclude every slot."""
     return re.match(r"of (\d+) slots \1 are ruled out", analysis) is not None
 
 
 def _unmet_conditions(rows: Mapping[str, str]) -> list[str]:
-    """Return the conditions that no slot meets. Omit conditions that contain another such condition, and parts of an
-    `||`."""
+    """Return the unmet conditions, without those that contain another one, and parts of an `||`."""
     parts = {number: set(_NUMBER.findall(row)) for number, row in rows.items()}
     choices = {part for number, row in rows.items() if "||" in row for part in parts[number]}
     return [
@@ -305,7 +293,7 @@ def _describe_eviction(ad: Ad) -> str:
 
 
 def _rejection_reason(ad: Ad) -> str:
-    """Return why the negotiator found no slot. Ignore a reason from before the job's last start."""
+    """Return why the negotiator found no slot since the job's last start."""
     waits_since = float(ad.get("EnteredCurrentStatus") or 0)
     if float(ad.get("LastRejMatchTime") or waits_since) < waits_since:
         return ""

@@ -4,9 +4,8 @@
 - `transfer_output_files = ""`: by default HTCondor returns every new file, including the object cache.
 - Output is not streamed: after an outage of the access point, HTCondor does not reconnect to jobs that stream.
 - HTCondor has no walltime. Many sites read `+MaxWallTime` (minutes); `periodic_remove` works everywhere.
-- The factory removes a held job; if no factory runs, `periodic_remove` removes the job. Jobs stay if the
-  owner holds them (code 1) or if they wait for files (code 16).
-- `job_lease_duration`: how long HTCondor considers a job on a silent machine as running; 40 minutes by default.
+- `periodic_remove` also removes held jobs if no factory runs, unless their owner holds them or they wait for files.
+- `job_lease_duration`: how long a job on a silent machine counts as running; 40 minutes by default.
 - `request_memory`: HTCondor's default is the size of the script, rounded up to 128 MB.
 """
 
@@ -31,7 +30,7 @@ _VACATE_S = 30
 
 
 def describe(site: Site, *, session: str, block: str, files: Sequence[str] = ()) -> str:
-    """Return a block's submit description. `files` are transferred with the job. Raises SubmissionRefused."""
+    """Return a block's description. `files` are transferred with the job. Raises SubmissionRefused."""
     name = job_name(session, block)
     lines = [
         "universe = vanilla",
@@ -55,14 +54,14 @@ def describe(site: Site, *, session: str, block: str, files: Sequence[str] = ())
 
 
 def script(site: Site, *, command: str) -> str:
-    """Return the job's script, which sets PATH and HOME, because HTCondor does not set them."""
+    """HTCondor does not set PATH and HOME."""
     init = ["[ -r /etc/profile ] && . /etc/profile", site.provider.worker_init] if site.provider.worker_init else []
     home = '[ -w "$HOME" ] || HOME=${_CONDOR_SCRATCH_DIR:-$PWD}'
     return "\n".join(["#!/bin/bash", "export PATH HOME", home, *init, f"exec {command}"]) + "\n"
 
 
 def render(site: Site, *, session: str, block: str, command: str, files: Sequence[str] = ()) -> str:
-    """Return the submit description and script of a block as one text. Raises SubmissionRefused."""
+    """Return description and script as one text. Raises SubmissionRefused."""
     name = job_name(session, block)
     description = describe(site, session=session, block=block, files=files)
     program = script(site, command=command)
@@ -78,9 +77,8 @@ def quoted(text: str) -> str:
 
 
 def gpu_expression(kind: str) -> str:
-    """Return the ClassAd expression for a GPU type: words of the device's name. `a10` matches neither A100 nor A10G.
-    Dashes, dots and underscores match any separator. The pattern contains no backslash, because submit descriptions and
-    new ClassAds treat a backslash differently."""
+    """Return the ClassAd expression for words of a device's name. `a10` matches neither A100 nor A10G. It has no
+    backslash, which submit descriptions and new ClassAds treat differently."""
     words = [word for word in re.split(r"[-_.]+", kind) if word]
     pattern = f"(^|[^a-z0-9]){'[-_. ]*'.join(words)}([^a-z0-9]|$)"
     return f"regexp({quoted(pattern)}, DeviceName, {quoted('i')})"
@@ -89,10 +87,8 @@ def gpu_expression(kind: str) -> str:
 def _file_transfer_lines(files: Sequence[str], *, shared: bool) -> list[str]:
     for name in files:
         if re.search(r"[,\n]|^\s|\s$", name):
-            raise SubmissionRefused(
-                f"HTCondor cannot transfer {name!r}: its name has a comma, a line break, or a blank at an end; rename"
-                " it"
-            )
+            why = "its name has a comma, a line break, or a blank at an end; rename it"
+            raise SubmissionRefused(f"HTCondor cannot transfer {name!r}: {why}")
     return [
         f"should_transfer_files = {'IF_NEEDED' if shared else 'YES'}",
         "when_to_transfer_output = ON_EXIT",

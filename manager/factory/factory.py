@@ -1,8 +1,8 @@
 """The factory's loop: it passes the manager's orders to the threads of the sites, and their updates to the manager.
 
-The loop ends in three cases: the session ends; the manager is absent for longer than the session's lease, so waiting
-blocks are cancelled; or a new manager has started another factory, which waits for this factory's lock. Updates are
-sent in numbered frames. Frames are kept until acknowledged, and sent again after every connection.
+The loop ends with the session, or if a new manager has started another factory. If the manager is absent for longer
+than the session's lease, waiting blocks are cancelled first. Updates are sent in numbered frames, which are kept until
+acknowledged, and sent again after every connection.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 import enum
 import logging
 import os
+import queue
 import select
+import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -23,9 +25,9 @@ from stoker.dealer import Dealer, Keys
 from stoker.errors import ProtocolError, SessionError
 from stoker.log_files import SeldomLog
 from stoker.manager.factory.batch import JOBS_LEFT, Batch, job_name
-from stoker.manager.factory.batch_thread import BatchThread, BatchThreadEnded
+from stoker.manager.factory.batches import make_batch
 from stoker.manager.factory.keeper import BlockKeeper, FactoryUpdate
-from stoker.manager.factory.pacing import SharedBudget
+from stoker.manager.factory.pacing import Pacer
 from stoker.manager.factory.pilot_command import is_block_key_issued, revoke_block_key
 from stoker.protocol import to_client, to_manager, wire
 from stoker.protocol.blocks import BlockOrder, BlockPhase, KnownBlock
@@ -41,10 +43,10 @@ END_LIMIT_S = 30.0
 _ANSWER_S = 5.0
 REFRESH_ADDRESS_S = 1.0
 OPEN_LIMIT_S = 60.0
-"""If opening a batch system takes more than this many seconds, the factory reports an error."""
+"""Seconds to open a batch system, after which the factory reports an error."""
 _LIST_ALL = (ProviderKind.LOCAL, ProviderKind.KUBERNETES)
 HELLO_LIMIT_S = 20.0
-"""Seconds without an answer after which the hello message is repeated and the missing manager is logged."""
+"""Seconds until an unanswered hello is repeated."""
 
 
 class Ending(enum.IntEnum):
@@ -67,14 +69,12 @@ class FactoryLink:
         self.dealer = Dealer(self.session.address, name=f"factory-{uuid4().hex[:12]}", keys=keys, log=log)
 
     def came_back(self) -> bool:
-        """Return True if the connection is new; the caller must then call `greet`. Raises SessionError if the manager
-        rejects this factory's key."""
+        """Return True if the connection is new. Raises SessionError if the manager rejects this factory's key."""
         failed = self.dealer.failed_handshakes
         fresh = self.dealer.came_back()
         if failed == 0 < self.dealer.failed_handshakes and not self.dealer.refused:
-            log.warning(
-                "the process that listens at %s is not the session's manager, or is exiting", self.dealer.address
-            )
+            text = "the process that listens at %s is not the session's manager, or is exiting"
+            log.warning(text, self.dealer.address)
         if self.dealer.refused:
             raise SessionError(
                 f"the manager of session {self.session.session} refused this factory's key; "
@@ -98,18 +98,17 @@ class FactoryLink:
                 self._refusals.warning("manager", f"refused a frame of the manager: {error}")
         return out
 
-    def tell(self, messages: Iterable[FactoryUpdate]) -> None:
+    def tell(self, messages: list[FactoryUpdate]) -> None:
         """Send updates to the manager now or, without a connection, after the next connection."""
-        batch = list(messages)
-        if batch:
+        if messages:
             sequence = self.outbox.next()
-            frame = wire.encode(batch, sequence=sequence)
+            frame = wire.encode(messages, sequence=sequence)
             self.outbox.keep(sequence, frame)
             if self.dealer.connected:
                 self.dealer.send(frame)
 
     def refresh_address(self) -> None:
-        """Read the manager's address again, because a restarted manager may have a new address."""
+        """Read the manager's address again, which changes with a restart."""
         try:
             address = self._folder.read().address
         except SessionError as error:  # the next call retries
@@ -118,8 +117,53 @@ class FactoryLink:
         self.dealer.move_to(address)
 
 
+class BatchThread(threading.Thread):
+    """Runs one keeper's steps and orders, so that a hanging batch system delays no other keeper. The last order returns
+    the jobs that still exist (`left`); others return None."""
+
+    def __init__(self, keeper: BlockKeeper, *, say: Callable[[FactoryUpdate | None], None]) -> None:
+        super().__init__(name=f"stoker-source-{keeper.name}", daemon=True)
+        self.keeper = keeper
+        self.left: list[str] | None = None
+        self._say = say
+        self._inbox: queue.SimpleQueue[Callable[[], list[str] | None]] = queue.SimpleQueue()
+
+    def tell(self, order: Callable[[], list[str] | None]) -> None:
+        self._inbox.put(order)
+
+    def run(self) -> None:
+        while self.left is None:
+            try:
+                self.left = self._inbox.get(timeout=self.keeper.due_in())()
+                while self.left is None and not self._inbox.empty():
+                    self.left = self._inbox.get()()
+            except queue.Empty:
+                pass
+            if self.left is None:
+                self._step()
+        self._say(None)
+
+    def _step(self) -> None:
+        for update in self.keeper.step():
+            self._say(update)
+
+    def end(self, limit_s: float) -> list[str]:
+        return self.keeper.end(until=time.monotonic() + limit_s)
+
+    def cancel_waiting(self, reason: str, limit_s: float) -> list[str]:
+        """Cancel the blocks that do not run yet. Return jobs that still exist after `limit_s` seconds."""
+        until = time.monotonic() + limit_s
+        self.keeper.cancel_waiting(reason)
+        while waiting := [kept.job for kept in self.keeper.blocks.values() if kept.cancel]:
+            if time.monotonic() >= until:
+                return waiting
+            time.sleep(min(self.keeper.due_in() or 0.0, 1.0))
+            self._step()
+        return []
+
+
 class Factory:
-    """A session's factory. `parent`: the manager's process id. `python_path`: import folders of pilots."""
+    """A session's factory. `parent`: the manager's process. `python_path`: import folders of pilots."""
 
     def __init__(
         self,
@@ -134,37 +178,32 @@ class Factory:
         self._link = FactoryLink(folder)
         self._lease_s = max((site.session.lease_s for site in sites.values()), default=60.0)
         self._owners: dict[BlockId, str] = {}
-        self._said: deque[FactoryUpdate | BatchThreadEnded] = deque()
+        self._said: deque[FactoryUpdate] = deque()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._parent = parent
         self._hello_at: float | None = None
         self._spoke_of_it = False
         self._ending: Ending | None = None
         self._stuck: set[str] = set()
-        self._stopping: set[str] = set()
         self._stopped = False
-        self._left: dict[str, tuple[str, ...]] = {}
+        """True if the threads have an order to end."""
         polls: dict[ProviderKind, float] = {}
         for site in sites.values():
             if not site.is_local:
                 kind = site.provider.kind
                 polls[kind] = min(site.provider.poll_s, polls.get(kind, site.provider.poll_s))
-        budgets = {kind: SharedBudget(poll_s=poll_s) for kind, poll_s in polls.items()}
-        self._workers = {
-            name: self._make_batch_thread(
-                name, site, python_path, None if site.is_local else budgets[site.provider.kind]
-            )
-            for name, site in sites.items()
-        }
+        pacers = {kind: Pacer(poll_s=poll_s) for kind, poll_s in polls.items()}
+        self._workers = {name: self._make_batch_thread(name, site, python_path, pacers) for name, site in sites.items()}
         self._end_limit_s = end_limit_s
 
-    def _make_batch_thread(self, name: str, site: Site, python_path: str, shared: SharedBudget | None) -> BatchThread:
-        def make() -> Batch:
-            # Import Parsl on the site's own thread, so that other sites do not wait for the import.
-            from stoker.manager.factory.batches import make_batch
+    def _make_batch_thread(
+        self, name: str, site: Site, python_path: str, pacers: Mapping[ProviderKind, Pacer]
+    ) -> BatchThread:
+        pacer = None if site.is_local else pacers[site.provider.kind]
 
+        def make() -> Batch:
             session = self._link.session.session
-            return make_batch(site, session=session, folder=self._folder, python_path=python_path, shared=shared)
+            return make_batch(site, session=session, folder=self._folder, python_path=python_path, pacer=pacer)
 
         if not site.is_local and site.provider.kind not in EXCLUDES_NODES:
             log.info("source %s: %s", name, node_exclusion_warning(site.provider.kind))
@@ -175,7 +214,7 @@ class Factory:
             poll_s=site.provider.poll_s,
             was_tried=partial(is_block_key_issued, self._folder),
             lag_s=0.0 if site.is_local or site.provider.kind in _LIST_ALL else site.provider.listing_lag_s,
-            pacer=None if shared is None else shared.pacer,
+            pacer=pacer,
         )
         return BatchThread(keeper, say=self._enqueue)
 
@@ -192,7 +231,8 @@ class Factory:
             self._run_once()
             if self._ending is not None:
                 stop_at = stop_at or time.monotonic() + self._end_limit_s + _ANSWER_S
-                if not self._stopping or time.monotonic() >= stop_at:
+                is_done = not self._stopped or all(worker.left is not None for worker in self._workers.values())
+                if is_done or time.monotonic() >= stop_at:
                     return self._final_ending()
 
     def close(self) -> None:
@@ -227,10 +267,6 @@ class Factory:
         updates = []
         while self._said:
             said = self._said.popleft()
-            if isinstance(said, BatchThreadEnded):
-                self._stopping.discard(said.source)
-                self._left[said.source] = said.left
-                continue
             updates.append(said)
             if isinstance(said, BlockUpdate):
                 if said.source:  # the block's site is needed to cancel the block
@@ -252,8 +288,9 @@ class Factory:
                 log.warning("source %s: %s", name, text)
                 self._link.tell([SourceTrouble(name, text)])
 
-    def _enqueue(self, said: FactoryUpdate | BatchThreadEnded) -> None:
-        self._said.append(said)
+    def _enqueue(self, said: FactoryUpdate | None) -> None:
+        if said is not None:
+            self._said.append(said)
         os.eventfd_write(self._wake_fd, 1)
 
     # ---- what the manager says
@@ -268,9 +305,7 @@ class Factory:
                 self._cancel(blocks, reason)
             case to_client.SessionOver(reason):
                 log.info("the session is over: %s", reason or "it was ended")
-                if self._begin_shutdown(Ending.OVER):
-                    for worker in self._workers.values():
-                        worker.tell(partial(worker.end, self._end_limit_s))
+                self._begin_shutdown(Ending.OVER, lambda worker: worker.end(self._end_limit_s))
             case to_client.Ack(sequence):
                 self._link.outbox.acked(sequence)
             case to_client.ClientRefused(reason):
@@ -278,18 +313,13 @@ class Factory:
                 self._ending = self._ending or Ending.REFUSED
             case to_client.Rejected(reason):
                 log.warning("the manager did not accept a message: %s", reason)
-            case _:
-                pass
 
     def _adopt_known_blocks(self, blocks: tuple[KnownBlock, ...]) -> None:
         log.info("the manager reports %d blocks that have not ended", len(blocks))
         self._hello_at = None
-        of: dict[str, list[KnownBlock]] = {name: [] for name in self._workers}
-        for block in blocks:
-            if self._assign_owner(block.block, block.source):
-                of[block.source].append(block)
-        for name, known in of.items():
-            self._workers[name].tell(partial(self._workers[name].keeper.sync, known))
+        ours = [block for block in blocks if self._assign_owner(block.block, block.source)]
+        for name, worker in self._workers.items():
+            worker.tell(partial(worker.keeper.sync, [block for block in ours if block.source == name]))
 
     def _submit(self, orders: tuple[BlockOrder, ...]) -> None:
         for order in orders:
@@ -316,12 +346,11 @@ class Factory:
 
     # ---- the end
 
-    def _begin_shutdown(self, ending: Ending) -> bool:
-        if self._ending is not None:
-            return False
-        self._ending = ending
-        self._stopping, self._stopped = set(self._workers), True
-        return True
+    def _begin_shutdown(self, ending: Ending, order: Callable[[BatchThread], list[str]]) -> None:
+        if self._ending is None:
+            self._ending, self._stopped = ending, True
+            for worker in self._workers.values():
+                worker.tell(partial(order, worker))
 
     def _handle_missing_manager(self) -> None:
         if self._ending is not None:
@@ -334,9 +363,7 @@ class Factory:
         if away_s > self._lease_s:
             reason = f"the manager has been away for {away_s:.0f} s"
             log.warning("%s: waiting blocks are cancelled", reason)
-            self._begin_shutdown(Ending.MANAGER_AWAY)
-            for worker in self._workers.values():
-                worker.tell(partial(worker.cancel_waiting, reason, self._end_limit_s))
+            self._begin_shutdown(Ending.MANAGER_AWAY, lambda worker: worker.cancel_waiting(reason, self._end_limit_s))
         elif away_s > HELLO_LIMIT_S and not self._spoke_of_it:
             self._spoke_of_it = True
             text = "no manager has answered at %s for %.0f s: after %.0f s waiting blocks are cancelled"
@@ -344,23 +371,28 @@ class Factory:
 
     def _final_ending(self) -> Ending:
         ending = self._ending or Ending.OVER
-        for name in self._stopping:
-            log.error("source %s did not answer before the factory's end", name)
-            kept = list(self._workers[name].keeper.blocks.values())
-            # A job whose submission is in progress has no id yet, but has a name.
-            session = self._link.session.session
-            self._left[name] = tuple(block.job or job_name(session, block.block) for block in kept)
-        left = [f"{name}: {' '.join(sorted(jobs))}" for name, jobs in sorted(self._left.items()) if jobs]
+        if not self._stopped:
+            return ending
+        left = []
+        for name, worker in sorted(self._workers.items()):
+            jobs = worker.left
+            if jobs is None:
+                log.error("source %s did not answer before the factory's end", name)
+                # A job whose submission is in progress has no id yet, but has a name.
+                session = self._link.session.session
+                jobs = [block.job or job_name(session, block.block) for block in list(worker.keeper.blocks.values())]
+            if jobs:
+                left.append(f"{name}: {' '.join(sorted(jobs))}")
         if left:
             log.error("cancel the remaining jobs by hand: %s", "; ".join(left))
-        if self._stopped and ending is Ending.OVER:
+        if ending is Ending.OVER:
             write_jobs_left(self._folder.path / JOBS_LEFT, left)
             return Ending.JOBS_LEFT if left else ending
         return ending
 
 
 def write_jobs_left(file: Path, left: Sequence[str]) -> None:
-    """Write the jobs that still exist. If the disk is full, remove the file, because an empty file means no jobs."""
+    """On a full disk remove the file, because an empty file means no jobs."""
     try:
         file.write_text("".join(f"{line}\n" for line in left))
     except OSError as error:

@@ -2,12 +2,11 @@
 
 Each step does up to four things:
 
-1. *Search* for jobs by name: at the start, after a submission with unknown outcome, and every minute. If the
-   block of a found job has no job, adopt the found job; otherwise cancel it. Report jobs of blocks that the manager did
-   not name.
-2. *Cancel* blocks. If a cancellation had no effect, cancel again later.
-3. *Query* all jobs in one command, every `poll_s` seconds, and sooner after a change. A job that `LISTINGS`
-   listings lack counts as over. For a cancelled job one listing suffices.
+1. *Search* for jobs by name: at the start, after a submission with unknown outcome, and every minute. A found job is
+   adopted if its block has no job, and otherwise cancelled. Jobs of blocks that the manager did not name are reported.
+2. *Cancel* blocks, and again later if that had no effect.
+3. *Query* all jobs in one command, every `poll_s` seconds, and sooner after a change. A job that `LISTINGS` listings
+   lack counts as over. For a cancelled job one listing suffices.
 4. *Submit* one block, unless a submission has an unknown outcome.
 """
 
@@ -31,9 +30,8 @@ from stoker.manager.factory.batch import (
     SubmissionRefused,
     Unanswered,
     UnnamedJob,
-    submit,
 )
-from stoker.manager.factory.pacing import FOR_QUERIES, FOR_SUBMISSIONS, Pacer, poll_period_s
+from stoker.manager.factory.pacing import FOR_QUERIES, FOR_SUBMISSIONS, Pacer, unlimited
 from stoker.protocol.blocks import ANYWHERE, AllowedNodes, BlockPhase, KnownBlock, LossReason
 from stoker.protocol.ids import BlockId
 from stoker.protocol.to_manager import BlockUpdate, SourceTrouble
@@ -45,9 +43,9 @@ FactoryUpdate = BlockUpdate | SourceTrouble
 
 SOON_S = 1.0
 _LONGEST_PAUSE = 6.0
-"""Maximum pause after an error, in poll periods (`poll_s`)."""
+"""Maximum pause after an error, in poll periods."""
 _OVERDUE = 6.0
-"""A query that is late by this many poll periods (`poll_s`) has priority over submissions."""
+"""A query that is late by this many poll periods has priority over submissions."""
 SEARCH_EVERY_S = 60.0
 EXPECTED_SLACK_S = 60.0
 CANCEL_AGAIN_S = 30.0
@@ -55,10 +53,13 @@ LISTINGS = 3
 MOST_UNANSWERED = 6
 
 
+_NEW = BatchJobStatus(BlockPhase.ASKED)
+
+
 @dataclass(slots=True)
 class KeptBlock:
-    """A block that is not over. `told`: the last report to the manager. `again`: why the block's job was requeued.
-    `is_unknown`: True if the manager did not name the block. `cancel`: the reason for cancelling the block."""
+    """A block that is not over. `told`: last report. `again`: why its job was requeued. `is_unknown`: the manager did
+    not name it. `cancel`: why it is cancelled. `tried`: it was submitted before."""
 
     block: BlockId
     job: str = ""
@@ -67,10 +68,7 @@ class KeptBlock:
     expected_at: float = 0.0
     again: str = ""
     loss: LossReason | None = None
-    cause: str = ""
-    advice: str = ""
-    holds: int = 0
-    no_node: bool = False
+    status: BatchJobStatus = _NEW
     is_unknown: bool = False
     cancel: str = ""
     cancelled_at: float = 0.0
@@ -84,20 +82,16 @@ class KeptBlock:
 
 
 class Absences:
-    """Counts the consecutive listings that lack a job.
-
-    A single listing may come from a cache. A job is lost after `LISTINGS` listings without it, over at least `lag_s`
-    seconds. With `lag_s` 0, one listing suffices.
-    """
+    """Counts listings that lack a job, because one may come from a cache. A job is lost after `LISTINGS` listings, over
+    at least `lag_s` seconds, or with `lag_s` 0 after one."""
 
     def __init__(self, *, lag_s: float, clock: Callable[[], float]) -> None:
         self._lag_s = lag_s
         self._clock = clock
         self._missed: dict[Hashable, tuple[int, float]] = {}
-        """By job: number of consecutive listings without the job, and time of the first of these listings."""
+        """By job: number of these listings, and time of the first."""
 
     def listed(self, job: Hashable) -> None:
-        """Reset the count of a job that is listed or has ended."""
         self._missed.pop(job, None)
 
     def missed(self, job: Hashable) -> bool:
@@ -112,8 +106,8 @@ class Absences:
 
 
 class BlockKeeper:
-    """Manages one site's blocks, on one thread. `make` opens the batch system. `owners`: the site of each block.
-    `was_tried`: True if an earlier factory may have submitted a block."""
+    """Manages one site's blocks, on one thread. `make` opens the batch system. `owners`: sites of blocks. `was_tried`:
+    an earlier factory may have submitted a block."""
 
     def __init__(
         self,
@@ -135,32 +129,30 @@ class BlockKeeper:
         self._batch: Batch | None = None
         self._owners = owners
         self._poll_s = poll_s
-        self._pacer = pacer
+        self._pacer = pacer or unlimited()
         self._clock = clock
         self._over: dict[BlockId, BlockUpdate] = {}
-        """Last updates of ended blocks, kept to be reported again if the manager loses these updates."""
+        """Last updates of ended blocks, in case the manager loses these updates."""
         self._updates: list[FactoryUpdate] = []
         self._told = False
-        """True after the manager has named its blocks. Until then, the keeper cannot match jobs with blocks."""
+        """True after the manager has named its blocks, so that jobs can be matched with blocks."""
         self._sure = False
         self._search_at = self._query_at = self._not_before = 0.0
         self._pause = RetryPause(SOON_S, max(_LONGEST_PAUSE * poll_s, SOON_S))
         self._cancel_poll = RetryPause(SOON_S, math.inf)
         self._unanswered, self._no_answer = 0, ""
-        """Number of consecutive submissions without an answer, and their last output. Each submission may have created
-        a hidden job."""
+        """Consecutive submissions without an answer, and their last output."""
         self._was_tried = was_tried
         self._absences = Absences(lag_s=lag_s, clock=clock)
         self._unresolved: set[BlockId] = set()
-        """Blocks with an unanswered submission and no known job. A listing may still show a job of these blocks."""
+        """Blocks with an unanswered submission, whose jobs a listing may still show."""
         self._given_up: set[str] = set()
-        """Jobs that count as over because listings lack them. These jobs are cancelled again at the end of the
-        session."""
+        """Jobs that count as over because listings lack them, to be cancelled again at the end."""
 
     # ---- orders
 
     def sync(self, known: Iterable[KnownBlock]) -> None:
-        """Compare this keeper's blocks with the manager's blocks, at the manager's start or after a lost connection."""
+        """Compare blocks with the manager's, at its start or after a lost connection."""
         self._told = True
         theirs = {block.block: block for block in known}
         for id, block in theirs.items():
@@ -195,7 +187,7 @@ class BlockKeeper:
         self.cancel([kept.block for kept in self.blocks.values() if kept.phase is not BlockPhase.RUNNING], reason)
 
     def due_in(self) -> float | None:
-        """Return the seconds until the next step; None if no step is due until the keeper receives an order."""
+        """Return the seconds until the next step; None to wait for an order."""
         now = self._clock()
         if self._told and self._updates:
             return 0.0
@@ -225,7 +217,7 @@ class BlockKeeper:
         return updates
 
     def end(self, *, until: float) -> list[str]:
-        """Cancel every job of the session on this site. Return the ids of jobs that still exist at time `until`."""
+        """Cancel every job of the session on this site. Return the jobs that still exist at time `until`."""
         left = {kept.job for kept in self.blocks.values() if kept.job} | self._given_up
         cancelled: set[str] = set()
         told_at, pause = -math.inf, RetryPause(min(SOON_S, self._poll_s), self._poll_s)
@@ -282,13 +274,11 @@ class BlockKeeper:
         return any(kept.phase is BlockPhase.ASKED for kept in self.blocks.values())
 
     def _query_delay_s(self) -> float:
-        if self._pacer is None:
-            return 0.0
         overdue = self._clock() - self._query_at > _OVERDUE * self._poll_s
         return self._pacer.wait_s(leaving=0.0 if overdue else FOR_QUERIES)
 
     def _submission_delay_s(self) -> float:
-        return 0.0 if self._pacer is None else self._pacer.wait_s(leaving=FOR_SUBMISSIONS)
+        return self._pacer.wait_s(leaving=FOR_SUBMISSIONS)
 
     def _open_batch_system(self) -> Batch:
         if self._batch is None:
@@ -322,9 +312,8 @@ class BlockKeeper:
             elif job not in over:
                 strays.append(job)
         if strays:
-            log.warning(
-                "source %s: jobs %s are not jobs of requested blocks and are cancelled", self.name, ", ".join(strays)
-            )
+            text = "source %s: jobs %s are not jobs of requested blocks and are cancelled"
+            log.warning(text, self.name, ", ".join(strays))
             batch.cancel(strays)
         self._resolve_submissions(set(found.values()))
         self._sure = True
@@ -369,7 +358,7 @@ class BlockKeeper:
                 if job in jobs and self._is_status_confirmed(jobs[job], status):
                     self._apply_status(jobs[job], status)
         now = self._clock()
-        every_s = poll_period_s(self._poll_s, self._pacer, took_s=now - began)
+        every_s = self._pacer.poll_period_s(self._poll_s, took_s=now - began)
         if any(kept.cancel for kept in self.blocks.values()):
             every_s = min(self._cancel_poll.grow(), every_s)
         self._query_at = now + every_s
@@ -384,7 +373,7 @@ class BlockKeeper:
         return is_over
 
     def _apply_status(self, kept: KeptBlock, status: BatchJobStatus) -> None:
-        kept.cause, kept.advice, kept.holds, kept.no_node = status.cause, status.advice, status.holds, status.no_node
+        kept.status = status
         if status.phase is BlockPhase.ENDED:
             by_us = kept.cancelled_at and status.reason != "done"  # the batch system may report a different reason
             kept.loss = None if by_us else status.loss
@@ -401,7 +390,7 @@ class BlockKeeper:
         expected_at = self._clock() + status.expected_in_s if status.expected_in_s else 0.0
         moved = abs(expected_at - kept.expected_at) > EXPECTED_SLACK_S
         kept.phase = status.phase
-        if moved or kept.told != (status.phase, kept.job, reason, kept.loss, kept.holds):
+        if moved or kept.told != (status.phase, kept.job, reason, kept.loss, status.holds):
             kept.expected_at = expected_at
             self._queue_block_update(kept, reason, expected_in_s=status.expected_in_s)
 
@@ -421,9 +410,9 @@ class BlockKeeper:
         self._unresolved.add(kept.block)
         kept.tried = True
         try:
-            job = submit(batch, kept.block, kept.allowed)
+            job = batch.submit(kept.block, kept.allowed)
         except SubmissionRefused as error:
-            kept.no_node = isinstance(error, NoNodeLeft)
+            kept.status = BatchJobStatus(BlockPhase.REFUSED, no_node=isinstance(error, NoNodeLeft))
             self._unresolved.discard(kept.block)
             self._unanswered, self._no_answer = 0, ""
             self._end(kept, BlockPhase.REFUSED, str(error))
@@ -452,9 +441,10 @@ class BlockKeeper:
     # ---- updates
 
     def _queue_block_update(self, kept: KeptBlock, reason: str, *, expected_in_s: float = 0.0) -> BlockUpdate:
-        kept.told = (kept.phase, kept.job, reason, kept.loss, kept.holds)
+        now = kept.status
+        kept.told = (kept.phase, kept.job, reason, kept.loss, now.holds)
         source = self.name if kept.is_unknown else ""
-        why = (kept.loss, source, kept.cause, kept.advice, kept.holds, kept.no_node)
+        why = (kept.loss, source, now.cause, now.advice, now.holds, now.no_node)
         update = BlockUpdate(kept.block, kept.phase, kept.job, reason, expected_in_s, *why)
         self._updates.append(update)
         return update
@@ -467,8 +457,7 @@ class BlockKeeper:
         self._over[kept.block] = msgspec.structs.replace(update, source=self.name)
 
     def _report_trouble_and_back_off(self, text: str) -> None:
-        if text:
-            self._not_before = self._clock() + self._pause.grow()
+        self._not_before = self._clock() + self._pause.grow()
         self._report_trouble(text)
 
     def _report_trouble(self, text: str) -> None:

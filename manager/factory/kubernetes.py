@@ -16,7 +16,7 @@ from parsl.jobs.states import JobState, JobStatus
 from parsl.providers import KubernetesProvider
 
 from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble, SubmissionRefused, block_of, job_name
-from stoker.protocol.blocks import BlockPhase
+from stoker.protocol.blocks import ANYWHERE, AllowedNodes, BlockPhase
 from stoker.protocol.ids import BlockId
 from stoker.site import Provider, Site
 
@@ -34,7 +34,7 @@ class KubernetesBatch:
         self._provider = _make_kubernetes_provider(site.provider)
         self._provider.kube_client = KubernetesClient(self._provider.kube_client, site.provider)
 
-    def submit(self, block: BlockId) -> str:
+    def submit(self, block: BlockId, allowed: AllowedNodes = ANYWHERE) -> str:  # noqa: ARG002  # no choice of nodes
         job = self._call_api(self._provider.submit, self._command(block), 1, job_name(self._session, block))
         return str(self._provider.resources[job]["pod_name"])
 

@@ -1,7 +1,7 @@
-"""PBS, LSF and Grid Engine: Parsl's providers submit jobs; one command lists all jobs.
+"""PBS, LSF and Grid Engine: one command lists all jobs.
 
-Parsl's providers report a suspended job as cancelled (LSF) or failed (Grid Engine). For an unlisted job, the accounting
-(`qacct`, `bhist`) shows how it ended. Without accounting the job is absent, and only its output may show how it ended.
+For an unlisted job, the accounting (`qacct`, `bhist`) shows how it ended. Without accounting the job is absent, and
+only its output may show how it ended.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble, block_of, job_name, loss_reason_from_text
 from stoker.manager.factory.pacing import Pacer
 from stoker.manager.factory.submitting import Submitter, is_temporary_submission_error
-from stoker.protocol.blocks import BlockPhase
+from stoker.protocol.blocks import ANYWHERE, AllowedNodes, BlockPhase
 from stoker.protocol.ids import BlockId
 from stoker.site import ProviderKind, Site
 
@@ -45,21 +45,14 @@ _BHIST_ENDS = (
 
 
 class ListedJob(msgspec.Struct, frozen=True):
-    """A job in the batch system's list. `expected_at`: wall-clock time of the job's expected start, 0 if unknown.
-    `failed`: True if the job failed, so that the job's output may show the cause."""
+    """`expected_at`: wall-clock time of the expected start (0: unknown). `failed`: the job's output may show the
+    cause."""
 
     name: str
     phase: BlockPhase
     reason: str = ""
     expected_at: float = 0.0
     failed: bool = False
-
-    def status(self, *, now: float, output: list[str]) -> BatchJobStatus:
-        """Return the job's status. `now`: wall-clock time. `output`: the last output lines of the job."""
-        said = f": {'; '.join(output)}" if self.failed and output else ""
-        expected_in_s = max(0.0, self.expected_at - now) if self.expected_at else 0.0
-        loss = loss_reason_from_text(self.reason) if self.phase is BlockPhase.ENDED else None
-        return BatchJobStatus(self.phase, self.reason + said, expected_in_s, loss)
 
 
 Read = Callable[[str], dict[str, ListedJob]]
@@ -176,8 +169,7 @@ _ACCOUNTING: dict[ProviderKind, tuple[list[str], Callable[[str], ListedJob | Non
     ProviderKind.LSF: (["bhist", "-l"], read_bhist),
     ProviderKind.GRID_ENGINE: (["qacct", "-j"], read_qacct),
 }
-"""The command that shows how a job ended, and the reader of the command's output. PBS needs no such command: `qstat -x`
-lists ended jobs."""
+"""The command that shows how a job ended, and its reader. PBS lists ended jobs."""
 _ONE_BY_ONE = 3
 _PBS_ID = re.compile(r"\d+(\[\d*\])?(\.\S+)?")
 
@@ -190,8 +182,8 @@ class ListedBatch:
         self._accounting = True
         self._jobs = Submitter(site, session=session, folder=folder, command=command, pacer=pacer)
 
-    def submit(self, block: BlockId) -> str:
-        return self._jobs.submit(block)
+    def submit(self, block: BlockId, allowed: AllowedNodes = ANYWHERE) -> str:
+        return self._jobs.submit(block, allowed)
 
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
         listed = self._list(jobs)
@@ -204,14 +196,12 @@ class ListedBatch:
     def cancel_named(self, blocks: Sequence[BlockId]) -> None:
         for block in blocks:
             name = job_name(self._jobs.session, block)
-            match self._kind:
-                case ProviderKind.PBS:
-                    if jobs := self._run_qselect(["-N", name]):
-                        self.cancel(jobs)
-                case ProviderKind.LSF:
-                    self._cancel(["bkill", "-J", name, "0"])
-                case _:
-                    self._cancel(["qdel", name])
+            if self._kind is ProviderKind.LSF:
+                self._cancel(["bkill", "-J", name, "0"])
+            elif self._kind is ProviderKind.GRID_ENGINE:
+                self._cancel(["qdel", name])
+            elif jobs := self._run_qselect(["-N", name]):
+                self.cancel(jobs)
 
     def _cancel(self, words: list[str]) -> None:
         said = self._jobs.commands.run(words)
@@ -232,20 +222,21 @@ class ListedBatch:
             how = "; ".join(self._jobs.output(job))
             reason = f"no longer in the queue: {how}" if how else "no longer in the queue"
             return BatchJobStatus(BlockPhase.ENDED, reason, absent=True)
-        output = self._jobs.output(job, entry.name) if entry.phase is BlockPhase.ENDED else []
-        return entry.status(now=time.time(), output=output)
+        expected_in_s = max(0.0, entry.expected_at - time.time()) if entry.expected_at else 0.0
+        if entry.phase is not BlockPhase.ENDED:
+            return BatchJobStatus(entry.phase, entry.reason, expected_in_s)
+        how = "; ".join(self._jobs.output(job, entry.name)) if entry.failed else ""
+        reason = f"{entry.reason}: {how}" if how else entry.reason
+        return BatchJobStatus(entry.phase, reason, expected_in_s, loss_reason_from_text(entry.reason))
 
     def _list(self, jobs: Sequence[str] | None) -> dict[str, ListedJob]:
-        match self._kind:
-            case ProviderKind.PBS:
-                if jobs is None:
-                    jobs = self._run_qselect([])
-                # PBS reports an error for an unknown job, but lists the other jobs.
-                return self._read(["qstat", "-x", "-f", "-F", "json", *jobs], read_pbs) if jobs else {}
-            case ProviderKind.LSF:
-                return self._read(["bjobs", "-a", "-noheader", "-o", LSF_FIELDS], read_lsf)
-            case _:
-                return self._read(["qstat", "-xml", "-u", getpass.getuser()], read_grid_engine)
+        if self._kind is ProviderKind.LSF:
+            return self._read(["bjobs", "-a", "-noheader", "-o", LSF_FIELDS], read_lsf)
+        if self._kind is ProviderKind.GRID_ENGINE:
+            return self._read(["qstat", "-xml", "-u", getpass.getuser()], read_grid_engine)
+        jobs = self._run_qselect([]) if jobs is None else jobs
+        # PBS reports an error for an unknown job, but lists the other jobs.
+        return self._read(["qstat", "-x", "-f", "-F", "json", *jobs], read_pbs) if jobs else {}
 
     def _run_qselect(self, options: list[str]) -> list[str]:
         words = self._run_command(["qselect", "-u", getpass.getuser(), *options]).split()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,7 +17,7 @@ import psutil
 from stoker.manager.factory.batch import BatchJobStatus, job_name
 from stoker.manager.factory.commands import last_lines
 from stoker.manager.factory.pilot_command import PILOT, TASKVINE_PILOT
-from stoker.protocol.blocks import BlockPhase
+from stoker.protocol.blocks import ANYWHERE, AllowedNodes, BlockPhase
 from stoker.protocol.ids import BlockId
 
 
@@ -27,8 +27,7 @@ def shell_command_for_pilot(worker_init: str, command: str) -> str:
 
 
 class LocalBatch:
-    """Pilots on this machine. `folder`: folder for the pilots' output. `worker_init`: shell code that runs before the
-    pilot."""
+    """Pilots on this machine. `folder`: for their output. `worker_init`: shell code that runs before a pilot."""
 
     def __init__(self, *, session: str, folder: Path, command: Callable[[BlockId], str], worker_init: str = "") -> None:
         self._session = session
@@ -38,7 +37,7 @@ class LocalBatch:
         self._started: dict[str, subprocess.Popen[bytes]] = {}
         self._blocks: dict[str, BlockId] = {}
 
-    def submit(self, block: BlockId) -> str:
+    def submit(self, block: BlockId, allowed: AllowedNodes = ANYWHERE) -> str:  # noqa: ARG002  # no choice of nodes
         name = job_name(self._session, block)
         # With these arguments, a later factory finds the shell before it becomes the pilot. `set --` hides the
         # arguments from scripts that `worker_init` sources: conda's `activate` would read them as the name of an
@@ -71,17 +70,20 @@ class LocalBatch:
     def find(self) -> Mapping[str, BlockId]:
         # The command line of a new child is not final, so children are found by process object.
         children = [job for job, process in self._started.items() if process.poll() is None]
-        return {**dict(self._pilots()), **{job: self._blocks[job] for job in children}}
+        return {**self._pilots(), **{job: self._blocks[job] for job in children}}
 
-    def _pilots(self) -> Iterator[tuple[str, BlockId]]:
-        session = str(self._folder.parent)
+    def _pilots(self) -> dict[str, BlockId]:
+        session, parents, found = str(self._folder.parent), dict[int, int](), dict[int, BlockId]()
         for process in psutil.process_iter():
             with suppress(psutil.Error, ValueError, IndexError):
                 if process.uids().real != os.getuid():
                     continue
                 words = process.cmdline()
                 if (PILOT in words or TASKVINE_PILOT in words) and words[words.index("--session") + 1] == session:
-                    yield str(process.pid), BlockId(words[words.index("--block") + 1])
+                    parents[process.pid] = process.ppid()
+                    found[process.pid] = BlockId(words[words.index("--block") + 1])
+        # A child of the shell has the shell's command line until it starts its program.
+        return {str(pid): block for pid, block in found.items() if parents[pid] not in found}
 
     def _end_of(self, job: str) -> BatchJobStatus:
         process, block = self._started.pop(job, None), self._blocks.pop(job, None)

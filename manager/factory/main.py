@@ -2,11 +2,9 @@
 
 Two locks (flock) in the session folder ensure that a session has one factory.
 
-- A factory locks `factory.lock`. A second factory waits for this lock. If the first factory does not exit within
-  `TURN_LIMIT_S` seconds, it is killed.
-- Every command of a batch system inherits `commands.lock` and keeps the lock even after its factory's death. The
-  new factory must not repeat a submission in progress, so it waits for the command's time limit, and then kills the
-  command.
+- A factory locks `factory.lock`. A second factory waits for this lock, and kills the first after `TURN_LIMIT_S`.
+- Every command of a batch system inherits `commands.lock`, and keeps it after its factory's death. The new factory must
+  not repeat a submission in progress, so it waits for the command's time limit, and then kills the command.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from stoker import locks
 from stoker.config import read_python_path, read_sites
 from stoker.errors import SessionError, StokerError
 from stoker.log_files import keep_log
-from stoker.manager.factory import commands, parsl_parts
+from stoker.manager.factory import commands
 from stoker.manager.factory.factory import END_LIMIT_S, Ending, Factory
 from stoker.protocol.session import SessionFolder
 from stoker.units import show_seconds
@@ -41,17 +39,11 @@ _MODULE = "stoker.manager.factory.main"
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="stoker-factory", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--session", required=True, metavar="DIR", help="session folder, with its site files and keys")
-    parser.add_argument(
-        "--parent", type=int, default=os.getppid(), metavar="PID", help="process that starts it (its manager)"
-    )
-    for option, limit_s, what in (
-        ("--turn-limit-s", TURN_LIMIT_S, "limit for the previous factory to exit"),
-        ("--end-limit-s", END_LIMIT_S, "limit for jobs to end after the session"),
-    ):
-        parser.add_argument(option, type=float, default=limit_s, metavar="S", help=what)
+    parser.add_argument("--parent", type=int, default=os.getppid(), metavar="PID", help="its manager's process")
+    parser.add_argument("--turn-limit-s", type=float, default=TURN_LIMIT_S, help="for the previous factory to exit")
+    parser.add_argument("--end-limit-s", type=float, default=END_LIMIT_S, help="for jobs to end after the session")
     options = parser.parse_args(arguments)
     folder = SessionFolder(options.session)
-    parsl_parts.import_in_parts()
     keep_log(folder.path / "factory.log")
     # The client handles Ctrl-C in the user's terminal. SIGTERM ends the factory and leaves all jobs.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -111,7 +103,7 @@ def take_turn(file: Path, *, parent: int, limit_s: float = TURN_LIMIT_S) -> bool
 
 
 def acquire_command_lock(file: Path, *, limit_s: float) -> None:
-    """Wait until the commands of a killed factory have ended, then take their lock for this factory's commands."""
+    """Wait for the commands of a killed factory, then take their lock for this factory's commands."""
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     if not locks.take(descriptor):
         age_s = min((_process_age_s(each.pid) for each in locks.holders(file)), default=0.0)

@@ -1,7 +1,7 @@
 """Limit the rate of requests to a batch system, over all sources of a session, to the rate that strict sites allow.
 
 The budget is a token bucket. With `poll = "10 s"` it allows a burst of 36 requests, then 3.8 per minute; a shorter poll
-allows more. Cancellations may use the last token; submissions and queries leave some tokens.
+allows more. Only cancellations may use the last tokens.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 BURST, A_MINUTE = 36.0, 3.8
-"""Burst and requests per minute for a poll period of `_POLL_S`. Both are slightly below the limits of strict sites,
-which are 40 and 4."""
+"""For a poll period of `_POLL_S`, slightly below the limits of strict sites (40 and 4)."""
 _POLL_S = 10.0
 FOR_SUBMISSIONS, FOR_QUERIES = 4.0, 6.0
 _STRETCH, _SLOW = 2.5, 4.0
-"""The next query waits `_STRETCH` poll periods if less than half of the tokens are left. It always waits at least
-`_SLOW` times as long as the last query took."""
+"""The next query waits `_STRETCH` poll periods if less than half of the tokens are left, and at least `_SLOW` times as
+long as the last query took."""
 _ROUNDING = 1e-6
 _LEAST_WAIT_S = 0.01
 
@@ -26,7 +25,7 @@ T = TypeVar("T")
 
 
 class Pacer:
-    """A token bucket for several threads."""
+    """A token bucket for several threads. `listing`: the shared output of the command that lists all jobs."""
 
     def __init__(
         self,
@@ -37,7 +36,7 @@ class Pacer:
     ) -> None:
         scale = _POLL_S / poll_s
         self.burst, self.per_s = BURST * scale, A_MINUTE * scale / 60.0
-        self.listing_s = poll_s / 2
+        self.listing: Listing[Any] = Listing(fresh_s=poll_s / 2, clock=clock)
         self._clock, self._sleep = clock, sleep
         self._level, self._at = self.burst, clock()
         self._lock = threading.Lock()
@@ -56,25 +55,26 @@ class Pacer:
         with self._lock:
             return self._seconds_until(leaving + 1.0)
 
-    @property
-    def is_low_on_tokens(self) -> bool:
+    def poll_period_s(self, poll_s: float, *, took_s: float) -> float:
+        """Return the seconds between queries: more with few tokens, or after a long query."""
         with self._lock:
-            self._refill()
-            return self._level < self.burst / 2
+            stretch = _STRETCH if self._seconds_until(self.burst / 2) else 1.0
+        return max(stretch * poll_s, _SLOW * took_s)
 
     def _seconds_until(self, level: float) -> float:
-        self._refill()
-        lacking = level - self._level
-        return max(_LEAST_WAIT_S, lacking / self.per_s) if lacking > _ROUNDING else 0.0
-
-    def _refill(self) -> None:
         now = self._clock()
         self._level = min(self.burst, self._level + (now - self._at) * self.per_s)
         self._at = now
+        lacking = level - self._level
+        return max(_LEAST_WAIT_S, lacking / self.per_s) if lacking > _ROUNDING else 0.0
+
+
+def unlimited() -> Pacer:
+    return Pacer(poll_s=1e-6)
 
 
 def in_words(poll_s: float) -> str:
-    """Return the maximum request rate as text: `3 requests a minute while its jobs run, …`."""
+    """Return the maximum rate as text: `3 requests a minute while its jobs run, …`."""
     pacer = Pacer(poll_s=poll_s, clock=lambda: 0.0)
     at_rest = min(60.0 / (_STRETCH * poll_s) + 1.0, 60.0 * pacer.per_s)
     return (
@@ -83,14 +83,8 @@ def in_words(poll_s: float) -> str:
     )
 
 
-def poll_period_s(poll_s: float, pacer: Pacer | None, *, took_s: float) -> float:
-    """Return the seconds between queries: more if few tokens are left, or if the last query took long."""
-    stretch = _STRETCH if pacer is not None and pacer.is_low_on_tokens else 1.0
-    return max(stretch * poll_s, _SLOW * took_s)
-
-
 class Listing(Generic[T]):
-    """The last output of one command about all jobs. One thread runs the command; other threads wait for the output."""
+    """The output of one command about all jobs. One thread runs it; other threads wait."""
 
     def __init__(self, *, fresh_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._fresh_s, self._clock = fresh_s, clock
@@ -108,9 +102,3 @@ class Listing(Generic[T]):
     def forget(self) -> None:
         with self._lock:
             self._said = None
-
-
-class SharedBudget:
-    def __init__(self, *, poll_s: float) -> None:
-        self.pacer = Pacer(poll_s=poll_s)
-        self.listing: Listing[Any] = Listing(fresh_s=self.pacer.listing_s)

@@ -1,7 +1,7 @@
 """The command that starts a pilot, and the key pair of its block. The command contains no secret.
 
-A block's key pair is created before its job is submitted, and removed after the block ends. A node receives only the
-key of its own block. The manager accepts this key only for pilots of that block (`manager.live.admission`).
+A block's key pair exists from before its job is submitted until the block ends. A node receives only the key of its own
+block, which the manager accepts only for pilots of that block (`manager.live.admission`).
 """
 
 from __future__ import annotations
@@ -110,9 +110,6 @@ def python_path() -> str:
 
 def reject_invalid_import_paths(paths: Iterable[str]) -> None:
     """Raise SessionError for a folder whose name cannot be passed to a pilot."""
+    advice = "rename the folder, or remove it from PYTHONPATH"
     for path in paths:
-        refuse_non_utf8_path(
-            path,
-            what="a folder that this program imports from",
-            advice="rename the folder, or remove it from PYTHONPATH",
-        )
+        refuse_non_utf8_path(path, what="a folder that this program imports from", advice=advice)

@@ -26,18 +26,18 @@ _NEVER = (
     (r"InvalidQOS|QOSNotAllowed", "the QOS may not be used there; change [provider] qos"),
     (r"PartitionInactive|PartitionDown", ""),
 )
-"""Reasons that keep a job pending until a person changes a setting, and advice on the setting to change."""
+"""Reasons that keep a job pending until a setting changes, with advice."""
 _NO_NODE = re.compile(r"ReqNodeNotAvail|BadConstraints|Nodes.required.for.job.are.DOWN", re.IGNORECASE)
 """Reasons of a pending job if no available node can run it."""
 _PARTITION = "the partition takes no jobs now; the job waits until an administrator opens it"
 
 
-def add_advice_to_pending_reason(reason: str) -> str:
+def _add_advice(reason: str) -> str:
     word = reason.partition(",")[0].strip()
-    for pattern, what in _NEVER:
-        if re.fullmatch(pattern, word):
-            return f"{reason}: the job never starts with these settings: {what}" if what else f"{reason}: {_PARTITION}"
-    return reason
+    what = next((what for pattern, what in _NEVER if re.fullmatch(pattern, word)), None)
+    if what is None:
+        return reason
+    return f"{reason}: the job never starts with these settings: {what}" if what else f"{reason}: {_PARTITION}"
 
 
 SQUEUE = "%F|%T|%r|%S|%N|%j|%Z"
@@ -77,8 +77,8 @@ _REQUEUED = {
 
 
 class AccountedJob(msgspec.Struct, frozen=True):
-    """Slurm's facts about a job. `state`: in Slurm's long form. `exit_code`: code and signal, as in `1:0`. `start`:
-    wall-clock time. `folder`: path of the submission folder, up to the first line break in the path."""
+    """`state`: in Slurm's long form. `exit_code`: code and signal, as in `1:0`. `start`: wall-clock time. `folder`: of
+    the submission, up to the first line break."""
 
     job: str
     state: str
@@ -109,19 +109,15 @@ def read_squeue(text: str) -> dict[str, AccountedJob]:
         fields = line.split("|", 6)
         if len(fields) == 7 and fields[0].isdecimal():
             job, state, reason, start, nodes, name, folder = fields
-            row = AccountedJob(
-                job, state, _blank_if_none(reason), _parse_timestamp(start), _blank_if_none(nodes), name, folder
-            )
+            reason, nodes = _blank_if_none(reason), _blank_if_none(nodes)
+            row = AccountedJob(job, state, reason, _parse_timestamp(start), nodes, name, folder)
             rows[job] = _merge_tasks(rows[job], row) if job in rows else row
     return rows
 
 
 def _merge_tasks(one: AccountedJob, other: AccountedJob) -> AccountedJob:
     # Order of states: running, waiting, ended. Among ended tasks, failed tasks are first.
-    first, second = sorted(
-        (one, other),
-        key=lambda row: (0 if row.state in _RUNNING else 1 if row.state in _WAITING else 2, row.state == "COMPLETED"),
-    )
+    first, second = sorted((one, other), key=lambda row: (row.over, row.is_waiting, row.state == "COMPLETED"))
     if first.state in _RUNNING and second.state in _RUNNING:
         nodes = dict.fromkeys(node for row in (first, second) for node in _COMMA.split(row.nodes) if node)
         return msgspec.structs.replace(first, nodes=",".join(nodes))
@@ -143,9 +139,7 @@ def read_scontrol(text: str) -> dict[str, AccountedJob]:
     """Read `scontrol show job -o`, one line per job. A job array is one job."""
     rows: dict[str, AccountedJob] = {}
     for line in text.splitlines():
-        found: dict[str, str] = {}
-        for key, value in _FIELD.findall(line):
-            found.setdefault(key, value)
+        found: dict[str, str] = dict(reversed(_FIELD.findall(line)))  # the first of equal keys
         if "JobId" not in found or "JobState" not in found:
             continue
         job = found.get("ArrayJobId") or found["JobId"]
@@ -174,7 +168,7 @@ def job_status(row: AccountedJob, *, now: float, output: Iterable[str] = ()) -> 
         if expected_in_s > _TOO_FAR_S:  # Slurm counts jobs without a time limit as a year
             expected_in_s = 0.0
         no_node = _NO_NODE.match(reason) is not None
-        return BatchJobStatus(BlockPhase.PENDING, add_advice_to_pending_reason(reason), expected_in_s, no_node=no_node)
+        return BatchJobStatus(BlockPhase.PENDING, _add_advice(reason), expected_in_s, no_node=no_node)
     if row.state in _RUNNING:
         how = "" if row.state == "RUNNING" else f"{row.state.lower()} "
         return BatchJobStatus(BlockPhase.RUNNING, f"{how}on {row.nodes}" if row.nodes else how.strip())
@@ -183,7 +177,7 @@ def job_status(row: AccountedJob, *, now: float, output: Iterable[str] = ()) -> 
 
 
 def gone(output: Iterable[str]) -> BatchJobStatus:
-    """Return the status of a job that Slurm does not know. The job's `output` may show how it ended."""
+    """Return the status of a job that Slurm does not know."""
     said = end_reason_in_job_output(list(output))
     return BatchJobStatus(
         BlockPhase.ENDED, said or "Slurm no longer knows this job", loss=loss_reason_from_text(said), absent=not said
@@ -191,7 +185,7 @@ def gone(output: Iterable[str]) -> BatchJobStatus:
 
 
 def requeued(sacct: str, output: Iterable[str]) -> tuple[str, LossReason] | None:
-    """Return why Slurm requeued a job, if known. `sacct`: output of `sacct`, one row per run, oldest first."""
+    """Return why Slurm requeued a job, if known. `sacct`: its runs, oldest first."""
     for line in reversed(sacct.splitlines()):
         fields = line.split("|")
         state = fields[1].partition(" ")[0] if len(fields) == 4 else ""
@@ -206,11 +200,8 @@ def requeued(sacct: str, output: Iterable[str]) -> tuple[str, LossReason] | None
 
 def end_reason_in_job_output(output: list[str]) -> str:
     """Return how a job ended, if Slurm has appended the reason to the output."""
-    for line in reversed(output):
-        found = _CANCELLED.search(line)
-        if found:
-            return _DUE_TO.get(found[1], f"cancelled: {found[1].lower()}")
-    return ""
+    found = next(filter(None, map(_CANCELLED.search, reversed(output))), None)
+    return _DUE_TO.get(found[1], f"cancelled: {found[1].lower()}") if found else ""
 
 
 def read_preempted(text: str) -> set[str]:
@@ -220,7 +211,7 @@ def read_preempted(text: str) -> set[str]:
 
 
 def lost_nodes(sinfo: str) -> list[str]:
-    """Return the nodes in `sinfo -h -N -o "%N|%T"` that are down or do not answer (a `*` after the state)."""
+    """Return the nodes that are down or do not answer (a `*` after the state)."""
     rows = (line.strip().split("|") for line in sinfo.splitlines())
     lost = [row[0] for row in rows if len(row) == 2 and (row[1].startswith(("down", "fail")) or row[1].endswith("*"))]
     return list(dict.fromkeys(lost))

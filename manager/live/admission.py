@@ -1,7 +1,7 @@
 """Check the keys of peers, and limit the connections that prove no key.
 
-A stranger's silent connections could use up all file descriptors. Above a limit, the manager closes an unproven
-connection: the oldest one of the address that has the most unproven connections.
+Silent connections of strangers could use up all file descriptors. Above a limit, the manager closes the oldest unproven
+connection of the address that has most of them.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ log = logging.getLogger("stoker.manager")
 
 _REREAD_S = 0.2
 KEPT_FREE = 64
-"""File descriptors reserved for the manager itself: files, processes, the lease."""
+"""File descriptors for files, processes and the lease."""
 _LEAST, _MOST = 32, 4096
 
 
 class Role(enum.Enum):
-    """CLIENT has the client key of the session. PILOT has the key of a block, or the pilot key of the session."""
+    """Whose key a peer has: the session's clients, or pilots (of one block, or by hand)."""
 
     CLIENT = "client"
     PILOT = "pilot"
 
 
 class User(msgspec.Struct, frozen=True):
-    """The owner of a key. `block`: the block whose pilots may use the key; empty = all pilots."""
+    """The owner of a key. `block`: whose pilots may use it (empty: all pilots)."""
 
     role: Role
     block: str = ""
@@ -105,7 +105,7 @@ class KnownKeys:
 
 
 def foreign(state: State, pilot: PilotId, messages: Sequence[FromPilot], *, block: str) -> str:
-    """Return why the owner of a block's key may not send messages for this pilot; an empty text if it may."""
+    """Return why the owner of a block's key may not speak for this pilot, or ""."""
     first = messages[0] if messages else None
     said = first.block if isinstance(first, PilotHello) else block
     known = state.pilots.get(pilot) or state.gone_pilots.get(pilot)
@@ -126,7 +126,7 @@ Peer = tuple[str, int]
 
 
 class UnprovenConnections:
-    """Connections whose peers have not proved a key. Raises SessionError if this process may open too few files."""
+    """Connections without a proved key. Raises SessionError if this process may open too few files."""
 
     def __init__(self) -> None:
         limit = connections.descriptor_limit()
@@ -140,7 +140,6 @@ class UnprovenConnections:
         self._ceiling = limit - KEPT_FREE
         self._peers: dict[int, Peer] = {}
         self._lines = SeldomLog(log)
-        self.cut = 0
 
     def accepted(self, descriptor: int) -> None:
         self.settled(descriptor)
@@ -152,7 +151,6 @@ class UnprovenConnections:
         surplus = self.places.pop_oldest_connection() if descriptor >= self._ceiling else self.places.surplus()
         if surplus is not None:
             oldest, address = surplus
-            self.cut += 1
             _shut_down_connection(oldest, self._peers.pop(oldest))
             known = len(self._peers) + 1
             self._lines.warning(
@@ -165,7 +163,7 @@ class UnprovenConnections:
 
 
 def _connection_peer_address(descriptor: int) -> Peer | None:
-    """Return the peer's address and port; None if the connection is closed. Opens no new file descriptor."""
+    """Return the peer's address and port, or None for a closed connection."""
     try:
         connection = socket.socket(fileno=descriptor)
     except OSError:

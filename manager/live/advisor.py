@@ -1,8 +1,8 @@
 """Answer the core's questions from the history of earlier sessions and the advisor process.
 
-The manager never waits for the advisor. The manager starts the advisor `GATHER_S` after the first question, and again
-when the advisor dies. After a death, the manager sends open questions one at a time until an answer arrives. A question
-that was open at two deaths is dropped.
+The manager never waits for the advisor. It starts the advisor `GATHER_S` after the first question, and again when the
+advisor dies. Then it sends open questions one at a time until an answer arrives. A question that was open at two deaths
+is dropped.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import contextlib
 import logging
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import assert_never
 
 import msgspec
 
-from stoker import connections
 from stoker.contexts.folders import state_folder
 from stoker.contexts.performance import AvailabilityStore, DeviceSet, Estimate, PerformanceStore
+from stoker.contexts.step_times import StepTimes
 from stoker.manager.core import events
 from stoker.manager.core.events import About, AdviceArrived, AskAdvice, ContextAdvice, OfContext, OfPace
+from stoker.manager.live.helper_processes import start_helper
 from stoker.manager.live.node_store import NodeStore
 from stoker.protocol.session import SessionFolder
 from stoker.retries import RetryPause
@@ -30,18 +30,17 @@ from stoker.retries import RetryPause
 log = logging.getLogger("stoker.manager")
 
 ADVISOR = "stoker.manager.advice.main"
+_NOT_STARTED = "the advisor cannot be started (%s); it is tried again"
 MOST_OPEN = 512
 MOST_PACES = 64
 MOST_TRIES = 2
 LIMIT_S = 180.0
 GATHER_S = 10.0
 PAUSE_S = 2.0
-"""Seconds between two starts of the advisor. The pause doubles each time the advisor dies without an answer."""
+"""Seconds between two starts, doubled each time the advisor dies without an answer."""
 LONGEST_PAUSE_S = 300.0
-_MOST_SLOW_SENT = 2
-"""Maximum number of slow questions that wait for the advisor's answer at a time."""
-_MOST_SENT = 16
-"""Maximum number of questions that wait for the advisor's answer at a time."""
+_MOST_SENT, _MOST_SLOW_SENT = 16, 2
+"""Maximum number of questions, and of slow ones, at the advisor."""
 
 
 def performance() -> PerformanceStore:
@@ -64,16 +63,9 @@ class History:
     def record(self, command: events.Record) -> None:
         match command:
             case events.RecordLoad():
-                self._store.record_load(
-                    command.recipe,
-                    kind=command.kind,
-                    load_s=command.load_s,
-                    start_s=command.start_s,
-                    resident_bytes=command.resident_bytes,
-                    peak_bytes=command.peak_bytes,
-                    device_bytes=command.device_bytes,
-                    slots=command.slots,
-                )
+                facts = msgspec.structs.asdict(command)
+                del facts["name"]
+                self._store.record_load(facts.pop("recipe"), **facts)
             case events.RecordRuns(recipe=recipe, kind=kind, function=function, calls=calls, run_s=run_s):
                 if calls:
                     mean_s = run_s / calls
@@ -102,31 +94,24 @@ class History:
         if not isinstance(ask.about, OfContext):
             return None
         known, steps = self._store.estimates(ask.about.recipe), self._store.step_times(ask.about.recipe)
-        for kind in steps:
-            known.setdefault(kind, Estimate())
-        if not known:
-            return None
-        by_kind = {
-            kind: ContextAdvice(
-                load_s=e.load_s + e.start_s,
-                load_sd_s=e.load_sd,
-                resident_bytes=e.resident_bytes if kind.startswith("cpu") else e.device_bytes,
-                peak_bytes=e.peak_bytes if kind.startswith("cpu") else e.device_bytes,
-                run_s=e.run_s,
-                run_sd_s=e.run_sd,
-                paces={size: measured.mean for size, measured in e.paces.items()},
-                slots=e.slots,
-                steps=steps.get(kind),
-                speed=e.speed,
-            )
-            for kind, e in known.items()
-        }
-        return AdviceArrived(ask.about, events.CostAdvice(by_kind))
+        by_kind = {kind: _advice(kind, known.get(kind, Estimate()), steps.get(kind)) for kind in {**known, **steps}}
+        return AdviceArrived(ask.about, events.CostAdvice(by_kind)) if by_kind else None
 
     def close(self) -> None:
         self._store.close()
         self._sources.close()
         self.nodes.close()
+
+
+def _advice(kind: str, known: Estimate, steps: StepTimes | None) -> ContextAdvice:
+    on_host = kind.startswith("cpu")
+    return ContextAdvice(
+        load_s=known.load_s + known.start_s, run_s=known.run_s,
+        resident_bytes=known.resident_bytes if on_host else known.device_bytes,
+        peak_bytes=known.peak_bytes if on_host else known.device_bytes,
+        paces={size: measured.mean for size, measured in known.paces.items()}, slots=known.slots, steps=steps,
+        speed=known.speed,
+    )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -141,9 +126,7 @@ class _Question:
 
 
 class AdvisorLink:
-    """Sends questions to the advisor. `watch` and `unwatch` add and remove the advisor's file descriptor in the
-    manager's loop.
-    """
+    """Sends questions to the advisor. `watch` and `unwatch`: for its file descriptor, in the manager's loop."""
 
     def __init__(self, folder: SessionFolder, *, watch: Callable[[int], None], unwatch: Callable[[int], None]) -> None:
         self.limit_s = LIMIT_S
@@ -152,10 +135,9 @@ class AdvisorLink:
         self._unwatch = unwatch
         self._waiting: dict[About, _Question] = {}
         self._sent: dict[About, _Question] = {}
-        self._slow_sent = 0
         self._paces = 0
         self._heard_at = 0.0
-        """Time at which the advisor started, answered, or received the first of several questions."""
+        """When the advisor started, answered, or received the first of several questions."""
         self._one_at_a_time = False
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
@@ -163,7 +145,7 @@ class AdvisorLink:
         self._pause = RetryPause(PAUSE_S, LONGEST_PAUSE_S)
 
     def ask(self, question: AskAdvice, now: float) -> None:
-        """Queue a question, unless the question is already open or too long, or too many questions are open."""
+        """Queue a question, unless it is already open or too long, or too many are open."""
         about, data = question.about, events.encode(question)
         is_pace = isinstance(about, OfPace)
         if about in self._waiting or about in self._sent or len(data) > events.LONGEST_MESSAGE:
@@ -198,7 +180,7 @@ class AdvisorLink:
         return found
 
     def keep_up(self, now: float) -> None:
-        """Start the advisor if questions are open, send the questions, and kill the advisor if it does not answer."""
+        """Start the advisor for open questions, send them, and kill it if it does not answer."""
         if not self.open or (self._channel is None and (now < self._start_at or not self._start(now))):
             return
         if self._sent and now - self._heard_at > self.limit_s and self._process is not None:
@@ -228,7 +210,6 @@ class AdvisorLink:
         question = self._sent.pop(answer.about, None)
         if question is None:
             return
-        self._slow_sent -= question.is_slow
         self._paces -= isinstance(answer.about, OfPace)
         self._heard_at, self._one_at_a_time = now, False
         self._pause.reset()
@@ -237,27 +218,23 @@ class AdvisorLink:
 
     def _start(self, now: float) -> bool:
         self._start_at = now + self._pause.grow()
-        command = [sys.executable, "-P", "-m", ADVISOR, "--session", str(self._folder.path)]
         if self._process is not None:
             self._process.poll()
-        with contextlib.ExitStack() as on_failure:
-            try:
-                mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                on_failure.callback(mine.close)
-                with its, open(self._folder.path / "advisor.log", "ab") as output:
-                    self._process = subprocess.Popen(
-                        [*command, "--channel", str(its.fileno())],
-                        stdin=subprocess.DEVNULL,
-                        stdout=output,
-                        stderr=output,
-                        pass_fds=[its.fileno()],
-                        start_new_session=True,
-                    )
-            except OSError as error:  # temporarily out of descriptors, memory or processes
-                log.warning("the advisor cannot be started (%s); it is tried again", error)
-                return False
-            on_failure.pop_all()
-        connections.restore_descriptor_limit(self._process.pid)
+        try:
+            mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            log.warning(_NOT_STARTED, error)
+            return False
+        channel = its.fileno()
+        try:
+            with its:
+                self._process = start_helper(
+                    ADVISOR, self._folder, "--channel", str(channel), log="advisor.log", pass_fds=[channel]
+                )
+        except OSError as error:
+            mine.close()
+            log.warning(_NOT_STARTED, error)
+            return False
         mine.setblocking(False)
         self._channel, self._heard_at = mine, now
         self._watch(mine.fileno())
@@ -267,10 +244,11 @@ class AdvisorLink:
         if not self._waiting or self._channel is None:
             return
         most = 1 if self._one_at_a_time else _MOST_SENT
+        slow = sum(question.is_slow for question in self._sent.values())
         for about, question in list(self._waiting.items()):
             if len(self._sent) >= most:
                 return
-            if question.is_slow and self._slow_sent >= _MOST_SLOW_SENT:
+            if question.is_slow and slow >= _MOST_SLOW_SENT:
                 continue
             try:
                 self._channel.send(question.data)
@@ -280,7 +258,7 @@ class AdvisorLink:
                 self._heard_at = now
             del self._waiting[about]
             self._sent[about] = question
-            self._slow_sent += question.is_slow
+            slow += question.is_slow
             question.tries += 1
 
     def _handle_advisor_exit(self, now: float) -> None:
@@ -290,7 +268,7 @@ class AdvisorLink:
         dropped = [about for about in self._sent if about not in again]
         self._paces -= sum(isinstance(about, OfPace) for about in dropped)
         self._one_at_a_time = bool(self._sent)
-        self._sent, self._slow_sent = {}, 0
+        self._sent = {}
         self._waiting = again | self._waiting
         self._start_at = max(self._start_at, now)
         how = f" ({code})" if code is not None else ""

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from stoker import locks
-from stoker.decoding import UNREADABLE
+from stoker.decoding import read_json
 from stoker.protocol import to_client, to_pilot
 
 CLIENT_ACK_S = 0.25
@@ -23,25 +23,25 @@ Ack = to_pilot.Ack | to_client.Ack
 
 
 class _Kept(msgspec.Struct, frozen=True):
-    """A saved clock offset. `monotonic` identifies the monotonic clock to which the offset `ahead_s` is added."""
+    """An offset to the monotonic clock with the identity `monotonic`."""
 
     monotonic: str
     ahead_s: float
 
 
 class Clock:
-    """Seconds since the epoch that advance with the monotonic clock.
-
-    So journal times stay valid after a restart, and a changed wall clock makes no pilot look silent.
+    """Seconds since the epoch that advance with the monotonic clock, so that a changed wall clock makes no pilot look
+    silent.
 
     Args:
-        not_before: Earliest time to return, in seconds since the epoch.
-        file: Stores the offset for the next manager on this machine.
+        not_before: Earliest time to return.
+        file: Keeps the offset for the next manager on this machine.
     """
 
     def __init__(self, *, not_before: float = 0.0, file: Path | None = None) -> None:
-        ahead_s = _read(file) if file is not None else None
-        if ahead_s is None or ahead_s + time.monotonic() < not_before:
+        kept = read_json(file, _Kept) if file is not None else None
+        ahead_s = kept.ahead_s if kept is not None and kept.monotonic == _monotonic_clock_id() else -math.inf
+        if ahead_s + time.monotonic() < not_before:
             ahead_s = max(time.time(), not_before) - time.monotonic()
         self._ahead_s = ahead_s
         if file is not None:
@@ -62,16 +62,8 @@ def _monotonic_clock_id() -> str:
     return f"{locks.machine()} {namespace}"
 
 
-def _read(file: Path) -> float | None:
-    try:
-        kept = msgspec.json.decode(file.read_bytes(), type=_Kept)
-    except (OSError, *UNREADABLE):
-        return None
-    return kept.ahead_s if kept.monotonic == _monotonic_clock_id() else None
-
-
 class TimerHeap:
-    """Timers, ordered by due time. If a timer is set again, its old entry is ignored."""
+    """Timers by due time. The old entry of a timer that is set again is ignored."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, str]] = []
@@ -83,7 +75,7 @@ class TimerHeap:
         return self._heap[0][0] if self._heap else math.inf
 
     def due(self, now: float, *, current: Mapping[str, float]) -> Iterator[str]:
-        """Remove the timers that are due, and yield their keys. `current`: each timer's valid due time."""
+        """Remove the due timers, and yield their keys. `current`: each timer's valid due time."""
         heap = self._heap
         while heap and heap[0][0] <= now:
             at, key = heapq.heappop(heap)
@@ -92,11 +84,8 @@ class TimerHeap:
 
 
 class Acks:
-    """The last unsent acknowledgement of each peer.
-
-    An acknowledgement is sent with the next frame to the peer, or alone after `longest_s / 2` to `longest_s` seconds.
-    Clients wait for this acknowledgement before they exit.
-    """
+    """The last unsent acknowledgement of each peer. It is sent with the next frame to the peer, or alone after
+    `longest_s / 2` to `longest_s` seconds."""
 
     def __init__(self, longest_s: float) -> None:
         self.due_at = math.inf

@@ -1,7 +1,7 @@
 """Compact the journal while the session continues: a forked process writes a snapshot of the manager's core.
 
-The manager begins a new segment of the journal and forks a child process. When the child has written the snapshot,
-the manager removes the journal files that the snapshot replaces.
+The manager begins a new segment of the journal and forks. When the child has written the snapshot, the manager removes
+the journal files that it replaces.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ log = logging.getLogger("stoker.manager")
 
 LEAST_BYTES = 16 << 20
 GROWTH = 2
-"""The journal is compacted after it has grown by `LEAST_BYTES` and by `GROWTH` times the size of its last snapshot."""
+"""The journal is compacted after it has grown by `LEAST_BYTES` and `GROWTH` times its last snapshot."""
 CHECK_S = 0.1
 RETRY_S = (10.0, 3600.0)
 LIMIT_S = 1800.0
 READ_BACK_BYTES = 64 << 20
-"""A snapshot up to this size is read back as a check before older files are removed."""
+"""A snapshot up to this size is read back as a check."""
 _SAVED, _FAILED, _UNSAVEABLE = 0, 1, 2
 _PR_SET_PDEATHSIG = 1
 
@@ -66,7 +66,7 @@ class Compaction:
         return records.snapshot_path(self._journal.path, self._segment.number)
 
     def advance(self, core: Core) -> None:
-        """Start a due compaction, or check the child process. The journal must already contain all decisions."""
+        """Start a due compaction, or check the child. The journal must contain all decisions."""
         if self._child:
             if time.monotonic() >= self._check_at:
                 self._check_at = time.monotonic() + CHECK_S
@@ -114,7 +114,12 @@ class Compaction:
             said = pipe.read().decode(errors="replace")
         code = os.waitstatus_to_exitcode(status)
         if code == _SAVED:
-            self._handle_success()
+            self._snapshot_bytes, self._before = self._path.stat().st_size, 0
+            self._pause.reset()
+            for old in records.older_files(self._journal.path, self._segment.number):
+                old.unlink(missing_ok=True)
+            took_s, size = time.monotonic() - self._started_at, show_bytes(self._snapshot_bytes)
+            log.info("the journal was compacted: a snapshot of %s in %.1f s", size, took_s)
         elif code == _UNSAVEABLE:
             self._is_impossible = True
             text = f"the journal is not compacted, and grows with the session: {said}"
@@ -122,14 +127,6 @@ class Compaction:
             self._tell(text)
         else:
             self._failed(said or f"the process that wrote the snapshot ended with {code}")
-
-    def _handle_success(self) -> None:
-        self._snapshot_bytes, self._before = self._path.stat().st_size, 0
-        self._pause.reset()
-        for old in records.older_files(self._journal.path, self._segment.number):
-            old.unlink(missing_ok=True)
-        took_s = time.monotonic() - self._started_at
-        log.info("the journal was compacted: a snapshot of %s in %.1f s", show_bytes(self._snapshot_bytes), took_s)
 
     def _failed(self, why: str) -> None:
         pause_s = self._pause.grow()
@@ -147,7 +144,7 @@ class Compaction:
 
 
 def _write_and_exit(path: Path, core: Core, segment: SegmentHead, says: int) -> None:
-    """Write the snapshot in the child process, which closes inherited file descriptors and dies with its parent."""
+    """Write the snapshot in the child process, which dies with its parent."""
     code, said = _FAILED, ""
     try:
         gc.disable()

@@ -1,10 +1,8 @@
 """Compute a 32-bit checksum (a *check*) of the core's decisions about an event. Equal decisions give equal checks.
 
-A check covers each command and its receiver, but no answers, acknowledgements, measurements or texts for people. Ids
-and keys represent calls, functions and results, so a check contains no user data.
-
-To limit the cost, a check covers only parts of long messages. For many calls to one library, a check covers the number
-of calls, the last call and a sample. For results, a check covers their number and the last result.
+A check covers each command and its receiver, but no answers, acknowledgements, measurements or texts for people. It
+contains ids and keys, and no user data. To limit the cost, it covers only parts of long messages: of many calls to one
+library, their number, the last one and a sample; of results, their number and the last one.
 """
 
 from __future__ import annotations
@@ -26,7 +24,13 @@ _encode = msgspec.msgpack.Encoder().encode
 _Brief = Callable[[Any], tuple[object, ...]]
 _SAMPLED_CALLS = 8
 
-TO_PILOT: dict[type, _Brief] = {
+
+def _order(order: BlockOrder) -> tuple[object, ...]:
+    place = order.allowed
+    return order.block, order.source, *(() if place == ANYWHERE else (place.exclude, place.only))
+
+
+BRIEFS: dict[type, _Brief] = {
     to_pilot.StartLibrary: lambda m: (
         m.library, m.recipe.key, m.devices, m.memory_bytes, m.device_memory_bytes,
         [(form, ref.name) for form, ref in m.snapshots.items()], m.snapshot_wait_s,
@@ -44,16 +48,6 @@ TO_PILOT: dict[type, _Brief] = {
     to_pilot.PilotRefused: lambda _: ("refused",),
     to_pilot.HelloAgain: lambda _: ("hello again",),
     to_pilot.Exit: lambda m: ("exit", m.drain, m.hand_on_s),
-}  # fmt: skip
-"""By type of message to a pilot: the function that returns its decisions. `decision_checksum` covers calls to run."""
-
-
-def _order(order: BlockOrder) -> tuple[object, ...]:
-    place = order.allowed
-    return order.block, order.source, *(() if place == ANYWHERE else (place.exclude, place.only))
-
-
-TO_CLIENT: dict[type, _Brief] = {
     to_client.Rejected: lambda m: ("rejected", m.calls),
     to_client.SubmitBlocks: lambda m: ("submit", [_order(order) for order in m.orders]),
     to_client.CancelBlocks: lambda m: ("cancel", m.blocks),
@@ -62,28 +56,17 @@ TO_CLIENT: dict[type, _Brief] = {
     to_client.ClientWelcome: lambda m: ("welcome", m.number),
     to_client.ClientRefused: lambda _: ("refused",),
     to_client.SessionOver: lambda _: ("over",),
-}
-
-OF_SHELL: dict[type, _Brief] = {
     events.SetTimer: lambda c: (c.at, c.key),
     events.AskAdvice: lambda c: ("advice", c.about),
     events.ClaimProbe: lambda c: ("claim", c.record.source, c.record.node),
     events.DiscardObject: lambda c: ("discard", c.path),
     events.EndManager: lambda _: ("end",),
-}
-
-NO_DECISIONS = frozenset(
-    {
-        to_pilot.Ack, to_client.Ack, to_client.ProgressReports, to_client.Status, to_client.Story, to_client.Calls,
-        to_client.Pieces, to_pilot.AckPieces,
-        events.RecordLoad, events.RecordRuns, events.RecordPace, events.RecordSpeed, events.RecordSteps,
-        events.RecordWait, events.RecordStay, events.RecordPilots, events.RecordNode,
-    }
-)  # fmt: skip
+}  # fmt: skip
+"""The checked parts of messages and commands, except RunCalls and Results."""
 
 
 def decision_checksum(commands: Sequence[Command]) -> int:
-    """Return the checksum of the core's commands for one event; 0 if they contain no decision."""
+    """Return the checksum of the commands for one event; 0 without a decision."""
     said: list[object] = []
     for command in commands:
         if type(command) is ToPilot:
@@ -96,15 +79,15 @@ def decision_checksum(commands: Sequence[Command]) -> int:
                 if message.function_blob is not None or message.gang is not None or message.offer:
                     gang = message.gang and (message.gang.rank, message.gang.size)
                     said.append((message.function_blob is not None, gang, message.offer))
-            elif (brief := TO_PILOT.get(type(message))) is not None:
+            elif (brief := BRIEFS.get(type(message))) is not None:
                 said.append((command.pilot, brief(message)))
         elif type(command) is ToClient:
             answer = command.message
             if type(answer) is Results:
                 ends = answer.ends
                 said += command.client, answer.first, len(ends), ends[-1].call, ends[-1].ok
-            elif (brief := TO_CLIENT.get(type(answer))) is not None:
+            elif (brief := BRIEFS.get(type(answer))) is not None:
                 said.append((command.client, brief(answer)))
-        elif (brief := OF_SHELL.get(type(command))) is not None:
+        elif (brief := BRIEFS.get(type(command))) is not None:
             said.append(brief(command))
     return crc32(_encode(said)) if said else 0

@@ -1,8 +1,7 @@
 """Start the factory, which submits blocks, and the seed, which sends objects to pilots without a shared file system.
 
-A lock in the session folder allows one factory and one seed. Both processes exit when the session ends, so they
-outlive a killed manager. The session's status reports a factory that has sent no hello message for `TOLD_S`. A factory
-that stays silent beyond its time limit is killed and started again.
+A lock in the session folder allows one of each. Both exit when the session ends, so they outlive a killed manager. A
+factory without a hello message is reported after `TOLD_S`, and killed and started again after its time limit.
 """
 
 from __future__ import annotations
@@ -14,11 +13,11 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 from stoker import connections
 from stoker.config import load_site
+from stoker.log_files import tail
 from stoker.protocol.blocks import Rule, Source
 from stoker.protocol.session import SessionFolder
 from stoker.retries import RetryPause
@@ -33,9 +32,22 @@ PAUSE_S = 2.0
 LONGEST_PAUSE_S = 60.0
 TOLD_S = 20.0
 HELLO_S = 120.0
-"""Seconds to wait for a factory's hello message, in addition to the time limit of batch system commands."""
+"""Seconds for a factory's hello, in addition to the time limit of batch commands."""
 _TAIL_BYTES = 4096
-_TIME_AND_LEVEL = re.compile(r"\d{4}-\S+ \S+ [A-Z]+ ")
+_TIME_AND_LEVEL = re.compile(r"^\d{4}-\S+ \S+ [A-Z]+ ")
+
+
+def start_helper(
+    module: str, folder: SessionFolder, *options: str, log: str, pass_fds: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
+    """Start a helper process, whose output goes to the session's file `log`. Raises OSError."""
+    with open(folder.path / log, "ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", module, "--session", str(folder.path), *options],
+            stdin=subprocess.DEVNULL, stdout=output, stderr=output, pass_fds=pass_fds, start_new_session=True,
+        )  # fmt: skip
+    connections.restore_descriptor_limit(process.pid)
+    return process
 
 
 class Attendant:
@@ -60,7 +72,7 @@ class Attendant:
         self._pause = RetryPause(PAUSE_S, LONGEST_PAUSE_S)
 
     def keep_up(self, now: float) -> None:
-        """Start the helper process if it does not run. Kill the process if it has been silent too long."""
+        """Start the process if it does not run. Kill it if it has been silent too long."""
         if self._is_heard():
             self._quiet_since = None
             if self._hello_limit_s < math.inf:  # the process works, so its start did not fail
@@ -72,9 +84,8 @@ class Attendant:
             if now - self._started_at > LONGEST_PAUSE_S:
                 self._pause.reset()
             if self._quiet_since is not None and now - max(self._quiet_since, self._started_at) > self._hello_limit_s:
-                log.warning(
-                    "%s; it is killed after %.0f s", self._describe_process_trouble(process), self._hello_limit_s
-                )
+                trouble = self._describe_process_trouble(process)
+                log.warning("%s; it is killed after %.0f s", trouble, self._hello_limit_s)
                 process.kill()
                 self._started_at = now  # so that the next check does not kill the process again
             return
@@ -83,8 +94,10 @@ class Attendant:
                 return
             log.warning("the %s ended (%s); it is started again", self._name, process.returncode)
             self._pause.grow()
+        self._started_at = now
         try:
-            self._start(now)
+            self._said_before = self._log.stat().st_size if self._log.exists() else 0
+            self._process = start_helper(self._module, self._folder, "--parent", str(os.getpid()), log=self._log.name)
         except OSError as error:  # the host may be out of file descriptors, memory or processes
             log.warning("the %s cannot be started (%s); it is tried again", self._name, error)
 
@@ -93,24 +106,11 @@ class Attendant:
             return ""
         return self._describe_process_trouble(self._process)
 
-    def _start(self, now: float) -> None:
-        self._started_at = now
-        with open(self._log, "ab") as output:
-            self._said_before = output.tell()
-            options = ["--session", str(self._folder.path), "--parent", str(os.getpid())]
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", self._module, *options],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-        connections.restore_descriptor_limit(self._process.pid)
-
     def _describe_process_trouble(self, process: subprocess.Popen[bytes]) -> str:
         code = process.poll()
         is_so = "runs but has not connected" if code is None else f"has ended ({code}) and will be started again"
-        said = _last_line(self._log, after=self._said_before)
+        lines = tail(self._log, start=self._said_before, most_bytes=_TAIL_BYTES).splitlines()
+        said = _TIME_AND_LEVEL.sub("", next((line for line in reversed(lines) if line.strip()), ""))
         words = f"its log says: {said}" if said else "its log says nothing"
         return f"the {self._name} (pid {process.pid}) {is_so}; {words}"
 
@@ -127,7 +127,7 @@ class HelperProcesses:
             self._each.append(Attendant(folder, SEED))
         self._check_at = 0.0
         self.factory_trouble = ""
-        """Reason why no blocks are submitted, as of the last check; empty if blocks are submitted or soon will be."""
+        """Why no blocks are submitted; empty if they are, or soon will be."""
 
     def start_missing_processes(self) -> None:
         now = time.monotonic()
@@ -145,48 +145,24 @@ class HelperProcesses:
         return max(0.0, self._check_at - time.monotonic()) if self._each else math.inf
 
 
-def _last_line(file: Path, *, after: int) -> str:
-    try:
-        with file.open("rb") as data:
-            size = data.seek(0, 2)
-            data.seek(max(after if after <= size else 0, size - _TAIL_BYTES))  # the log may be a new, shorter file
-            lines = data.read().decode(errors="replace").split("\n")
-    except OSError:
-        return ""
-    line = next((line for line in reversed(lines) if line.strip()), "")
-    stamp = _TIME_AND_LEVEL.match(line)
-    return line[stamp.end() :] if stamp else line
-
-
 def sites_of(folder: SessionFolder) -> tuple[Site, ...]:
     return tuple(load_site(file) for file in sorted(folder.sites.glob("*.toml")))
 
 
 def source_of(site: Site, *, kept: bool) -> Source:
-    """Return a site as the manager's source of blocks. `kept`: True if the session continues without programs."""
+    """`kept`: the session continues without programs."""
     provider, pilot, policy = site.provider, site.pilot, site.policy
     slots = pilot.cpu_count or provider.gpu_count
     if site.engine is Engine.TASKVINE:  # TaskVine's pool is one permanent pilot, which manages its own workers
         return Source(name=site.name, rule=Rule.FIXED, first=1, least=1, most=1, slots=slots * pilot.max_blocks)
-    rules = {
-        ProvisioningName.DEFAULT: Rule.FIXED if site.is_local else Rule.OPPORTUNISTIC,
-        ProvisioningName.OPPORTUNISTIC: Rule.OPPORTUNISTIC,
-        ProvisioningName.DEMAND: Rule.DEMAND,
-        ProvisioningName.FIXED: Rule.FIXED,
-        ProvisioningName.ONCE: Rule.ONCE,
-    }
+    default = Rule.FIXED if site.is_local else Rule.OPPORTUNISTIC
+    is_default = policy.provisioning is ProvisioningName.DEFAULT
     return Source(
-        name=site.name,
-        rule=rules[policy.provisioning],
-        first=pilot.init_blocks,
-        least=pilot.min_blocks,
-        most=pilot.max_blocks,
-        keep_pending=policy.keep_pending,
-        idle_s=policy.idle_release_s(kept=kept),
-        finish_within_s=float(policy.finish_within_s),
-        nodes=provider.pilots,
+        name=site.name, rule=default if is_default else Rule(policy.provisioning.value),
+        first=pilot.init_blocks, least=pilot.min_blocks, most=pilot.max_blocks, keep_pending=policy.keep_pending,
+        idle_s=policy.idle_release_s(kept=kept), finish_within_s=float(policy.finish_within_s),
+        nodes=provider.pilots, slots=slots,
         walltime_s=0.0 if provider.kind is ProviderKind.LOCAL else float(provider.walltime_s),
-        slots=slots,
         exclude_nodes=provider.exclude_nodes if provider.kind in EXCLUDES_NODES else 0,
         probe_nodes_s=float(provider.probe_nodes_s),
-    )
+    )  # fmt: skip

@@ -1,8 +1,8 @@
-"""Choose the address on which the manager listens, so that compute nodes can reach the manager.
+"""Choose the address on which the manager listens, so that compute nodes can reach it.
 
 A site file may name a network interface (`interface = "ib0"`) or an address. The default (`auto`) is the address to
-which this host's name resolves. If that is a loopback address (Debian's 127.0.1.1), the manager listens on the address
-on the route to the internet.
+which this host's name resolves, or for a loopback address (Debian's 127.0.1.1) the address on the route to the
+internet.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stoker.errors import ConfigError
 AUTO = "auto"
 LOOPBACK = "127.0.0.1"
 _OUTSIDE_ADDRESS = ("192.0.2.1", 9)
-"""An unused IP address (RFC 5737). Connecting a datagram socket to this address selects a route but sends nothing."""
+"""An unused address (RFC 5737), to which a datagram socket selects a route without sending."""
 
 
 def resolve(interface: str) -> str:
@@ -77,7 +77,7 @@ def is_listening(address: str, *, timeout_s: float = 1.0) -> bool:
 
 
 def explain_missing_route(address: str) -> str:
-    """Return why this host has no route to a ZeroMQ endpoint, or an empty text."""
+    """Return why this host has no route to a ZeroMQ endpoint, or ""."""
     where = urlsplit(address)
     host = where.hostname or ""
     try:

@@ -1,11 +1,9 @@
 """Write every event of a session to the journal on disk before any message that results from the event is sent.
 
-One call of `write(2)` writes the records of one turn of the manager's loop, so the records survive if the process is
-killed. With the option `sync`, a thread also calls fdatasync, so the records survive a crash of the host.
-
-A full or failing disk does not end the session. The file is truncated to its last whole record, later records stay in
-memory, and `flush` tries again. From checksums of the core's decisions (`decisions`), a replay of the journal detects
-different decisions.
+One `write(2)` writes the records of one turn of the manager's loop, so they survive if the process is killed. With
+`sync`, a thread also calls fdatasync, so they survive a crash of the host. On a full or failing disk, the file is
+truncated to its last whole record, later records stay in memory, and `flush` tries again. Checksums of the core's
+decisions (`decisions`) let a replay detect different ones.
 """
 
 from __future__ import annotations
@@ -20,9 +18,8 @@ import threading
 import time
 from array import array
 from collections import Counter, deque
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 import msgspec
 
@@ -31,17 +28,7 @@ from stoker.errors import SessionError
 from stoker.manager.core.events import Command, Event, ToPilot
 from stoker.manager.live import records
 from stoker.manager.live.lease import TakenError
-from stoker.manager.live.records import (
-    MAGIC,
-    Damage,
-    Decided,
-    SegmentHead,
-    as_bytes,
-    encoded,
-    new_head,
-    read_segment_head,
-    scan,
-)
+from stoker.manager.live.records import MAGIC, Damage, Decided, SegmentHead, encoded, new_head, read_segment_head, scan
 from stoker.protocol import to_pilot
 from stoker.protocol.ids import PilotId
 from stoker.protocol.status import JOURNAL
@@ -53,20 +40,18 @@ log = logging.getLogger("stoker.manager")
 
 CHECKS = 64
 CHECKS_S = 0.2
-"""Decision checksums are written in the first turn of the loop after `CHECKS` decisions or `CHECKS_S` seconds."""
-MOST_CHECKS = 10_000
-"""Maximum number of decision checksums kept during a replay. One turn of the manager's loop handles fewer events."""
+"""Checksums are written after this many decisions or seconds."""
 RETRY_S = 0.25
 SLOW = "its disk has not confirmed the last records"
-"""Reason why a journal is not safely on disk although the disk reports no error."""
+"""The disk reports no error."""
 TELL_S = 3.0
 ENDING_S = 2.0
 """Seconds that an ending session waits until its journal is safely on disk."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-class Synced(msgspec.Struct, frozen=True):
-    """Result of an fdatasync: the journal position that is now safe, the number of synced loop turns, and the error."""
+class Synced(NamedTuple):
+    """The journal position that is now safe, the number of synced loop turns, and the error."""
 
     position: int
     turns: int
@@ -74,9 +59,7 @@ class Synced(msgspec.Struct, frozen=True):
 
 
 class Syncing:
-    """A thread that calls fdatasync. `wake_fd` becomes readable after each fdatasync. Only the thread of the
-    manager's loop calls the methods.
-    """
+    """A thread that calls fdatasync, for the manager's loop. `wake_fd` becomes readable after each fdatasync."""
 
     def __init__(self) -> None:
         self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -94,7 +77,7 @@ class Syncing:
         self._asked.release()
 
     def done(self) -> Synced | None:
-        """Return the last sync's result, with 0 turns if it was returned before. Return None while a sync runs."""
+        """Return the last result, with 0 turns if it was returned before, or None while a sync runs."""
         if self._under_way:
             try:
                 os.eventfd_read(self.wake_fd)
@@ -128,8 +111,8 @@ class Syncing:
             os.eventfd_write(self.wake_fd, 1)
 
 
-class JournalEnd(msgspec.Struct, frozen=True):
-    """Position where a journal continues: the segment, the number of earlier events, and the undamaged bytes."""
+class JournalEnd(NamedTuple):
+    """Where a journal continues, with the number of earlier events and the undamaged bytes."""
 
     head: SegmentHead
     events: int
@@ -137,12 +120,9 @@ class JournalEnd(msgspec.Struct, frozen=True):
 
 
 class Journal:
-    """The journal file of a session. `write` collects events, and `flush` writes the events to disk.
-
-    Raises SessionError if another manager has the journal. `position` counts all journal bytes of this process,
-    `written` the bytes that survive the death of this process, and `safe` the synced bytes (without `sync`, the
-    written bytes).
-    """
+    """The journal of a session. Raises SessionError if another manager has it. `position` counts all journal bytes of
+    this process, `written` the bytes that survive its death, and `safe` the synced (without `sync`, the written)
+    bytes."""
 
     def __init__(self, path: Path, *, sync: bool = False, end: JournalEnd | None = None) -> None:
         self.path = path
@@ -150,28 +130,19 @@ class Journal:
         """Reason why the journal cannot be written now; empty if it can be written."""
         self.errno = 0
         self.position = self.written = self.safe = 0
-        self._pending: list[bytes] = []
         self._checks, self._first = array("I"), 0
-        self._checked_at = self._now = 0.0
-        self._retry_at = 0.0
-        found = end or find_end(path) or JournalEnd(new_head(), 0, 0)
+        self._checked_at = self._now = self._retry_at = 0.0
+        self.head, self.events, self.size = end or find_end(path) or JournalEnd(new_head(), 0, 0)
         self._fd = _open_and_lock(path)
-        self.head, self.events, self.size = found.head, found.events, found.size
         self._unsynced: list[bytes] = []
-        """Data of each loop turn since the last sync. This data is written again if the next sync fails."""
+        """Data of each loop turn since the last sync, to write again if the next one fails."""
         os.ftruncate(self._fd, self.size)
-        if not self.size:
-            self._pending = [MAGIC, *encoded(0.0, self.head)]
+        self._pending: list[bytes] = [] if self.size else [MAGIC, *encoded(0.0, self.head)]
         self._syncing = Syncing() if sync else None
 
     @property
-    def is_sync_enabled(self) -> bool:
-        """True if the journal survives a crash of the host."""
-        return self._syncing is not None
-
-    @property
     def wake_fd(self) -> int:
-        """File descriptor that becomes readable when `safe` may have grown; -1 if only `flush` can increase `safe`."""
+        """File descriptor that becomes readable when `safe` may have grown; -1 without `sync`."""
         return self._syncing.wake_fd if self._syncing is not None else -1
 
     @property
@@ -204,11 +175,11 @@ class Journal:
 
     def _append_checks(self) -> None:
         if self._checks:
-            self._append(self._now, Decided(self._first, as_bytes(self._checks)))
+            self._append(self._now, Decided(self._first, self._checks.tobytes()))
             self._checks, self._checked_at = array("I"), self._now
 
     def flush(self) -> None:
-        """Write the collected events to disk. On failure set `trouble`; the next call of `flush` tries again."""
+        """Write the collected events. On failure set `trouble`; the next call tries again."""
         if len(self._checks) >= CHECKS or self._now - self._checked_at >= CHECKS_S:
             self._append_checks()
         if self.trouble:
@@ -271,9 +242,8 @@ class Journal:
         return not self.trouble and self.safe >= self.position
 
     def begin_segment(self) -> SegmentHead:
-        """Begin a new segment of the journal. On OSError, the journal continues in the old segment. Raises SessionError
-        if another manager has the journal.
-        """
+        """Begin a new segment, or continue the old one after OSError. Raises SessionError if another manager has the
+        journal."""
         self._append_checks()
         if not self.settle():
             raise OSError(f"the journal {self.path} cannot be written: {self.trouble}")
@@ -315,20 +285,6 @@ class Journal:
             raise SessionError(f"the journal {self.path} cannot be written: {self.trouble or SLOW}; make room there")
 
 
-def read(path: Path) -> Iterator[tuple[float, Event]]:
-    """Yield a file's undamaged events, oldest first. Raises SessionError if the file is not a journal."""
-    for now, record in read_events_and_checks(path):
-        if not isinstance(record, Decided):
-            yield now, record
-
-
-def read_events_and_checks(path: Path) -> Iterator[tuple[float, Event | Decided]]:
-    """Yield a journal file's events, and after them `Decided` records with the checksums of their decisions."""
-    for _, now, record in scan(path):
-        if not isinstance(record, Damage | SegmentHead):
-            yield now, record
-
-
 def find_end(path: Path) -> JournalEnd | None:
     head = read_segment_head(path) if path.exists() else None
     if head is None:
@@ -350,11 +306,11 @@ def _open_and_lock(path: Path) -> int:
 
 
 class JournalTrouble:
-    """Reports a journal that cannot be written: in `status`, in the log, and to connected programs."""
+    """Reports an unwritable journal in `status`, in the log, and to connected programs."""
 
     def __init__(self, journal: Journal, folder: Path) -> None:
         self.text = ""
-        """Reason why the journal cannot be written, and a remedy; empty while the journal can be written."""
+        """Why the journal cannot be written, and a remedy."""
         self._journal = journal
         self._folder = folder
         self._since = 0.0
@@ -364,22 +320,20 @@ class JournalTrouble:
     def has_nothing_to_report(self) -> bool:
         return not (self._journal.trouble or self.text or self._told)
 
-    def notice_of_changed_trouble(self, now: float) -> str:
-        if bool(self._journal.trouble) is bool(self.text):
-            return ""
-        if self._journal.trouble:
+    def changes(self, now: float) -> tuple[str, bool]:
+        """Return a notice about a change, or "", and whether connected programs must now be told of one."""
+        notice = ""
+        if self._journal.trouble and not self.text:
             self._since, self.text = now, explain_journal_trouble(self._journal, self._folder)
             log.warning("%s", self.text)
-            return f"the journal cannot be written ({self._journal.trouble}): calls and results wait"
-        self.text = ""
-        return f"the journal can be written again, after {show_seconds(now - self._since)}"
-
-    def needs_to_tell_programs(self, now: float) -> bool:
-        """Return True once after each change that connected programs must be told."""
-        if self.text == self._told or (self.text and now - self._since < TELL_S):
-            return False
-        self._told = self.text
-        return True
+            notice = f"the journal cannot be written ({self._journal.trouble}): calls and results wait"
+        elif self.text and not self._journal.trouble:
+            self.text = ""
+            notice = f"the journal can be written again, after {show_seconds(now - self._since)}"
+        tell = self.text != self._told and (not self.text or now - self._since >= TELL_S)
+        if tell:
+            self._told = self.text
+        return notice, tell
 
     def retell_for_new_program(self) -> None:
         if self.text:
@@ -392,30 +346,28 @@ class JournalTrouble:
 
 
 def explain_journal_trouble(journal: Journal, folder: Path) -> str:
-    cannot = f"the journal cannot be written ({journal.trouble})"
+    why = f"calls and results wait until {journal.path} can be written"
     if journal.errno in _FULL:
-        return f"{cannot}: the disk of {folder} is full; calls and results wait until it has room: make room there"
-    if journal.errno == errno.EFBIG:
-        return (
-            f"{cannot}: {journal.path} has reached this user's limit of file sizes (ulimit -f); calls and results wait"
-            f" until the limit is raised (an admin may have to): prlimit --pid {os.getpid()} --fsize=unlimited"
+        why = f"the disk of {folder} is full; calls and results wait until it has room: make room there"
+    elif journal.errno == errno.EFBIG:
+        why = (
+            f"{journal.path} has reached this user's limit of file sizes (ulimit -f); calls and results wait until the"
+            f" limit is raised (an admin may have to): prlimit --pid {os.getpid()} --fsize=unlimited"
         )
-    return f"{cannot}: calls and results wait until {journal.path} can be written"
+    return f"the journal cannot be written ({journal.trouble}): {why}"
 
 
 class HeldCommands:
-    """A queue of batches of commands. A batch is sent when its journal position is safe.
-
-    Calls for pilots need no sync, because pilots report their calls after a crash of this host. Other messages to a
-    pilot keep their order, except acknowledgements.
-    """
+    """Batches of commands that wait until their journal positions are safe. Calls for pilots need no sync, because
+    pilots report their calls after a crash of this host. All messages to a pilot keep their order, except
+    acknowledgements."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._batches: deque[tuple[int, list[Command]]] = deque()
         self._ordered: Counter[PilotId] = Counter()
         self.ends_by = math.inf
-        """Time at which an ending session exits even if its journal cannot be written; infinity before the end."""
+        """When an ending session exits even with an unwritten journal."""
 
     def hold(self, commands: list[Command]) -> None:
         if commands:
@@ -427,17 +379,16 @@ class HeldCommands:
         now: list[Command] = []
         later: list[Command] = []
         for command in commands:
-            if not _is_ordered_pilot_command(command):
-                later.append(command)
-            elif is_written and type(command.message) is to_pilot.RunCalls and not self._ordered[command.pilot]:
-                now.append(command)
-            else:
+            if _is_ordered_pilot_command(command):
+                if is_written and type(command.message) is to_pilot.RunCalls and not self._ordered[command.pilot]:
+                    now.append(command)
+                    continue
                 self._ordered[command.pilot] += 1
-                later.append(command)
+            later.append(command)
         return now, later
 
     def may_leave(self, now: float, *, ending: bool) -> bool:
-        """Return True if the oldest batch's journal events are safe, or an `ending` session has waited long enough."""
+        """True if the oldest batch is safe, or an `ending` session has waited long enough."""
         if not self._batches:
             return False
         if ending:

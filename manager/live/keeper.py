@@ -18,19 +18,19 @@ from types import FrameType
 log = logging.getLogger("stoker.manager")
 
 FAILED = 4
-"""Exit status of a manager that cannot continue although its journal is complete."""
+"""Exit status of a manager that cannot continue."""
 NO_PORT = 5
-"""Exit status of a restarted manager that finds no free port in its range."""
+"""Exit status of a restarted manager without a free port."""
 
 MOST_DEATHS = 5
 WINDOW_S = 60.0
-"""The manager is not restarted after `MOST_DEATHS` deaths without progress within this number of seconds."""
+"""The manager is not restarted after this many deaths without progress within these seconds."""
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 8.0
 _POLL_S = 0.1
 
 
 class RestartProgress:
-    """Shows progress to the keeper: the manager touches a file when its first call ends."""
+    """The manager shows progress to the keeper: it touches a file when its first call ends."""
 
     def __init__(self, path: Path, *, done: int) -> None:
         self._path = path
@@ -45,8 +45,6 @@ class RestartProgress:
 
 
 class Restarts:
-    """Decides when to restart a manager. Progress resets the count of deaths."""
-
     def __init__(self, progress: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._progress = progress
         self._clock = clock
@@ -57,7 +55,7 @@ class Restarts:
         self._before = self._seen()
 
     def died(self) -> float | None:
-        """Record a death of the manager. Return the seconds until its next start, or None after too many deaths."""
+        """Record a death. Return the seconds until the next start, or None after too many deaths."""
         now = self._clock()
         if self._seen() != self._before:
             self._deaths.clear()

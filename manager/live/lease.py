@@ -2,11 +2,10 @@
 
 Locks and clocks are not reliable across hosts. So the holder replaces the file every few seconds, with a new counter.
 
-- On the holder's machine, Stoker checks the process by id and start time, and replaces a dead holder immediately.
+- On the holder's machine, its process id and start time show whether it is dead. A dead holder is replaced at once.
 - On another machine, the holder counts as dead if the file has not changed for `PATIENCE_S` of the local clock. If two
-  managers decide this together, both managers write and wait. The manager whose token is then in the file wins.
-- After a freeze, a holder handles no frame until it has read the lease file. If the file contains another token, the
-  holder stops.
+  managers decide this together, both write and wait. The one whose token is then in the file wins.
+- After a freeze, a holder handles no frame until it has read its own token in the lease file.
 """
 
 from __future__ import annotations
@@ -27,20 +26,19 @@ from pathlib import Path
 import msgspec
 
 from stoker import locks
-from stoker.decoding import UNREADABLE
+from stoker.decoding import UNREADABLE, read_json
 from stoker.errors import SessionError
-from stoker.protocol.session import SessionFolder
 from stoker.whole_files import draft_of, write_all
 
 log = logging.getLogger("stoker.manager")
 
 TAKEN_OVER = 3
-"""Exit status of a manager whose session is now run by another manager."""
+"""Exit status of a manager that another one has replaced."""
 RENEW_S = 3.0
 PATIENCE_S = 30.0
-"""Seconds without a change of the lease file after which a manager on another machine may take the lease."""
+"""Seconds without a change after which a manager on another machine may take the lease."""
 SURE_S = 15.0
-"""Seconds without reading its own token in the lease file after which a holder handles no more frames."""
+"""Seconds without its own token in the file after which a holder handles no more frames."""
 _POLL_S = 0.02
 SETTLE_S = 2.0
 ROOM_S = 60.0
@@ -49,7 +47,7 @@ _MOST_BYTES = 1 << 16
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _NO_NEW_FILE = (errno.EMFILE, errno.ENFILE, *_NO_ROOM)
-"""Error numbers (errno) after which the lease is written to the already open file instead of a new file."""
+"""After these errors the lease is written in its open file instead of a new one."""
 
 
 class TakenError(SessionError):
@@ -57,16 +55,12 @@ class TakenError(SessionError):
 
 
 class NoRoomError(SessionError):
-    """The disk is too full to write the lease."""
+    pass
 
 
 class LeaseHolder(msgspec.Struct, frozen=True):
-    """The process that may run the session.
-
-    `machine`: id that is equal for processes that see each other's process ids. `started`: start time of the process
-    in ticks since boot. `over`: reason why the session ended. `unwritten`: reason why the journal lacks its last
-    records.
-    """
+    """The process that may run the session. `machine`: equal for processes that see each other's ids. `started`: ticks
+    since boot. `over`: why the session ended. `unwritten`: why the journal lacks its last records."""
 
     host: str
     machine: str
@@ -91,25 +85,24 @@ class Lease:
         self.holder = holder
         self.follows = follows
         self.renewed: Callable[[], None] = lambda: None
-        """Function called after each renewal, in the thread that renews the lease. The function may raise OSError."""
+        """Called after each renewal, in its thread; may raise OSError."""
         self._renew_s = renew_s
         self._sure_at = _clock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._file = -1
-        """Open file of the lease. If no descriptor is left or the disk is full, the lease is renewed in this file."""
+        """In which the lease is renewed if no descriptor is left or the disk is full."""
 
     @property
     def has_remote_predecessor(self) -> bool:
         return self.follows is not None and self.follows.machine != self.holder.machine
 
     def keep(self, on_lost: Callable[[LeaseHolder | None], None]) -> None:
-        """Renew the lease in a thread. Pass a new holder to `on_lost`, or None if the session folder is gone."""
+        """Renew the lease in a thread. `on_lost` gets a new holder, or None if the folder is gone."""
         self._thread = threading.Thread(target=self._renew, args=(on_lost,), name="stoker-lease", daemon=True)
         self._thread.start()
 
     def wait_until_lease_confirmed(self) -> None:
-        """Wait until no other manager can have the lease."""
         if _clock() - self._sure_at <= SURE_S:
             return
         log.warning("this manager or its file system was frozen; it waits until its lease is confirmed")
@@ -125,24 +118,22 @@ class Lease:
             there = read(self.path)
             if there is None or there.token != self.holder.token:
                 return
-            if over:
-                self._write_final_lease(msgspec.structs.replace(self.holder, over=over, unwritten=unwritten))
-            else:
+            if not over:
                 self.path.unlink()
+                return
+            holder = msgspec.structs.replace(self.holder, over=over, unwritten=unwritten)
+            try:
+                os.close(_write(self.path, holder))
+            except OSError as error:
+                if error.errno not in _NO_NEW_FILE or self._file < 0:
+                    raise
+                self._write_in_place(holder)
         except (OSError, SessionError) as error:
             log.warning("the lease %s could not be released: %s", self.path, error)
         finally:
             if self._file >= 0:
                 os.close(self._file)
                 self._file = -1
-
-    def _write_final_lease(self, holder: LeaseHolder) -> None:
-        try:
-            os.close(_write(self.path, holder))
-        except OSError as error:
-            if error.errno not in _NO_NEW_FILE or self._file < 0:
-                raise
-            self._write_in_place(holder)
 
     def _renew(self, on_lost: Callable[[LeaseHolder | None], None]) -> None:
         while not self._stop.wait(self._renew_s):
@@ -160,7 +151,11 @@ class Lease:
 
     def _renew_once(self) -> LeaseHolder | None:
         try:
-            there = self._read()
+            try:
+                there = read(self.path)
+            except SessionError:  # the file is damaged, but no other manager wrote it
+                self._sure_at = _clock()
+                raise
             if there is not None and there.token != self.holder.token:
                 return there
             self._sure_at = _clock()
@@ -174,22 +169,15 @@ class Lease:
         self.renewed()
         return None
 
-    def _read(self) -> LeaseHolder | None:
-        try:
-            return read(self.path)
-        except SessionError:  # the file is damaged, but no other manager wrote it
-            self._sure_at = _clock()
-            raise
-
     def write(self) -> None:
-        """Write the lease to a new file. Keep the file open in case file descriptors run out. Raises OSError."""
+        """Write the lease to a new file, and keep it open. Raises OSError."""
         fresh = _write(self.path, self.holder)
         before, self._file = self._file, fresh
         if before >= 0:
             os.close(before)
 
     def overwrite_dead_lease(self) -> bool:
-        """Overwrite the lease file of a dead holder, which works on a full disk. Return False on failure."""
+        """Overwrite the file of a dead holder, even on a full disk. Return False on failure."""
         if self.follows is None or is_alive(self.follows) is not False:
             return False
         try:
@@ -219,7 +207,7 @@ class Lease:
 
 
 def _overwrite_lease_file(file: int, path: Path, data: bytes, *, before: bytes) -> None:
-    """Overwrite a lease's open file. If this fails or `path` is another file, restore the file and raise OSError."""
+    """Overwrite an open lease. If this fails or `path` is another file, restore it and raise OSError."""
     try:
         if os.pwrite(file, data, 0) < len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -237,10 +225,6 @@ def _clock() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def lease_file(folder: SessionFolder) -> Path:
-    return folder.lease
-
-
 def take(
     path: Path,
     *,
@@ -249,9 +233,8 @@ def take(
     renew_s: float = RENEW_S,
     room_s: float = 0.0,
 ) -> Lease:
-    """Take a lease. Wait up to `patience_s` for a renewal by another machine, and up to `room_s` for disk space.
-    Raises SessionError if the session has a live manager or is over, and NoRoomError if the disk stays full.
-    """
+    """Take a lease. Wait up to `patience_s` for a renewal by another machine, and `room_s` for disk space. Raises
+    SessionError if the session has a live manager or is over, NoRoomError if the disk stays full."""
     with _one_at_a_time(path):
         before = read(path)
         if before is not None:
@@ -295,7 +278,7 @@ def _write_initial_lease(lease: Lease, *, room_s: float) -> None:
 
 
 def read(path: Path) -> LeaseHolder | None:
-    """Return the lease's holder, or None without a lease. Raises OSError, or SessionError for a damaged lease."""
+    """Return the holder, or None without a lease. Raises OSError, or SessionError for damage."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -307,20 +290,16 @@ def read(path: Path) -> LeaseHolder | None:
 
 
 def unwritten(path: Path) -> str:
-    """Return why an ended session's journal lacks its last records, or an empty text."""
     holder = read_if_whole(path)
     return holder.unwritten if holder is not None else ""
 
 
 def read_if_whole(path: Path) -> LeaseHolder | None:
-    try:
-        return read(path)
-    except (OSError, SessionError):
-        return None
+    return read_json(path, LeaseHolder)
 
 
 def is_alive(holder: LeaseHolder) -> bool | None:
-    """Return True if the holder's process runs, or None if the process is on another machine."""
+    """True if the holder's process runs; None if it is on another machine."""
     if holder.over:
         return False
     if holder.machine != locks.machine():
@@ -362,7 +341,7 @@ def _taken_error(path: Path, holder: LeaseHolder | None) -> TakenError:
 
 @contextlib.contextmanager
 def _one_at_a_time(path: Path) -> Iterator[None]:
-    """Allow one manager start at a time on one machine, if the file system has locks."""
+    """Allow one manager start at a time on one machine."""
     with open(path.with_suffix(".lock"), "ab") as file:
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX)

@@ -5,6 +5,7 @@ If the file is unreadable, a session excludes only the nodes that fail during it
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -17,7 +18,6 @@ from stoker.protocol.blocks import FORGET_NODE_S, NodeRecord
 
 FILE = "nodes.sqlite"
 LOOK_S = 10.0
-"""Seconds between two checks for records of other sessions."""
 _COLUMNS = ", ".join(NodeRecord.__struct_fields__)
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS nodes (
@@ -27,17 +27,16 @@ CREATE TABLE IF NOT EXISTS nodes (
 ) WITHOUT ROWID;
 """
 _SHAPE = f"SELECT {_COLUMNS} FROM nodes LIMIT 1"
-_WRITE = f"""
+_INSERT = f"""
 INSERT INTO nodes ({_COLUMNS}) VALUES ({", ".join("?" * len(NodeRecord.__struct_fields__))})
 ON CONFLICT (source, node) DO UPDATE SET
-    {", ".join(f"{name} = excluded.{name}" for name in NodeRecord.__struct_fields__[2:])}
+"""
+_WRITE = f"""
+{_INSERT} {", ".join(f"{name} = excluded.{name}" for name in NodeRecord.__struct_fields__[2:])}
 WHERE excluded.at >= nodes.at
 """
-
-
 _CLAIM = f"""
-INSERT INTO nodes ({_COLUMNS}) VALUES ({", ".join("?" * len(NodeRecord.__struct_fields__))})
-ON CONFLICT (source, node) DO UPDATE SET probed_at = excluded.probed_at, at = excluded.at
+{_INSERT} probed_at = excluded.probed_at, at = excluded.at
 WHERE nodes.excluded AND max(nodes.since, nodes.probed_at) + ? <= excluded.probed_at
 """
 
@@ -53,19 +52,18 @@ class NodeStore:
         return self._file.is_open
 
     def record(self, record: NodeRecord) -> bool:
-        """Store a record unless the file has a newer record of its node. Return False if the file cannot be written."""
+        """Store a record, unless a newer one exists. Return False if the file cannot be written."""
         return self._file.write((_WRITE, [astuple(record)])) is not None
 
     def claim(self, record: NodeRecord, *, every_s: float, now: float) -> bool:
-        """Record a probe of an excluded node, in one transaction. Return False if another session probed the node
-        within `every_s` or allowed the node again.
-        """
+        """Record a probe of an excluded node. Return False if another session probed the node within `every_s` or
+        allowed it again."""
         row = astuple(replace(record, probed_at=now, at=now))
         changed = self._file.write((_CLAIM, [(*row, every_s)]))
         return changed is None or changed > 0
 
     def records(self) -> list[NodeRecord]:
-        """Return all records. Remove records without a report for `FORGET_NODE_S`."""
+        """Return all records with a report in the last `FORGET_NODE_S`, and remove the others."""
         since = time.time() - FORGET_NODE_S
         rows = self._file.read(f"SELECT {_COLUMNS} FROM nodes ORDER BY source, node")
         found = [NodeRecord(source, node, bool(excluded), *rest) for source, node, excluded, *rest in rows]
@@ -74,7 +72,7 @@ class NodeStore:
         return [record for record in found if record.heard_at >= since]
 
     def changed(self, now: float) -> list[NodeRecord]:
-        """Return all records if another process may have written since the last check, `LOOK_S` ago."""
+        """Return all records if another process may have written since the last check."""
         if now < self._look_at:
             return []
         self._look_at = now + LOOK_S
@@ -89,44 +87,29 @@ class NodeStore:
 
 
 def clear(node: str) -> list[NodeRecord]:
-    """Allow blocks on a node again, in all sessions.
-
-    Args:
-        node: The node's name in its batch system.
-
-    Returns:
-        The node's earlier records, one per site that excluded it.
-
-    Raises:
-        StokerError: The node is not excluded, or its records cannot be read or written.
-    """
+    """Allow blocks on a node again, in all sessions. Return its earlier records, one per site that excluded it. Raises
+    StokerError if the node is not excluded, or its records cannot be read or written."""
     there = excluded_nodes()
     found = [record for record in there if record.node == node]
     if not found:
         names = ", ".join(dict.fromkeys(record.node for record in there))
         raise StokerError(f"node {node} is not excluded; {f'excluded nodes: {names}' if names else 'no node is'}")
-    store = NodeStore()
-    try:
+    with contextlib.closing(NodeStore()) as store:
         for record in found:
             now = max(time.time(), record.at + 0.001)
             if not store.record(replace(record, excluded=False, why="cleared by hand", at=now, heard_at=now)):
                 raise StokerError(f"node {node} is still excluded: {_file()} cannot be written; make room there")
-    finally:
-        store.close()
     return found
 
 
 def excluded_nodes() -> list[NodeRecord]:
-    """Return the excluded nodes of all sites, without creating the file. Raises StokerError if a file is unreadable."""
+    """Return the excluded nodes of all sites. Raises StokerError if the file is unreadable."""
     if not _file().exists():
         return []
-    store = NodeStore()
-    try:
+    with contextlib.closing(NodeStore()) as store:
         if not store.is_open:
             raise StokerError(f"{_file()} cannot be read: no session knows which nodes are excluded; move it away")
         return [record for record in store.records() if record.excluded]
-    finally:
-        store.close()
 
 
 def _file() -> Path:

@@ -1,7 +1,7 @@
 """Track which peers send messages, are disconnected, or count as lost.
 
-A pilot is lost if it is silent for `Patience.silence_s`. A disconnected peer must send a message before its time
-limit. After a restart of the manager, each peer in the journal must also send a message before its time limit.
+A pilot is lost if it is silent for `Patience.silence_s`. A disconnected peer, and after a restart of the manager each
+peer in the journal, must send a message before its time limit.
 """
 
 from __future__ import annotations
@@ -18,19 +18,15 @@ from stoker.manager.live.admission import Role
 
 CHECK_S = 0.5
 _FIRST_CLIENT = (Role.CLIENT, "")
-"""Key of the first client, whose name is not known yet."""
+"""The first client, whose name is not known yet."""
 
 PeerKey = tuple[Role, str]
 
 
 class Patience(msgspec.Struct, frozen=True):
-    """Time limits in seconds.
-
-    `silence_s`: time until a silent pilot counts as lost. `pilot_back_s`, `client_back_s`: time for a disconnected
-    pilot or client to reconnect. `restart_s`: time for peers to reconnect after a restart of the manager.
-    `pilot_lease_s`: time that a pilot waits for a lost manager. `idle_s`: time until a session without clients and
-    calls ends (0 = no limit).
-    """
+    """Time limits in seconds. `silence_s`: until a silent pilot is lost. `pilot_back_s`, `client_back_s`: to reconnect.
+    `restart_s`: to reconnect after a restart of the manager. `pilot_lease_s`: that a pilot waits for a lost manager.
+    `idle_s`: until a session without clients and calls ends (0 = never)."""
 
     heartbeat_s: float = 5.0
     silence_s: float = 15.0
@@ -59,7 +55,7 @@ class PeerWatch:
                 self._back_by.pop(_FIRST_CLIENT, None)
 
     def cut(self, role: Role, name: str, now: float) -> bool:
-        """Start the time limit of a disconnected peer. Return False if the peer is unknown."""
+        """Start the time limit of a disconnected peer. Return False if it is unknown."""
         if (role, name) not in self._heard_at:
             return False
         self._back_by[role, name] = now + self._reconnect_limit_s(role)
@@ -77,10 +73,7 @@ class PeerWatch:
         self._back_by[_FIRST_CLIENT] = now + self._patience.first_client_s
 
     def restart_silence_limits(self, now: float, *, may_be_back: bool = True) -> None:
-        """Restart the silence limits of peers after a time in which no messages were read.
-
-        `may_be_back`: also give disconnected peers time to reconnect.
-        """
+        """Restart the limits after a time without reading. `may_be_back`: also of disconnected peers."""
         self._heard_at = dict.fromkeys(self._heard_at, now)
         if may_be_back:
             for peer, until in self._back_by.items():
@@ -91,7 +84,7 @@ class PeerWatch:
         return min(soonest, *self._back_by.values()) if self._back_by else soonest
 
     def lost_peers(self, now: float) -> Iterator[tuple[Role, str, str]]:
-        """Yield role, name and reason of each lost peer. A first client that never connected has no name."""
+        """Yield role, name (empty: no client ever connected) and reason of each lost peer."""
         if _FIRST_CLIENT in self._back_by and self._parent and os.getppid() != self._parent:
             self._back_by[_FIRST_CLIENT] = now  # the program that started this manager has ended
         for peer, until in list(self._back_by.items()):

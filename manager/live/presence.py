@@ -1,13 +1,11 @@
 """Check whether the manager of a session runs; maintain `session.json`, in which programs find the manager's address.
 
-An open port is no proof, because another program may use the port. So Stoker checks in this order:
+Another program may use the port, so Stoker checks in this order:
 
 - The lease: a session that is over has no manager.
-- The port: if the port accepts no connections, no manager can be reached.
-- The lease again: if its holder is on this machine, the holder's process must run and listen on that port. The process
-  may be busy or frozen.
-- For a manager on another machine, or without a readable lease, Stoker waits for a CURVE handshake, which needs the
-  session's secret key, or for a renewed lease.
+- The port: it must accept connections.
+- The lease again: a holder on this machine must run and listen on that port, but may be busy or frozen.
+- For a manager on another machine, or without a readable lease, a CURVE handshake or a renewed lease.
 
 A wrong negative result never starts a second manager, because a new manager waits for the lease.
 """
@@ -34,43 +32,38 @@ from stoker.protocol.session import SessionFile, SessionFolder
 log = logging.getLogger("stoker.manager")
 
 SIGN_S = 2 * lease.RENEW_S + 1
-"""Seconds in which a manager on another machine renews its lease twice."""
+"""A manager on another machine renews its lease twice in these seconds."""
 _POLL_S = 0.25
 _RECONNECT_MS = (500, 1000)
 
 
-class SessionAddress:
-    """Keeps `session.json` up to date. `before`: the file of an earlier manager."""
+def write_session_file(folder: SessionFolder, file: SessionFile, *, before: SessionFile | None) -> None:
+    """Write `session.json`. `before`: the file of an earlier manager. Raises OSError."""
+    try:
+        folder.write(file)
+    except OSError:  # on a full disk an equal file stays; its new time shows that a manager listens
+        if before != file:
+            raise
+        os.utime(folder.file)
 
-    def __init__(self, folder: SessionFolder, file: SessionFile, *, before: SessionFile | None) -> None:
-        self._folder = folder
-        self._file = file
-        try:
-            folder.write(file)
-        except OSError:  # on a full disk an equal file stays; its new time shows that a manager listens
-            if before != file:
-                raise
-            os.utime(folder.file)
 
-    def restore_session_file(self) -> None:
-        folder = self._folder
-        try:
-            if folder.read() == self._file:
-                return
-        except SessionError as error:
-            what = str(error) if folder.file.exists() else f"{folder.file} was removed"
-            log.warning("%s; it is written again", what)
-        folder.write(self._file)
+def restore_session_file(folder: SessionFolder, file: SessionFile) -> None:
+    try:
+        if folder.read() == file:
+            return
+    except SessionError as error:
+        what = str(error) if folder.file.exists() else f"{folder.file} was removed"
+        log.warning("%s; it is written again", what)
+    folder.write(file)
 
 
 def check_folder(folder: SessionFolder) -> None:
-    """Raise SessionError unless the folder is a session folder."""
     if not folder.key_file("server").exists():
         raise SessionError(f"{folder.path} is not a session folder: it has no keys; `stoker.load()` creates one")
 
 
 def is_up(folder: SessionFolder) -> bool:
-    """Return True if the manager of the session runs at its address. Takes up to `SIGN_S`. Raises SessionError."""
+    """True if the session's manager runs at its address. Takes up to `SIGN_S`. Raises SessionError."""
     if not folder.file.exists() or folder.over():
         return False
     file = folder.read()
@@ -90,7 +83,7 @@ def elsewhere(folder: SessionFolder) -> str:
 
 
 def _is_process_listening(pid: int, address: str) -> bool:
-    """Return True if the process listens at the address, or if this cannot be checked."""
+    """True if the process listens at the address, or if this cannot be checked."""
     port = urlsplit(address).port
     try:
         if os.readlink(f"/proc/{pid}/ns/net") != os.readlink("/proc/self/ns/net"):

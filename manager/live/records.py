@@ -10,7 +10,7 @@ The newest whole snapshot and the segments from its number on are always complet
 
 A record is `length (4 bytes) | crc32 (4 bytes) | MessagePack [now, event]`, little endian. A file begins with a line
 that names the format, and a `SegmentHead` record. After a damaged record the reader searches for the next whole record:
-two MessagePack bytes of a pair with a time, and a correct checksum. If no whole record follows, the file was cut off.
+two MessagePack bytes of a pair with a time, and a correct checksum. If none follows, the file was cut off.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import operator
 import re
 import secrets
 import struct
-import sys
 import zlib
 from array import array
 from collections.abc import Collection, Iterator
@@ -35,8 +34,6 @@ from stoker.startup import RELEASE
 
 HEAD = struct.Struct("<II")
 MAGIC = b"stoker journal 2\n"
-OLD_MAGIC = b"stoker journal 1\n"
-"""First line of the journal format before segments: one file, which does not contain the version of Stoker."""
 _OTHER_MAGIC = re.compile(rb"stoker journal [0-9]+(\n|\Z)")
 _PAIR_WITH_TIME = b"\x92\xcb"
 
@@ -47,30 +44,24 @@ _NUMBERED = re.compile(r"journal\.(\d{6,})")
 _SNAPSHOT = re.compile(r"journal\.(\d{6,})\.snapshot")
 
 WRITER = f"{RELEASE} (protocol {VERSION})"
-"""Stoker version that writes a segment. Another version may decide differently about the events of the segment."""
+"""Version that writes a segment. Another version may decide differently."""
 
 # ---- records
 
 
 class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True):
-    """Checksums of the decisions about events from number `first` (from 0) on, 4 bytes each, little endian."""
+    """Checksums of the decisions about events from number `first` (from 0) on, 4 bytes each."""
 
     first: int
     checks: bytes
 
     def numbered(self) -> Iterator[tuple[int, int]]:
-        numbers = array("I", self.checks[: len(self.checks) // 4 * 4])
-        if sys.byteorder == "big":
-            numbers.byteswap()
-        return enumerate(numbers, self.first)
+        return enumerate(array("I", self.checks), self.first)
 
 
 class SegmentHead(msgspec.Struct, frozen=True, tag="segment", array_like=True):
-    """First record of a segment.
-
-    `number`: number of the segment, from 1. `first`: number of the segment's first event. `mark`: random text, which
-    the segment's snapshot also contains. `stoker`: Stoker version that began the segment.
-    """
+    """First record of a segment. `number`: from 1. `first`: number of its first event. `mark`: random text, which its
+    snapshot also contains. `stoker`: version that began the segment."""
 
     number: int
     first: int
@@ -79,11 +70,10 @@ class SegmentHead(msgspec.Struct, frozen=True, tag="segment", array_like=True):
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """A damaged part of a file. `tail`: no whole record follows. `cut`: a killed process wrote part of a record."""
+    """`cut`: a killed process wrote part of the last record."""
 
     at: int
     length: int
-    tail: bool
     cut: bool
     why: str
 
@@ -99,14 +89,8 @@ def encoded(now: float, record: Record) -> tuple[bytes, bytes]:
     return HEAD.pack(len(body), zlib.crc32(body)), body
 
 
-def as_bytes(checks: array[int]) -> bytes:
-    if sys.byteorder == "big":
-        checks.byteswap()
-    return checks.tobytes()
-
-
 def scan(path: Path) -> Iterator[tuple[int, float, Record | Damage]]:
-    """Yield the end offset, time and content of each record and damaged part of a journal file. Raises SessionError."""
+    """Yield the end offset, time and content of each record and damaged part. Raises SessionError."""
     try:
         file = path.open("rb")
     except OSError as error:
@@ -115,17 +99,19 @@ def scan(path: Path) -> Iterator[tuple[int, float, Record | Damage]]:
         size = path.stat().st_size
         magic = file.read(len(MAGIC))
         at = len(MAGIC)
-        if magic not in (MAGIC, OLD_MAGIC):
+        if magic != MAGIC:
             if size <= len(MAGIC) and MAGIC.startswith(magic):
                 return
             if _OTHER_MAGIC.match(magic):
                 raise SessionError(f"{path} is not a journal of this version")
             whole = _next_intact_record_offset(path, 0)
-            if whole is None and not _looks_like_magic(magic):
+            # The first line may be damaged, or zeros, the content of an unwritten page.
+            is_first_line = not any(magic) or sum(map(operator.eq, magic, MAGIC)) > len(MAGIC) // 2
+            if whole is None and not is_first_line:
                 raise SessionError(f"{path} is not a journal")
             at = size if whole is None else whole
             file.seek(at)
-            yield at, 0.0, Damage(0, at, whole is None, cut=False, why="its first line is damaged")
+            yield at, 0.0, Damage(0, at, cut=False, why="its first line is damaged")
         now = 0.0
         while at < size:
             head = file.read(HEAD.size)
@@ -137,20 +123,15 @@ def scan(path: Path) -> Iterator[tuple[int, float, Record | Damage]]:
                     now, record = _decode(body)
                     found: Record | Damage = record
                 except (ValueError, RecursionError) as error:  # msgspec's DecodeError is a ValueError
-                    found = Damage(at, end - at, end >= size, cut=False, why=f"it cannot be decoded: {error}")
+                    found = Damage(at, end - at, cut=False, why=f"it cannot be decoded: {error}")
             else:
                 whole = _next_intact_record_offset(path, at + 1)
                 cut = whole is None and (len(head) < HEAD.size or (length > 0 and end > size))
                 end = size if whole is None else whole
                 file.seek(end)
-                found = Damage(at, end - at, whole is None, cut=cut, why="its checksum is wrong")
+                found = Damage(at, end - at, cut=cut, why="its checksum is wrong")
             yield end, now, found
             at = end
-
-
-def _looks_like_magic(first: bytes) -> bool:
-    """Return True for a damaged `MAGIC`, and for zeros, which are the content of an unwritten page."""
-    return not any(first) or sum(map(operator.eq, first, MAGIC)) > len(MAGIC) // 2
 
 
 def _next_intact_record_offset(path: Path, start: int) -> int | None:
@@ -185,7 +166,7 @@ def snapshot_path(journal: Path, number: int) -> Path:
 
 
 def journal_exists(journal: Path) -> bool:
-    """Return True also if only earlier segments exist, as after the manager was killed."""
+    """True also if a killed manager left only earlier segments."""
     return journal.exists() or any(_numbered(journal, _NUMBERED))
 
 
@@ -205,10 +186,7 @@ def list_snapshots(journal: Path) -> list[tuple[int, Path]]:
 
 
 def read_segment_head(path: Path) -> SegmentHead | None:
-    """Return a segment's head. If the record is damaged, the head has only a number. Return None without any record."""
-    with path.open("rb") as file:
-        if file.read(len(MAGIC)) == OLD_MAGIC:
-            return SegmentHead(1, 0, "", "")
+    """Return a segment's head, with only a number if it is damaged, or None without any record."""
     is_empty = True
     for _, _, record in scan(path):
         is_empty = False
@@ -255,7 +233,7 @@ def _files_beside(journal: Path) -> list[Path]:
 
 
 def remove_old_kept(journal: Path, *, needed: Collection[Path] = ()) -> None:
-    """Remove the oldest damaged and renamed journal files, except `needed` copies of segments that are still read."""
+    """Remove the oldest damaged and renamed files, except `needed` ones."""
     damaged = sorted(journal.parent.glob(f"{journal.name}.damaged-*"))
     for path in damaged[:-KEPT]:
         if path not in needed:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -26,10 +26,8 @@ from stoker.manager.core.events import (
 )
 from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Policies
-from stoker.manager.live.decisions import NO_DECISIONS, decision_checksum
-from stoker.manager.live.journal import MOST_CHECKS
-from stoker.manager.live.records import Decided
-from stoker.manager.live.restore import JournalPast
+from stoker.manager.live.decisions import decision_checksum
+from stoker.manager.live.restore import EventFailed, JournalPast
 from stoker.manager.live.session_policies import policies_of
 from stoker.protocol import to_client
 from stoker.protocol.calls import ListedState
@@ -45,7 +43,7 @@ _LONGEST = 200
 
 
 def story_of_ended_session(folder: SessionFolder, subject: str) -> to_client.Story:
-    """Return the history of `subject`, a call or another part of an ended session. Raises SessionError."""
+    """Return the history of a call or another part of an ended session. Raises SessionError."""
     try:
         watch = frozenset({int(parse_call_id(subject))})
     except ValueError:
@@ -59,7 +57,7 @@ def story_of_ended_session(folder: SessionFolder, subject: str) -> to_client.Sto
 
 
 def complete_story_from_journal(folder: SessionFolder, subject: str, told: to_client.Story) -> to_client.Story:
-    """Return the history that the manager `told`, or for a forgotten call the history from the journal."""
+    """Return what the manager `told`, or the history of a forgotten call from the journal."""
     if told.found:
         return told
     try:
@@ -80,7 +78,8 @@ def calls_of_ended_session(folder: SessionFolder, *, limit: int, only: ListedSta
 
 def _replay_session(folder: SessionFolder, watch: frozenset[int] = frozenset()) -> tuple[Core, float]:
     past = JournalPast(folder.journal, folder.read().session, policies_of(folder), watch=watch)
-    past.replay()
+    for now, event in past.events():
+        past.handle(event, now)
     if past.core is None:
         raise SessionError(f"the journal of {folder.path} is empty: nothing has happened in the session")
     return past.core, past.since
@@ -90,9 +89,7 @@ def _replay_session(folder: SessionFolder, watch: frozenset[int] = frozenset()) 
 
 
 class FirstDifference(msgspec.Struct, frozen=True):
-    """The first event about which a replay decides differently. `event`: the event's number, from 0. `decides`: the
-    replay's decision.
-    """
+    """The first event with another decision in the replay."""
 
     event: int
     after_s: float
@@ -101,11 +98,8 @@ class FirstDifference(msgspec.Struct, frozen=True):
 
 
 class Replayed(msgspec.Struct, frozen=True):
-    """Result of a replay.
-
-    `checked`: number of events whose recorded decisions were confirmed. `since`: time before which events are not in
-    the journal (0 = all events are in the journal). `lost`: number of damaged parts.
-    """
+    """`checked`: number of confirmed decisions. `since`: time before which events are not in the journal (0 = none).
+    `lost`: number of damaged parts."""
 
     session: str
     events: int
@@ -121,80 +115,42 @@ class Replayed(msgspec.Struct, frozen=True):
         return self.events > 0 and not self.checked
 
 
-class _Made(msgspec.Struct, frozen=True):
-    check: int
-    now: float
-    event: Event
-    commands: Sequence[Command]
-
-
 def verify(
     path: Path, *, session: str, policies: Policies, tell: Callable[[int, float], None] | None = None
 ) -> Replayed:
-    """Replay a journal and compare its decisions. `tell` regularly gets the numbers of replayed events and seconds.
-
-    Raises SessionError if the journal is missing or empty, or if a policy raises an exception.
-    """
+    """Replay a journal and compare its decisions. `tell` gets numbers of events and seconds. Raises SessionError if the
+    journal is missing or empty, or if a policy raises an exception."""
     past = JournalPast(path, session, policies)
-    made: dict[int, _Made] = {}
-    events = checked = restarts = lost = 0
+    events = restarts = lost = 0
     began = last = past.since
-    found: FirstDifference | None = None
-    records = past.records()
-    for now, record in records:
-        if isinstance(record, Decided):
-            if past.is_comparable:
-                found, here = _compare(record, made, began)
-                checked += here
-            made.clear()
-            if found is not None:
+    try:
+        for each in past.replay_and_compare():
+            if past.difference is not None:
                 break
-            continue
-        number, began = past.next_event - 1, began or now
-        try:
-            commands = past.handle(record, now)
-        except Exception as error:
-            lines = user_traceback_lines(error)
-            if not lines:  # an error in the core, not in a policy
-                raise
-            where = f"session {session}: event {number:,}, {now - began:.3f} s after the start"
-            then = "as it did not" if _has_recorded_decision(number, records) else "as it did"
-            text = f"{where}: the policy raises {type(error).__name__}, {then} in the session"
-            raise SessionError("\n".join([text, *lines]), session=session, event=number) from error
-        lost += isinstance(record, RecordsLost)
-        if isinstance(record, ManagerRestarted):
-            made.clear()
-            restarts += 1
-        if len(made) < MOST_CHECKS:
-            made[number] = _Made(decision_checksum(commands), now, record, commands)
-        events, last = events + 1, now
-        if tell is not None and not events % 10_000:
-            tell(events, now - began)
+            events, began, last = events + 1, began or each.now, each.now
+            restarts += isinstance(each.event, ManagerRestarted)
+            lost += isinstance(each.event, RecordsLost)
+            if tell is not None and not events % 10_000:
+                tell(events, last - began)
+    except EventFailed as error:
+        cause = error.__cause__
+        lines = user_traceback_lines(cause) if cause is not None else []
+        if not lines:  # an error in the core, not in a policy
+            raise
+        where = f"session {session}: event {error.number:,}, {error.now - (began or error.now):.3f} s after the start"
+        text = f"{where}: the policy raises {type(cause).__name__}"
+        raise SessionError("\n".join([text, *lines]), session=session, event=error.number) from cause
     if past.core is None:
         raise SessionError(f"the journal {path} is empty: nothing has happened in the session")
-    return Replayed(session, events, checked, restarts, last - began, found, past.since, lost)
-
-
-def _has_recorded_decision(event: int, records: Iterator[tuple[float, Event | Decided]]) -> bool:
-    checks = (record for _, record in records if isinstance(record, Decided))
-    return any(number == event for record in checks for number, _ in record.numbered())
-
-
-def _compare(record: Decided, made: dict[int, _Made], began: float) -> tuple[FirstDifference | None, int]:
-    same = 0
-    for number, check in record.numbered():
-        mine = made.get(number)
-        if mine is None:
-            continue
-        if mine.check != check:
-            decides = _shortened([_command(each) for each in mine.commands if _is_decision(each)]) or ("nothing",)
-            return FirstDifference(number, mine.now - began, _shortened(_event(mine.event)), decides), same
-        same += 1
-    return None, same
+    found = None
+    if (mine := past.difference) is not None:
+        decides = _shortened([_command(each) for each in mine.commands if decision_checksum([each])]) or ("nothing",)
+        found = FirstDifference(mine.number, mine.now - began, _shortened(_event(mine.event)), decides)
+    return Replayed(session, events, past.checked, restarts, last - began, found, past.since, lost)
 
 
 def find_journal_and_session(path: Path) -> tuple[Path, str]:
-    """Return the journal and the session id at a path, which may be a session folder. Raises SessionError."""
+    """Return the journal and the session id at the path of a journal or session. Raises SessionError."""
     if path.is_dir():
         folder = SessionFolder(path)
         return folder.journal, folder.read().session
@@ -209,25 +165,20 @@ def find_journal_and_session(path: Path) -> tuple[Path, str]:
     raise SessionError(f"the journal {path} does not name its session: no program or pilot has connected in it")
 
 
-def _is_decision(command: Command) -> bool:
-    said = command.message if isinstance(command, ToPilot | ToClient) else command
-    return type(said) not in NO_DECISIONS
-
-
 def _command(command: Command) -> str:
     match command:
-        case ToPilot(pilot=whom, message=said) | ToClient(client=whom, message=said):
+        case ToPilot(whom, said) | ToClient(whom, said):
             return f"{whom}: {said}"
         case _:
             return str(command)
 
 
 def _event(event: Event) -> list[str]:
-    if isinstance(event, FromClient):
-        return [f"{event.client} said {message}" for message in event.messages]
-    if isinstance(event, FromPilot):
-        return [f"{event.pilot} said {message}" for message in event.messages]
-    return [str(event)]
+    match event:
+        case FromClient(whom, _, messages) | FromPilot(whom, _, messages):
+            return [f"{whom} said {message}" for message in messages]
+        case _:
+            return [str(event)]
 
 
 def _shortened(lines: Sequence[str]) -> tuple[str, ...]:

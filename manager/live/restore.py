@@ -1,7 +1,7 @@
 """Restore a manager from its journal: load the newest snapshot and replay the later events, even if some are damaged.
 
-- If whole records follow a damaged record, only the event of the damaged record is lost. The core continues with a gap
-  (`RecordsLost`), and every peer reports its state again.
+- If whole records follow a damaged record, only its event is lost. The core continues with a gap (`RecordsLost`), and
+  every peer reports its state again.
 - If the beginning cannot be read, or another version of Stoker decided differently, the manager renames all files
   (`journal.aside-*`) and starts a new core with the call results that clients have not confirmed.
 """
@@ -12,8 +12,9 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -23,7 +24,7 @@ from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Policies
 from stoker.manager.live import records, snapshot
 from stoker.manager.live.decisions import decision_checksum
-from stoker.manager.live.journal import MOST_CHECKS, JournalEnd
+from stoker.manager.live.journal import JournalEnd
 from stoker.manager.live.records import Damage, Decided, Segment, SegmentHead, scan
 from stoker.manager.live.snapshot import Unreadable, policies_modules
 from stoker.manager.policies import default_policies
@@ -34,16 +35,35 @@ from stoker.whole_files import draft_of, sync_folder
 
 log = logging.getLogger("stoker.manager")
 
+MOST_CHECKS = 10_000
+"""One turn of the manager's loop makes fewer decisions."""
 _NO_SNAPSHOT = "its snapshot is missing"
 
 
-class JournalPast:
-    """The newest readable snapshot of a journal, or its first segment, and the later records.
+class ReplayedEvent(NamedTuple):
+    """An event that a replay handled. `writer`: version of Stoker that wrote it (empty: unknown)."""
 
-    `since`: time of the snapshot (0 = none). `unreadable`: unreadable snapshots, with the reason. `lost`: damaged bytes
-    so far. `is_comparable`: False from a damaged record until the restart of a manager that also lacked the damaged
-    events.
-    """
+    number: int
+    now: float
+    event: Event
+    commands: Sequence[Command]
+    check: int
+    writer: str
+
+
+class EventFailed(Exception):
+    """The core or a policy raised an exception (the cause) when it handled an event."""
+
+    def __init__(self, number: int, now: float) -> None:
+        super().__init__(number, now)
+        self.number, self.now = number, now
+
+
+class JournalPast:
+    """The newest readable snapshot of a journal, or its first segment, and the later records. `since`: time of the
+    snapshot (0 = none). `unreadable`: unreadable snapshots, with the reason. `lost`: damaged bytes so far.
+    `is_comparable`: False from a damaged record until the restart of a manager that also lacked the event. `checked`,
+    `difference`: number of equal decisions, and the first different one."""
 
     def __init__(
         self, journal: Path, session: str = "", policies: Policies | None = None, *, watch: frozenset[int] = frozenset()
@@ -53,14 +73,16 @@ class JournalPast:
         self._session, self._policies, self._watch = session, policies, watch
         self.since = 0.0
         self.unreadable: dict[Path, str] = {}
-        self.certain = snapshot.CertainFacts()
+        self.unconfirmed: list[CallEnd] = []
         self.snapshot_bytes = 0
-        self.damage: list[tuple[Path, Damage]] = []
+        self.damage: list[tuple[Segment, Damage]] = []
         self.head: SegmentHead | None = None
         self.whole = 0
         self.bytes_read = 0
         self.lost = 0
         self.is_comparable = True
+        self.checked = 0
+        self.difference: ReplayedEvent | None = None
         if not records.journal_exists(journal):
             raise SessionError(f"no journal at {journal}: No such file or directory")
         self._segments = records.list_segments(journal)
@@ -69,15 +91,12 @@ class JournalPast:
 
     @property
     def is_whole(self) -> bool:
-        """True if the journal files reach from a snapshot or from the beginning of the session to its last event."""
+        """True if the files reach from a snapshot, or from the beginning, to the last event."""
         return self.core is not None or not self._segments or self._segments[0].head.number == 1
 
     @property
     def first_segment_number(self) -> int:
         return self._segments[0].head.number if self._segments else 1
-
-    def segment_number_of_file(self, path: Path) -> int:
-        return next((each.head.number for each in self._segments if each.path == path), 0)
 
     def _begin(self, modules: frozenset[str]) -> None:
         for number, path in records.list_snapshots(self.journal):
@@ -87,20 +106,17 @@ class JournalPast:
             try:
                 found = snapshot.read(path)
                 if not self.unreadable:
-                    self.certain = found.certain
-                if following[0].head.mark not in ("", found.head.segment.mark):
+                    self.unconfirmed = found.ends
+                if following[0].head.mark not in ("", found.segment.mark):
                     continue
                 self.core = snapshot.restored(found, modules=modules)
             except Unreadable as error:
                 self.unreadable[path] = str(error)
                 continue
             self.core.manager.watch = self._watch
-            self.since, self.snapshot_bytes = found.head.at, path.stat().st_size
+            self.since, self.snapshot_bytes = self.core.state.now, path.stat().st_size
             self._segments = following
             return
-
-    def handle(self, event: Event, now: float) -> list[Command]:
-        return self.get_or_create_core(now).handle(event, now)
 
     def get_or_create_core(self, now: float) -> Core:
         if self.core is None:
@@ -113,12 +129,41 @@ class JournalPast:
             if not isinstance(record, Decided):
                 yield now, record
 
-    def replay(self) -> None:
-        for now, event in self.events():
-            self.handle(event, now)
+    def handle(self, event: Event, now: float) -> list[Command]:
+        return self.get_or_create_core(now).handle(event, now)
+
+    def replay_and_compare(self) -> Iterator[ReplayedEvent]:
+        """Handle and yield each event, and compare the decisions. Raises EventFailed."""
+        made: dict[int, ReplayedEvent] = {}
+        for now, record in self.records():
+            if isinstance(record, Decided):
+                if self.is_comparable and self.difference is None:
+                    self._compare(record, made)
+                made.clear()
+                continue
+            number, core = self.next_event - 1, self.get_or_create_core(now)
+            try:
+                commands = core.handle(record, now)
+                check = decision_checksum(commands)
+            except Exception as error:
+                raise EventFailed(number, now) from error
+            if isinstance(record, ManagerRestarted):
+                made.clear()
+            event = ReplayedEvent(number, now, record, commands, check, self.head.stoker if self.head else "")
+            if len(made) < MOST_CHECKS:
+                made[number] = event
+            yield event
+
+    def _compare(self, record: Decided, made: dict[int, ReplayedEvent]) -> None:
+        for number, check in record.numbered():
+            mine = made.get(number)
+            if mine is not None and mine.check != check:
+                self.difference = mine
+                return
+            self.checked += mine is not None
 
     def records(self) -> Iterator[tuple[float, Event | Decided]]:
-        """Yield the events since the snapshot, and the decision checksums. For damaged records yield `RecordsLost`."""
+        """Yield the events since the snapshot, with `RecordsLost` for damaged records, and the checksums."""
         if not self.is_whole:
             why = "; ".join(self.unreadable.values()) or _NO_SNAPSHOT
             raise SessionError(f"{self.journal} lacks the beginning of the session: {why}")
@@ -140,11 +185,11 @@ class JournalPast:
     def _of(self, segment: Segment, now: float) -> Iterator[tuple[float, Event | Decided]]:
         last = segment is self._segments[-1]
         self.head, self.whole = segment.head, 0
-        if segment.head.mark:  # the head of an old journal, or a damaged head, has no event number
+        if segment.head.mark:  # a damaged head has no event number
             self.next_event = segment.head.first
         for end, at, record in scan(segment.path):
             if isinstance(record, Damage):
-                self.damage.append((segment.path, record))
+                self.damage.append((segment, record))
                 if record.cut and last:
                     return
                 yield now, self._event(RecordsLost(record.length, record.why))
@@ -169,11 +214,8 @@ class JournalPast:
 
 
 class RestoredManager(msgspec.Struct):
-    """Result of `restore_manager`.
-
-    `core`: the restored core; None without a journal, or if the journal was renamed. `end`: where the journal
-    continues. `ends`: unconfirmed call results for a new core. `compact`: True if a snapshot should be written soon.
-    """
+    """`core`: None without a journal, or if it was renamed. `end`: where the journal continues. `ends`: unconfirmed
+    call results for a new core. `compact`: a snapshot should be written soon."""
 
     core: Core | None = None
     end: JournalEnd | None = None
@@ -183,10 +225,6 @@ class RestoredManager(msgspec.Struct):
     tail_bytes: int = 0
     compact: bool = False
     lost: int = 0
-
-
-class _DecidesOtherwise(Exception):
-    """A replay decides differently from the manager that wrote the journal."""
 
 
 def restore_manager(journal: Path, session: str, policies: Policies) -> RestoredManager:
@@ -200,11 +238,22 @@ def restore_manager(journal: Path, session: str, policies: Policies) -> Restored
     if not past.is_whole:
         why = next(iter(past.unreadable.values()), _NO_SNAPSHOT)
         return _put_journal_aside(past, f"the journal lacks the beginning of the session ({why})")
-    notices: list[str] = []
     try:
-        _replay_and_compare(past, notices)
-    except _DecidesOtherwise as error:
-        return _put_journal_aside(past, str(error))
+        for _ in past.replay_and_compare():
+            pass
+    except EventFailed as error:
+        log.exception("event %d of the journal cannot be replayed", error.number)
+        why = f"{type(error.__cause__).__name__}: {error.__cause__}"
+        return _put_journal_aside(past, f"event {error.number:,} of the journal cannot be replayed ({why})")
+    notices = []
+    if different := past.difference:
+        where = f"event {different.number:,} of the journal"
+        if different.writer != records.WRITER:
+            theirs = f"Stoker {different.writer or 'of an unknown version'}, which wrote it"
+            return _put_journal_aside(past, f"Stoker {records.WRITER} decides differently about {where} than {theirs}")
+        text = f"a replay decides differently about {where} than the manager did; report this, with the journal"
+        log.error("%s", text)
+        notices.append(text)
     head = past.head or records.new_head()
     notices += _keep_damaged(past)
     if journal.exists():
@@ -226,56 +275,15 @@ def restore_manager(journal: Path, session: str, policies: Policies) -> Restored
     )
 
 
-def _replay_and_compare(past: JournalPast, notices: list[str]) -> None:
-    """Replay a journal. If a decision differs, raise for a journal of another version, otherwise add a notice."""
-    made: dict[int, int] = {}
-    for now, record in past.records():
-        if isinstance(record, Decided):
-            if past.is_comparable and not notices:
-                notices += _compare(past, record, made)
-            made.clear()
-            continue
-        number = past.next_event - 1
-        core = past.get_or_create_core(
-            now
-        )  # outside `try`: an error in a policy's constructor is not the fault of the journal
-        try:
-            check = decision_checksum(core.handle(record, now))
-        except Exception as error:
-            log.exception("event %d of the journal cannot be replayed", number)
-            raise _DecidesOtherwise(
-                f"event {number:,} of the journal cannot be replayed ({type(error).__name__}: {error})"
-            ) from error
-        if isinstance(record, ManagerRestarted):
-            made.clear()
-        if len(made) < MOST_CHECKS:
-            made[number] = check
-
-
-def _compare(past: JournalPast, record: Decided, made: dict[int, int]) -> list[str]:
-    different = [number for number, check in record.numbered() if made.get(number, check) != check]
-    if not different:
-        return []
-    by = past.head.stoker if past.head is not None else ""
-    where = f"event {different[0]:,} of the journal"
-    if by != records.WRITER:
-        theirs = f"Stoker {by or 'of an earlier version'}, which wrote it"
-        raise _DecidesOtherwise(f"Stoker {records.WRITER} decides differently about {where} than {theirs}")
-    text = f"a replay decides differently about {where} than the manager did; report this, with the journal"
-    log.error("%s", text)
-    return [text]
-
-
 def _keep_damaged(past: JournalPast) -> list[str]:
     """Keep copies of damaged files, and continue in a new segment. Return notices for users."""
     notices, copies = [], set[Path]()
-    for path, damage in past.damage:
+    for segment, damage in past.damage:
+        path = segment.path
         if damage.cut:
             log.info("%s: the last %d bytes are an incomplete record", path, damage.length)
             continue
-        kept = past.journal.with_name(
-            f"{past.journal.name}.damaged-{past.segment_number_of_file(path):06d}-{damage.at}"
-        )
+        kept = past.journal.with_name(f"{past.journal.name}.damaged-{segment.head.number:06d}-{damage.at}")
         copies.add(kept)
         text = f"{show_bytes(damage.length)} of the journal were damaged and are lost ({damage.why})"
         if not kept.exists():
@@ -283,7 +291,7 @@ def _keep_damaged(past: JournalPast) -> list[str]:
             ending = f"could not be kept: {why}" if why else f"is kept as {kept.name}"
             notices.append(f"{text}; the damaged file {ending}")
         log.error("%s, at byte %d: %s", path, damage.at, notices[-1] if notices else text)
-    if past.head is not None and any(path == past.journal and not damage.cut for path, damage in past.damage):
+    if past.head is not None and any(each.path == past.journal and not damage.cut for each, damage in past.damage):
         os.truncate(past.journal, past.whole)
         past.journal.rename(records.numbered_segment_path(past.journal, past.head.number))
         sync_folder(past.journal.parent)
@@ -292,7 +300,7 @@ def _keep_damaged(past: JournalPast) -> list[str]:
 
 
 def _keep_file(path: Path, name: Path) -> str:
-    """Keep a file under another name by a hard link or a copy. Return the reason of a failure, or an empty text."""
+    """Keep a file by a hard link or a copy. Return why this failed, or ""."""
     try:
         name.hardlink_to(path)
         return ""
@@ -308,8 +316,8 @@ def _keep_file(path: Path, name: Path) -> str:
 
 
 def _put_journal_aside(past: JournalPast, why: str) -> RestoredManager:
-    """Rename all journal files, and return a manager without a core but with the unconfirmed call results."""
-    ends = {end.call: end for client in past.certain.clients for end in client.ends}
+    """Rename all journal files. Return a manager with only the unconfirmed call results."""
+    ends = {end.call: end for end in past.unconfirmed}
     files = records.journal_files(past.journal)
     for path in files:
         if path.suffix != ".snapshot":
@@ -325,13 +333,6 @@ def _put_journal_aside(past: JournalPast, why: str) -> RestoredManager:
     return RestoredManager(ends=list(ends.values()), notices=[notice])
 
 
-def _successful_ends(path: Path) -> list[CallEnd]:
-    return [
-        end
-        for _, _, record in scan(path)
-        if isinstance(record, FromPilot)
-        for message in record.messages
-        if isinstance(message, CallsEnded)
-        for end in message.ends
-        if end.ok
-    ]
+def _successful_ends(path: Path) -> Iterator[CallEnd]:
+    messages = (each for _, _, record in scan(path) if isinstance(record, FromPilot) for each in record.messages)
+    return (end for message in messages if isinstance(message, CallsEnded) for end in message.ends if end.ok)

@@ -1,8 +1,8 @@
 """The manager's loop.
 
-One turn of the loop waits for a message or due work, reads every socket, passes each received frame to the core,
-writes the events to the journal with one write, and sends one frame to each peer. The core's commands wait until the
-events that caused them are safe in the journal (`HeldCommands`).
+One turn waits for a message or due work, reads every socket, passes each frame to the core, writes the events to the
+journal with one write, and sends one frame to each peer. The core's commands wait until the events that caused them are
+safe in the journal (`HeldCommands`).
 """
 
 from __future__ import annotations
@@ -18,13 +18,11 @@ from pathlib import Path
 from stoker.log_files import SeldomLog
 from stoker.manager.core import events, report
 from stoker.manager.core.blocks import factory_of
-from stoker.manager.core.clients import refusal_of
+from stoker.manager.core.clients import has_only_result_pieces, refusal_of
 from stoker.manager.core.events import Command, Event, ToClient, ToPilot
-from stoker.manager.core.pieces import has_only_result_pieces
 from stoker.manager.core.pilot_reports import is_heartbeat, needs_heartbeat_record
 from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Policies
-from stoker.manager.core.state import State
 from stoker.manager.live.admission import Role, User
 from stoker.manager.live.advisor import LIMIT_S, AdvisorLink, History
 from stoker.manager.live.clock import CLIENT_ACK_S, PILOT_ACK_S, Acks, Clock, TimerHeap
@@ -34,7 +32,7 @@ from stoker.manager.live.helper_processes import HelperProcesses, sites_of, sour
 from stoker.manager.live.journal import HeldCommands, Journal, JournalTrouble
 from stoker.manager.live.keeper import RestartProgress
 from stoker.manager.live.peer_watch import Patience, PeerWatch
-from stoker.manager.live.presence import SessionAddress
+from stoker.manager.live.presence import write_session_file
 from stoker.manager.live.restore import restore_manager
 from stoker.manager.live.sockets import (
     PORTS,
@@ -54,10 +52,10 @@ from stoker.units import show_seconds
 log = logging.getLogger("stoker.manager")
 
 FULL_BYTES = 256 << 20
-"""Maximum bytes of journal data that wait for disk space. Above this limit, the manager reads no messages."""
+"""Above this size of journal data that waits for disk space, the manager reads no messages."""
 FULL_S = 0.1
 MOST_FAILURES, FAILURES_S = 20, 600.0
-"""The session ends after `MOST_FAILURES` failures of the core within `FAILURES_S`."""
+"""The session ends after this many failures of the core within these seconds."""
 _LONGEST_REASON = 500
 _discard_log = SeldomLog(log)
 
@@ -67,9 +65,8 @@ class CoreFailedError(Exception):
 
 
 class ManagerServer:
-    """The server of a session. `sure`: function that waits until no other manager can run the session. `parent`: id
-    of the process that started this manager (0 = unknown).
-    """
+    """`sure`: waits until no other manager can run the session. `parent`: process that started this manager (0 =
+    unknown)."""
 
     def __init__(
         self,
@@ -109,8 +106,8 @@ class ManagerServer:
         self.history = History(session=session)
         self.advisor = AdvisorLink(folder, watch=self.sockets.watch, unwatch=self.sockets.unwatch)
         now = self.clock.now()
-        self._idle = IdleCheck(patience.idle_s, now=now)
-        self._end_request = EndRequest(folder)
+        self._used_at = self._idle_checked_at = now
+        self._asked_to_end_ns = 0
         self.core = core or Core(session, policies, now=now)
         self.core.configure(heartbeat_s=patience.heartbeat_s, lease_s=patience.pilot_lease_s)
         self._reader = EventReader(self.sockets, self.core.state, now=now)
@@ -131,17 +128,15 @@ class ManagerServer:
             self._peers.expect_first_client(now)
         for text in back.notices:
             self._handle_event(events.Noticed(text), now, first)
+        self._read_node_records(now, first)  # before the first blocks are requested
         self._flush_journal_and_execute(first)
-        address_file = SessionFile(
+        self.session_file = SessionFile(
             session, wire.VERSION, self.sockets.address, folder.read_key("server").public,
             created_at=before.created_at if before else now, python=before.python if before else PYTHON,
         )  # fmt: skip
-        self.address = SessionAddress(folder, address_file, before=before)
+        write_session_file(folder, self.session_file, before=before)
         log.info("session %s listens on %s", session, self.sockets.address)
-        about_nodes: list[Command] = []
-        self._read_node_records(now, about_nodes)  # before the first blocks are requested
-        self._flush_journal_and_execute(about_nodes)
-        self._define_session(now)
+        self._define_session()
 
     def run(self) -> str:
         gc.collect()
@@ -177,14 +172,14 @@ class ManagerServer:
         return self._ended
 
     def _pause_reading_messages(self, now: float, commands: list[Command]) -> None:
-        """Read no messages for `FULL_S` seconds, and restart the silence limits of peers."""
+        """Read no messages for `FULL_S`, and restart the silence limits of peers."""
         time.sleep(FULL_S)
         self._peers.restart_silence_limits(now, may_be_back=self.sockets.has_unread_connection)
-        if not self.core.state.ending and self._end_request.is_new():
+        before, self._asked_to_end_ns = self._asked_to_end_ns, _modified_ns(self.folder.asked_to_end)
+        if not self.core.state.ending and 0 != before != self._asked_to_end_ns != 0:  # `stoker down` touched the file
             self._handle_event(events.SessionEnded("stoker down"), now, commands)
 
     def close(self) -> None:
-        """Send the last frames and close. Raises SessionError if the journal cannot be written."""
         with contextlib.ExitStack() as last_first:
             for part in (self.sockets, self.advisor, self.history, self.journal, self.compaction):
                 last_first.callback(part.close)
@@ -234,7 +229,7 @@ class ManagerServer:
             self._handle_event(events.FramesRefused(counts), now, commands)
 
     def _handle_event(self, event: Event, now: float, commands: list[Command], *, keep: bool = True) -> None:
-        """Pass an event to the core. `keep`: write the event to the journal; False for a question."""
+        """Pass an event to the core. `keep`: write it to the journal; False for a question."""
         if not keep:
             self._carry_out(self._answer(event, now))
             return
@@ -243,10 +238,13 @@ class ManagerServer:
             decided = self.core.handle(event, now)
         except Exception as error:
             self.journal.take_back()
-            refusal = refusal_after_core_failure(error, event, failed_at=self.core.state.failed_at, now=now)
-            if refusal is not None:
-                self.journal.write(now, refusal)
-                self.journal.flush()
+            if sum(now - at < FAILURES_S for at in self.core.state.failed_at) < MOST_FAILURES:
+                lines = user_traceback_lines(error)
+                where = f" ({lines[0].strip()})" if lines else ""
+                refusal = refusal_of(event, f"{type(error).__name__}: {error}{where}"[:_LONGEST_REASON])
+                if refusal is not None:
+                    self.journal.write(now, refusal)
+                    self.journal.flush()
             raise CoreFailedError(event) from error
         self.journal.decided(decision_checksum(decided))
         commands += decided
@@ -286,7 +284,17 @@ class ManagerServer:
             self._drop_peer(role, name, why, now, commands)
         self._report_refused_frames(now, commands)
         self._read_node_records(now, commands)
-        if why := self._idle.reason_to_end_session(self.core.state, now):
+        self._end_unused_session(now, commands)
+
+    def _end_unused_session(self, now: float, commands: list[Command]) -> None:
+        state, limit_s = self.core.state, self.patience.idle_s
+        if not (state.kept and limit_s and now - self._idle_checked_at >= min(limit_s / 4, 60)):
+            return
+        self._idle_checked_at = now
+        if state.calls or any(not client.gone and not client.observer for client in state.clients.values()):
+            self._used_at = now
+        elif now - self._used_at >= limit_s:
+            why = f"no program has used it for {show_seconds(now - self._used_at)}"
             self._handle_event(events.SessionEnded(why), now, commands)
 
     def _start_helpers(self, now: float, commands: list[Command]) -> None:
@@ -319,7 +327,7 @@ class ManagerServer:
 
     def _flush_journal_and_execute(self, commands: list[Command]) -> None:
         self.journal.flush()
-        if self.journal.is_sync_enabled:
+        if self.journal.wake_fd >= 0:
             ready, commands = self._held.split(commands)
             if ready:
                 self._carry_out(ready)
@@ -331,10 +339,10 @@ class ManagerServer:
             self._carry_out(self._held.release())
 
     def _report_journal_to_clients(self) -> None:
-        trouble, now = self._trouble, self.clock.now()
-        if notice := trouble.notice_of_changed_trouble(now):
+        notice, tell = self._trouble.changes(self.clock.now())
+        if notice:
             self._notice(notice)
-        if trouble.needs_to_tell_programs(now):
+        if tell:
             told = report.session_status(self.core.state)
             clients = [each for each in self.core.state.clients.values() if each.connected and not each.observer]
             self._carry_out(ToClient(client.id, told) for client in clients)
@@ -354,7 +362,7 @@ class ManagerServer:
         self._logged = dict(notices)
 
     def _carry_out(self, commands: Iterable[Command]) -> None:
-        """Carry out commands of the core. All messages to one peer go into one frame, with pending acknowledgements."""
+        """Carry out commands. All messages to one peer go into one frame, with pending acknowledgements."""
         frames: dict[str, list[object]] = {}
         peer: str
         advice: list[events.AskAdvice] = []
@@ -392,19 +400,19 @@ class ManagerServer:
         for ask in advice:
             self.advisor.ask(ask, self.clock.now())
             if (answer := self.history.answer(ask)) is not None:
-                self._handle_answer(answer)
+                self._handle_and_execute(answer)
         for claim in claims:
             if self.history.nodes.claim(claim.record, every_s=claim.every_s, now=self.clock.now()):
-                self._handle_answer(events.ProbeClaimed(claim.record.source, claim.record.node))
+                self._handle_and_execute(events.ProbeClaimed(claim.record.source, claim.record.node))
 
-    def _handle_answer(self, answer: Event) -> None:
-        more: list[Command] = []
-        self._handle_event(answer, self.clock.now(), more)
-        self._flush_journal_and_execute(more)
+    def _handle_and_execute(self, event: Event) -> None:
+        commands: list[Command] = []
+        self._handle_event(event, self.clock.now(), commands)
+        self._flush_journal_and_execute(commands)
 
     # ---- the beginning
 
-    def _define_session(self, now: float) -> None:
+    def _define_session(self) -> None:
         sites = sites_of(self.folder)
         state = self.core.state
         models_s = [float(site.advice.time_limit_s) for site in sites if site.advice.url]
@@ -412,31 +420,16 @@ class ManagerServer:
         self.helpers = HelperProcesses(self.folder, sites, is_factory_here=lambda: factory_of(state) is not None)
         sources = tuple(source_of(site, kept=self.core.state.kept) for site in sites)
         if sources or self.core.state.sources:
-            commands: list[Command] = []
-            self._handle_event(events.SessionDefined(sources, lease_s=self.patience.pilot_lease_s), now, commands)
-            self._flush_journal_and_execute(commands)
+            self._handle_and_execute(events.SessionDefined(sources, lease_s=self.patience.pilot_lease_s))
 
     def _resume_after_restart(self, now: float, *, lost: int) -> None:
-        commands: list[Command] = []
         state = self.core.state
         for key, at in state.timers.items():
             self._timers.set(key, at=at)
         self._peers.expect_all_peers_to_reconnect(state, now)
-        self._handle_event(events.ManagerRestarted(lost), now, commands)
-        self._flush_journal_and_execute(commands)
+        self._handle_and_execute(events.ManagerRestarted(lost))
         counts = len(state.calls), state.done, len(state.pilots)
         log.warning("restored from the journal: %d calls open, %d done, %d pilots", *counts)
-
-
-def refusal_after_core_failure(
-    error: Exception, event: Event, *, failed_at: Iterable[float], now: float
-) -> Event | None:
-    """Return the refusal that replaces an event; None if the core has failed too often."""
-    if sum(now - at < FAILURES_S for at in failed_at) >= MOST_FAILURES:
-        return None
-    lines = user_traceback_lines(error)
-    where = f" ({lines[0].strip()})" if lines else ""
-    return refusal_of(event, f"{type(error).__name__}: {error}{where}"[:_LONGEST_REASON])
 
 
 def discard_result(folder: SessionFolder, path: str) -> None:
@@ -450,36 +443,9 @@ def discard_result(folder: SessionFolder, path: str) -> None:
         _discard_log.warning("results", f"cannot remove an unused result file, {path!r:.300}: {error}")
 
 
-class IdleCheck:
-    """Decides when an unused session ends. `limit_s`: seconds without use; 0 = never."""
-
-    def __init__(self, limit_s: float, *, now: float) -> None:
-        self._limit_s = limit_s
-        self._used_at = self._checked_at = now
-
-    def reason_to_end_session(self, state: State, now: float) -> str:
-        if not (state.kept and self._limit_s and now - self._checked_at >= min(self._limit_s / 4, 60)):
-            return ""
-        self._checked_at = now
-        if state.calls or any(not client.gone and not client.observer for client in state.clients.values()):
-            self._used_at = now
-        elif now - self._used_at >= self._limit_s:
-            return f"no program has used it for {show_seconds(now - self._used_at)}"
-        return ""
-
-
-class EndRequest:
-    """The file that `stoker down` touches, in case the manager cannot read messages."""
-
-    def __init__(self, folder: SessionFolder) -> None:
-        self._path = folder.asked_to_end
-        self._touched_ns = 0
-
-    def is_new(self) -> bool:
-        before = self._touched_ns
-        try:
-            with self._path.open("rb") as file:  # opening the file makes a network file system read its time again
-                self._touched_ns = os.fstat(file.fileno()).st_mtime_ns
-        except OSError:
-            self._touched_ns = 0
-        return 0 != before != self._touched_ns != 0
+def _modified_ns(file: Path) -> int:
+    try:
+        with file.open("rb") as opened:  # opening the file makes a network file system read its time again
+            return os.fstat(opened.fileno()).st_mtime_ns
+    except OSError:
+        return 0

@@ -2,9 +2,7 @@
 
 A custom policy is named "module:Class" or "path.py:Class". Stoker calls this object without arguments or with
 `provisioning=`. The result becomes the policy at each seam (dispatch, residency or provisioning) whose methods it has;
-default policies serve the other seams. A policy file in a package is imported as a module of the package.
-
-Restarted managers and replays use copies of the user's files.
+default policies serve the other seams. Restarted managers and replays use copies of the user's files.
 
     <session folder>/
         policies.json            the names, if not the defaults
@@ -35,9 +33,8 @@ from stoker.decoding import UNREADABLE
 from stoker.errors import ConfigError, SessionError
 from stoker.folders import working_folder
 from stoker.manager.core.seams import Policies, Provisioning
-from stoker.manager.policies import default_policies
+from stoker.manager.policies import Named, default_policies, named
 from stoker.manager.policies.dispatch import HottestFirst
-from stoker.manager.policies.named import Named, named
 from stoker.manager.policies.provisioning import KeepBlocks
 from stoker.manager.policies.residency import LoadWhereWanted
 from stoker.protocol.session import SessionFolder
@@ -58,16 +55,16 @@ SEAMS = {
     "residency": ("wanted", "measured", "idle", "honours"),
     "provisioning": ("demand", "may_bring"),
 }  # fmt: skip
-"""By seam: the required members of a policy. A policy that has the first member must have all members of the seam."""
+"""Members by seam. A policy with the first one must have all of them."""
 _OURS = "stoker."
 _NEAR = 0.8
-"""Similarity (`difflib`) from which a name counts as misspelled."""
+"""From this similarity (`difflib`), a name counts as misspelled."""
 
 # ---- files
 
 
 def import_policy(name: str, *, folder: Path) -> ModuleType:
-    """Import the module of a policy. Paths are relative to `folder`. Raises ConfigError."""
+    """Import the module of a policy, whose path is relative to `folder`. Raises ConfigError."""
     own = OWN_POLICY.fullmatch(name)
     try:
         if own is None:
@@ -86,7 +83,7 @@ def import_policy(name: str, *, folder: Path) -> ModuleType:
 
 
 def name_of_copy(name: str, *, alone: str) -> str:
-    """Return the name that `copy_policy` gives a policy. `alone`: folder for a file without a package."""
+    """Return the name that `copy_policy` gives. `alone`: folder for a file without a package."""
     file = policy_file(name)
     if not file:
         return name
@@ -108,10 +105,8 @@ def copy_policy(name: str, into: Path, *, alone: str) -> str:
     copies = {path: into / alone / path.name}
     if root != path.parent:
         import_policy(name, folder=Path())
-        package = root / path.relative_to(root).parts[0]
-        copies = {
-            each: into / _package_copy(root) / each.relative_to(root) for each in _imported_files_in_folder(package)
-        }
+        package, there = root / path.relative_to(root).parts[0], into / _package_copy(root)
+        copies = {each: there / each.relative_to(root) for each in _imported_files_in_folder(package)}
     for each, copy in copies.items():
         copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         shutil.copyfile(each, copy)
@@ -126,7 +121,7 @@ def _import_root(path: Path) -> Path:
 
 
 def _package_copy(root: Path) -> Path:
-    """Return a package copy's folder, which depends on `root` because two packages may have the same name."""
+    """Return the folder of a package's copy. Two packages may have the same name."""
     return Path(PACKAGES) / blake2b(str(root).encode(), digest_size=4).hexdigest()
 
 
@@ -141,12 +136,10 @@ def _import_alone(path: Path) -> ModuleType:
 
 
 def _import_in_package(path: Path, root: Path) -> ModuleType:
-    """Import a module. First remove a package of the same name in another folder from `sys.modules`."""
+    """Import a module, instead of one in a package of the same name elsewhere."""
     parts = path.relative_to(root).with_suffix("").parts
-    there = sys.modules.get(parts[0])
-    if there is not None and (root / parts[0]) not in [
-        Path(each).absolute() for each in getattr(there, "__path__", ())
-    ]:
+    paths = getattr(sys.modules.get(parts[0]), "__path__", ())
+    if parts[0] in sys.modules and (root / parts[0]) not in [Path(each).absolute() for each in paths]:
         for each in [each for each in sys.modules if each.partition(".")[0] == parts[0]]:
             del sys.modules[each]
     importlib.invalidate_caches()
@@ -168,17 +161,16 @@ def _imported_files_in_folder(folder: Path) -> Iterator[Path]:
 
 
 def find(name: str, *, folder: Path | None = None, seam: str = "") -> Named:
-    """Return a shipped policy, or import a custom policy and create it once as a check.
-
-    `folder`: base of a custom policy's path. `seam`: the seam for which the policy is named. Raises ConfigError.
-    """
+    """Return a shipped policy, or import a custom policy and create it once as a check. `folder`: base of its path.
+    Raises ConfigError."""
     own = OWN_POLICY.fullmatch(name)
     if own is None:
         return named(name)
     module = import_policy(name, folder=folder or working_folder())
     what = getattr(module, own["name"], None)
     if what is None or not callable(what):
-        here = ", ".join(_possible_policy_names(module)) or "none"
+        names = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+        here = ", ".join(name for name in names if not name.startswith("_")) or "none"
         raise ConfigError(f"policy {name}: the module has no class or function {own['name']}; it has {here}")
 
     def make(*, provisioning: Provisioning | None = None, **settings: Any) -> Policies:
@@ -189,36 +181,17 @@ def find(name: str, *, folder: Path | None = None, seam: str = "") -> Named:
     return Named(name, " ".join(about.split()), make)
 
 
-def _possible_policy_names(module: ModuleType) -> list[str]:
-    own = {
-        each: value
-        for each, value in vars(module).items()
-        if each[0] != "_" and getattr(value, "__module__", None) == module.__name__
-    }
-    classes = [each for each, value in own.items() if inspect.isclass(value)]
-    return classes + [each for each, value in own.items() if inspect.isfunction(value) and _needs_no_argument(value)]
-
-
-def _needs_no_argument(function: Callable[..., Any]) -> bool:
-    free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return all(
-        each.name == "provisioning" or each.default is not each.empty or each.kind in free
-        for each in inspect.signature(function).parameters.values()
-    )
-
-
 def _policies(
     name: str, what: Callable[..., Any], provisioning: Provisioning | None, settings: dict[str, Any], *, seam: str
 ) -> Policies:
-    """Call the named object, and add default policies for seams that its result lacks."""
+    """Call the named object. Default policies serve the seams that its result lacks."""
     asked = provisioning or KeepBlocks()
     try:
         takes = "provisioning" in inspect.signature(what).parameters
         made = what(provisioning=asked, **settings) if takes else what(**settings)
     except Exception as error:
-        raise ConfigError(
-            f"policy {name}: the policy object cannot be created: {type(error).__name__}: {error}"
-        ) from error
+        text = f"policy {name}: the policy object cannot be created: {type(error).__name__}: {error}"
+        raise ConfigError(text) from error
     if isinstance(made, Policies):
         return made
     answers = _implemented_seams(name, made, seam=seam)
@@ -242,9 +215,7 @@ def _awareness(name: str, made: Any) -> Awareness | None:
 
 
 def _implemented_seams(name: str, made: Any, *, seam: str) -> list[str]:
-    """Return the seams that a policy implements. Raises ConfigError."""
-    slip = misspelled_override(made)
-    if slip is not None:
+    if (slip := misspelled_override(made)) is not None:
         raise ConfigError(
             f"policy {name}: the manager never calls its {slip[0]}; did you mean {slip[1]}? (start a name of"
             " your own that is similar to one of Stoker's with an underscore)"
@@ -272,43 +243,26 @@ def _implemented_seams(name: str, made: Any, *, seam: str) -> list[str]:
 
 
 def misspelled_override(made: object) -> tuple[str, str] | None:
-    """Return the first misspelled name in a policy's classes (`worth_lodaing`), and the probable name."""
-    line = type(made).__mro__
-    own = [each for each in line if not _is_stoker_base_class(each)]
-    given = _public_attributes([each for each in line if _is_stoker_base_class(each)])
-    mine = _public_attributes(own)
+    """Return the first misspelled name in a policy's classes, and the probable name."""
+    given: dict[str, Any] = {}
+    mine: dict[str, Any] = {}
+    for kind in reversed(type(made).__mro__[:-1]):
+        attributes = {name: value for name, value in vars(kind).items() if not name.startswith("_")}
+        (given if kind.__module__.startswith(_OURS) else mine).update(attributes)
     for name, value in mine.items():
-        if name in given:
-            continue
-        same_sort = [each for each, other in given.items() if each not in mine and callable(other) == callable(value)]
-        close = difflib.get_close_matches(name, same_sort, n=1, cutoff=_NEAR)
-        if close:
-            return name, close[0]
+        if name not in given:
+            same_sort = [each for each in given if each not in mine and callable(given[each]) == callable(value)]
+            if close := difflib.get_close_matches(name, same_sort, n=1, cutoff=_NEAR):
+                return name, close[0]
     return None
-
-
-def _is_stoker_base_class(kind: type) -> bool:
-    return kind is object or kind.__module__.startswith(_OURS)
-
-
-def _public_attributes(classes: Iterable[type]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for each in classes:
-        for name, value in vars(each).items():
-            if not name.startswith("_"):
-                found.setdefault(name, value)
-    return found
 
 
 # ---- the choice of a session
 
 
 class ChosenPolicies(msgspec.Struct, frozen=True):
-    """Names of the policies of a session.
-
-    `dispatch`, `residency`: names of these policies if they differ from `name`. `search_path`: folders in which
-    modules are found. `honours`: call options that the policies honour (None: unknown outside the manager).
-    """
+    """Names of the policies of a session. `dispatch`, `residency`: if they differ from `name`. `search_path`: folders
+    in which modules are found. `honours`: call options that the policies honour (None: unknown outside the manager)."""
 
     name: str = Policy().name
     dispatch: str = ""
@@ -317,10 +271,10 @@ class ChosenPolicies(msgspec.Struct, frozen=True):
     honours: tuple[str, ...] | None = None
 
     def __str__(self) -> str:
-        at_seams = {"dispatch": self.dispatch, "residency": self.residency}
-        return ", ".join(
-            [_short_name(self.name), *(f"{seam} {_short_name(name)}" for seam, name in at_seams.items() if name)]
-        )
+        parts = [_short_name(self.name)]
+        parts += [f"dispatch {_short_name(self.dispatch)}"] if self.dispatch else []
+        parts += [f"residency {_short_name(self.residency)}"] if self.residency else []
+        return ", ".join(parts)
 
 
 def agreed(sites: Iterable[Site]) -> ChosenPolicies:
@@ -341,17 +295,12 @@ def agreed(sites: Iterable[Site]) -> ChosenPolicies:
     return found
 
 
-def check_policies(sites: Iterable[Site]) -> None:
-    policies_for(sites)
-
-
 def policies_for(sites: Iterable[Site]) -> Policies:
-    """Create the policies that the sites name. Raises ConfigError if the sites differ or a policy cannot be created."""
+    """Create the policies that the sites name. Raises ConfigError."""
     return _create_policies(agreed(sites), working_folder())
 
 
 def keep_policies(folder: SessionFolder, sites: Iterable[Site], *, search_path: str = "") -> None:
-    """Write the choice of policies to the folder of a session. Raises ConfigError, SessionError."""
     chosen = agreed(sites)
     if chosen == ChosenPolicies():
         return
@@ -370,17 +319,12 @@ def keep_policies(folder: SessionFolder, sites: Iterable[Site], *, search_path: 
     except OSError as error:
         raise SessionError(f"the policies of the session cannot be copied into {folder.path}: {error}") from error
     if made is not None and made.awareness not in (None, Awareness.FULL):
-        log.warning(
-            "policy %s is for contexts of awareness %s; a session uses the awareness of each recipe: write "
-            '@context(awareness="%s")',
-            _short_name(chosen.name),
-            made.awareness.value,
-            made.awareness.value,
-        )
+        text = 'policy %s is for contexts of awareness %s; each recipe decides: write @context(awareness="%s")'
+        log.warning(text, _short_name(chosen.name), made.awareness.value, made.awareness.value)
 
 
 def honoured_call_options(folder: SessionFolder) -> frozenset[str] | None:
-    """Return the call options that a session's policies honour, or None if only the manager knows them."""
+    """Return the call options that a session's policies honour; None if only the manager knows."""
     kept = read_chosen_policies(folder)
     if kept == ChosenPolicies():
         return default_policies().honours
@@ -398,7 +342,7 @@ def read_chosen_policies(folder: SessionFolder) -> ChosenPolicies:
 
 
 def policy_in_words(folder: SessionFolder) -> str:
-    """Return the names of a session's policies; empty for the default policies, or if the names are unreadable."""
+    """Return the names of a session's policies; empty for the defaults, or if unreadable."""
     try:
         kept = read_chosen_policies(folder)
     except SessionError as error:

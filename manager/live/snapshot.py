@@ -1,22 +1,20 @@
 """Snapshots of the manager's core, so that a manager restarts without all events of the session.
 
-A snapshot file has three parts: a head (version of Stoker, and fields of each class), facts that any version can read,
-and the pickled core. A manager loads the core only if the manager's own classes have the same fields. Otherwise the
-manager uses the facts, and peers report their state.
+A snapshot file has two parts: facts that any version of Stoker can read (unconfirmed results, and the fields of each
+class), and the pickled core. A manager loads the core only if its own classes have the same fields. Otherwise it uses
+the results, and peers report their state.
 
-The core's state is a graph with cycles and shared objects. Plain objects and mutable Structs (*nouns*) are written as
-a list. Each noun is written as the values of its fields, in which references stand for other nouns, so the depth of a
-pickle does not grow with the graph. Only classes of the core, policies, messages and a few containers are written or
-loaded.
+The core's state is a graph with cycles and shared objects. Plain objects and mutable Structs (*nouns*) are written as a
+list of the values of their fields, in which references stand for other nouns, so the depth of a pickle does not grow
+with the graph. Only classes of the core, policies, messages and a few containers are written or loaded.
 """
 
 from __future__ import annotations
 
 import enum
+import importlib
 import io
-import os
 import pickle
-import struct
 import sys
 import zlib
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -26,14 +24,12 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from stoker.decoding import UNREADABLE
 from stoker.errors import StokerError
 from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Policies
-from stoker.manager.core.state import State
 from stoker.manager.live.records import SegmentHead
 from stoker.protocol.calls import CallEnd
-from stoker.protocol.ids import ClientId
-from stoker.startup import RELEASE
 from stoker.whole_files import draft_of
 
 _PACKAGES = ("stoker.manager.core.", "stoker.manager.policies", "stoker.protocol.", "stoker.pilot.core")
@@ -49,7 +45,7 @@ _ABSENT = "stoker: this field was never set"
 _AT_ONCE = 500
 
 Layout = dict[str, list[str]]
-"""The fields of each class, in the order in which they are written. "*" means the object's `__dict__`."""
+"""The fields of each class, in their order. "*" means `__dict__`."""
 
 # ---- pickles
 
@@ -59,11 +55,11 @@ class Unsaveable(StokerError):
 
 
 class Unreadable(StokerError):
-    """A snapshot is damaged, or from another version."""
+    """A snapshot is damaged, or of another version."""
 
 
 def dump(root: object, file: BinaryIO, *, modules: Iterable[str] = ()) -> Layout:
-    """Write an object and the objects it references. `modules`: custom policy modules. Raises Unsaveable, OSError."""
+    """Write an object graph. `modules`: of custom policies. Raises Unsaveable, OSError."""
     pickler = _Pickler(file, modules)
     try:
         pickler.dump(root)
@@ -148,21 +144,25 @@ class _NounUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == (new_noun.__module__, new_noun.__qualname__):
             return self._create_empty_object
-        if container := _LOADED.get((module, name)):
-            return container
-        found = _class(module, name) if _is_allowed(module, self._modules) else None
-        if found is None:
-            raise Unreadable(f"{module}.{name} is not allowed in a snapshot")
-        return found
+        return _LOADED.get((module, name)) or self._class(module, name)
 
     def compare(self, layout: Layout) -> None:
         for name, fields in layout.items():
             module, _, inner = name.partition(":")
-            found = _class(module, inner) if _is_allowed(module, self._modules) else None
-            if found is None:
-                raise Unreadable(f"there is no class {inner} in {module}")
-            if fields_of(found) != fields:
+            if fields_of(self._class(module, inner)) != fields:
                 raise Unreadable(f"the fields of {inner} have changed")
+
+    def _class(self, module: str, name: str) -> type:
+        found: Any = None
+        if _is_allowed(module, self._modules):
+            found = sys.modules.get(module)
+            if found is None and module.startswith("stoker."):
+                found = importlib.import_module(module)
+            for part in name.split("."):
+                found = getattr(found, part, None)
+        if not isinstance(found, type) or found.__module__ != module:
+            raise Unreadable(f"there is no class {name} in {module}, or it is not allowed in a snapshot")
+        return found
 
     def _create_empty_object(self, kind: type) -> Any:
         if issubclass(kind, msgspec.Struct):
@@ -212,16 +212,6 @@ def _name(kind: type) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def _class(module: str, name: str) -> type | None:
-    found: Any = sys.modules.get(module)
-    if found is None and module.startswith("stoker."):
-        __import__(module)
-        found = sys.modules.get(module)
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found if isinstance(found, type) and found.__module__ == module else None
-
-
 def policies_modules(policies: Policies | None) -> frozenset[str]:
     if policies is None:
         return frozenset()
@@ -233,112 +223,61 @@ def policies_modules(policies: Policies | None) -> frozenset[str]:
 # ---- files
 
 _MAGIC = b"stoker snapshot 1\n"
-_PARTS = struct.Struct("<QIQIQI")
-"""Length and CRC-32 of the head, the `CertainFacts` and the core."""
-
-
-class SnapshotHead(msgspec.Struct, frozen=True):
-    """Head of a snapshot. `segment`: journal segment after the snapshot. `at`: time of the last event."""
-
-    session: str
-    stoker: str
-    segment: SegmentHead
-    at: float
-    layout: Layout
-
-
-class Unconfirmed(msgspec.Struct, frozen=True, array_like=True):
-    """Call results that a client has not confirmed. `first`: number of results that the client has confirmed."""
-
-    client: ClientId
-    number: int
-    first: int
-    ends: list[CallEnd]
-
-
-class CertainFacts(msgspec.Struct, frozen=True):
-    """Facts that any version of Stoker can read."""
-
-    clients: list[Unconfirmed] = []
 
 
 class CoreSnapshot(msgspec.Struct, frozen=True):
-    head: SnapshotHead
-    certain: CertainFacts
+    """`segment`: journal segment after the snapshot. `ends`: results that clients have not confirmed. `core`: pickle
+    (empty: damaged)."""
+
+    segment: SegmentHead
+    ends: list[CallEnd]
+    layout: Layout
+    core: bytes = b""
+
+
+class _File(msgspec.Struct, frozen=True, array_like=True):
+    """The file after its first line. `facts`: snapshot without the core. `sums`: CRC-32 of each part."""
+
+    facts: bytes
     core: bytes
-    is_whole: bool
-
-
-def collect_certain_facts(state: State) -> CertainFacts:
-    clients = [client for client in state.clients.values() if not client.observer]
-    return CertainFacts([Unconfirmed(c.id, c.number, c.first_unacked, list(c.unacked)) for c in clients])
+    sums: tuple[int, int]
 
 
 def write(path: Path, core: Core, segment: SegmentHead, *, modules: Iterable[str] = ()) -> int:
     """Write and sync a snapshot. Return the size in bytes. Raises Unsaveable, OSError."""
-    state = core.state
-    with (
-        draft_of(path, draft=path.with_name(f"{path.name}.draft")) as draft,
-        os.fdopen(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "w+b") as file,
-    ):
-        file.write(_MAGIC)
-        file.write(bytes(_PARTS.size))
-        certain = msgspec.msgpack.encode(collect_certain_facts(state))
-        file.write(certain)
-        body = _Counted(file)
-        layout = dump(core, body, modules=modules)  # type: ignore[arg-type]
-        head = msgspec.msgpack.encode(SnapshotHead(state.session, RELEASE, segment, state.now, layout))
-        file.write(head)
-        size = file.tell()
-        file.seek(len(_MAGIC))
-        sums = len(head), zlib.crc32(head), len(certain), zlib.crc32(certain), body.length, body.checksum
-        file.write(_PARTS.pack(*sums))
-        file.flush()
-        os.fsync(file.fileno())
-    return size
-
-
-class _Counted:
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.length = self.checksum = 0
-
-    def write(self, data: bytes | memoryview) -> int:
-        self.length += len(data)
-        self.checksum = zlib.crc32(data, self.checksum)
-        return self._file.write(data)
+    file = io.BytesIO()
+    layout = dump(core, file, modules=modules)
+    ends = [end for client in core.state.clients.values() if not client.observer for end in client.unacked]
+    facts, body = msgspec.msgpack.encode(CoreSnapshot(segment, ends, layout)), file.getvalue()
+    data = _MAGIC + msgspec.msgpack.encode(_File(facts, body, (zlib.crc32(facts), zlib.crc32(body))))
+    with draft_of(path, draft=path.with_name(f"{path.name}.draft"), sync=True) as draft:
+        draft.touch(mode=0o600)
+        draft.write_bytes(data)
+    return len(data)
 
 
 def read(path: Path) -> CoreSnapshot:
-    """Read a snapshot. Raises Unreadable if the head or the `CertainFacts` are damaged."""
+    """Read a snapshot. Raises Unreadable if more than the core is damaged."""
     try:
         data = path.read_bytes()
     except OSError as error:
         raise Unreadable(f"{path}: {error.strerror}") from error
-    start = len(_MAGIC) + _PARTS.size
-    if not data.startswith(_MAGIC) or len(data) < start:
+    if not data.startswith(_MAGIC):
         raise Unreadable(f"{path} is not a snapshot of this version")
-    head_size, head_crc, certain_size, certain_crc, size, crc = _PARTS.unpack_from(data, len(_MAGIC))
-    certain = data[start : start + certain_size]
-    core = data[start + certain_size : start + certain_size + size]
-    head = data[start + certain_size + size : start + certain_size + size + head_size]
-    if len(head) != head_size or zlib.crc32(head) != head_crc or zlib.crc32(certain) != certain_crc:
-        raise Unreadable(f"{path} is damaged")
     try:
-        return CoreSnapshot(
-            msgspec.msgpack.decode(head, type=SnapshotHead),
-            msgspec.msgpack.decode(certain, type=CertainFacts),
-            core,
-            is_whole=zlib.crc32(core) == crc,
-        )
-    except ValueError as error:
-        raise Unreadable(f"{path} is of another version: {error}") from error
+        file = msgspec.msgpack.decode(memoryview(data)[len(_MAGIC) :], type=_File)
+        if zlib.crc32(file.facts) != file.sums[0]:
+            raise Unreadable(f"{path} is damaged")
+        found = msgspec.msgpack.decode(file.facts, type=CoreSnapshot)
+    except UNREADABLE as error:
+        raise Unreadable(f"{path} is damaged, or of another version: {error}") from error
+    return msgspec.structs.replace(found, core=file.core) if zlib.crc32(file.core) == file.sums[1] else found
 
 
 def restored(snapshot: CoreSnapshot, *, modules: Iterable[str] = ()) -> Core:
-    if not snapshot.is_whole:
+    if not snapshot.core:
         raise Unreadable("the core in the snapshot is damaged")
-    core = load(snapshot.core, snapshot.head.layout, modules=modules)
+    core = load(snapshot.core, snapshot.layout, modules=modules)
     if not isinstance(core, Core):
         raise Unreadable("the snapshot contains no core")
     return core

@@ -1,10 +1,8 @@
 """The manager's ROUTER socket: check keys, read and send frames, and detect broken connections.
 
-ZeroMQ's CURVE refuses a peer without a key pair of the session before any byte is decoded. With each frame, ZeroMQ
-reports the owner of the peer's key pair (ZAP, RFC 27).
-
-A frame is refused if it does not follow the protocol, if its sender has no readable name, if it is a hello message of
-another version or session, or if it comes from a pilot of one block with the key of another block.
+ZeroMQ's CURVE refuses a peer without a key pair of the session before any byte is decoded, and reports the owner of the
+key pair with each frame (ZAP, RFC 27). A frame is refused if it does not follow the protocol, if its sender has no
+readable name, if its hello is of another version or session, or if a pilot of one block has the key of another block.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
@@ -37,11 +35,11 @@ log = logging.getLogger("stoker.manager")
 _ZAP = "inproc://zeromq.zap.01"
 _WATCHED = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 FRAME_LIMIT_BYTES = 64 * 1024 * 1024
-"""Maximum size of a frame. Larger frames are refused, because payloads over 1 MB are sent as objects."""
+"""Payloads over 1 MB are sent as objects."""
 HANDSHAKE_MS = 5_000
 PORTS = (21000, 21999)
 TELL_S = 5.0
-"""Minimum seconds between two reports of refused frames to the core, unless a client sends a message."""
+"""Minimum seconds between reports of refused frames to the core, unless a client sends a message."""
 _MOST_NAMED = 5
 
 
@@ -50,23 +48,17 @@ class PortsTakenError(SessionError):
 
 
 def ports_taken_error(folder: SessionFolder, *, interface: str, ports: tuple[int, int]) -> PortsTakenError:
-    """Return the error for `ports`. A restarted manager keeps its range, because compute nodes may reach no other
-    ports.
-    """
-    first, last = ports
+    """A restarted manager keeps its range, because compute nodes may reach no other ports."""
     names = list(_sessions_using_ports(ports, but=folder))
     by = f" (by session{'s' * (len(names) != 1)} {', '.join(names[:_MOST_NAMED])})" if names else ""
-    text = f"the manager cannot listen on {interface}: ports {first}-{last} are all taken{by}"
+    text = f"the manager cannot listen on {interface}: ports {ports[0]}-{ports[1]} are all taken{by}"
     if not folder.file.exists():
         return PortsTakenError(f"{text}; name other ports ([session] ports in the site file)")
     session = folder.read().session
     free = f"`stoker down {names[0]}`, or end another program" if names else "end a program"
     again = f", then `stoker attach {session}`" if folder.launch.exists() else ""
-    return PortsTakenError(
-        f"{text}; session {session} keeps the ports of its site file: free one of them ({free} that listens"
-        f" there){again}",
-        session=session,
-    )
+    text += f"; session {session} keeps the ports of its site file: free one of them ({free} that listens there){again}"
+    return PortsTakenError(text, session=session)
 
 
 def _sessions_using_ports(ports: tuple[int, int], *, but: SessionFolder) -> Iterator[str]:
@@ -82,12 +74,12 @@ def _sessions_using_ports(ports: tuple[int, int], *, but: SessionFolder) -> Iter
 
 
 def name_of(identity: bytes) -> bytes:
-    """Return a peer's name, without the secret that protects a pilot's identity from other connections."""
+    """Return a peer's name, without the secret of its connection."""
     return identity.partition(IDENTITY_MARK)[0]
 
 
 def text_of(name: bytes) -> str:
-    """Return a peer's name as text, or an empty text if the name is not printable UTF-8."""
+    """Return a peer's name as text, or "" if it is not printable UTF-8."""
     try:
         text = name.decode()
     except UnicodeDecodeError:
@@ -113,7 +105,7 @@ class ManagerSockets:
         self._users: dict[str, User] = {}
         """Key owners by their text form, which ZeroMQ attaches to every frame."""
         self._identities: dict[bytes, bytes] = {}
-        """By peer name: the identity of the peer's connection, if it differs from the name (`take`)."""
+        """Identities of connections by peer name, where they differ from the name."""
         server = folder.read_key("server")
         self.router = self._context.socket(zmq.ROUTER)
         for option, value in (
@@ -138,9 +130,9 @@ class ManagerSockets:
         self._fds: dict[bytes, int] = {}
         self._unproven = UnprovenConnections()
         self._closed: set[int] = set()
-        """Descriptors of broken connections. Frames from these connections may still wait to be read."""
+        """Descriptors of broken connections, from which frames may still wait to be read."""
         self._read_after_break: list[bytes] = []
-        """Identities of peers whose frame was read from a broken connection. The peers are disconnected."""
+        """Identities of disconnected peers whose frame was read from a broken connection."""
 
     def _bind(
         self, folder: SessionFolder, address: str, interface: str, ports: tuple[int, int], *, any_port: bool
@@ -177,21 +169,15 @@ class ManagerSockets:
         self._poller.unregister(fd)
 
     def wait(self, timeout_ms: int) -> list[str]:
-        """Wait for messages or `timeout_ms`. Return the names of peers whose connection broke.
-
-        Handle these peers before `frames`, which may contain a frame of a peer that reconnected.
-        """
-        late = [peer for peer in dict.fromkeys(self._read_after_break) if peer not in self._fds]
+        """Wait for messages or `timeout_ms`. Return peers whose connection broke, to be handled before `frames`, which
+        may come from a new connection."""
+        broken = [peer for peer in dict.fromkeys(self._read_after_break) if peer not in self._fds]
         self._read_after_break.clear()
-        ready = dict(self._poller.poll(0 if late else timeout_ms))
-        if len(ready) == 1 and self.router in ready:
-            return self._names_of(late)
-        broken = [*late, *self._broken()]
-        self._answer_key_checks()
-        return self._names_of(broken)
-
-    def _names_of(self, identities: Iterable[bytes]) -> list[str]:
-        pairs = [(name_of(identity), identity) for identity in identities]
+        ready = dict(self._poller.poll(0 if broken else timeout_ms))
+        if len(ready) != 1 or self.router not in ready:
+            broken += self._broken()
+            self._answer_key_checks()
+        pairs = [(name_of(identity), identity) for identity in broken]
         taken = [text_of(name) for name, identity in pairs if self._identities.get(name, name) == identity]
         return [name for name in taken if name]
 
@@ -234,7 +220,6 @@ class ManagerSockets:
             yield user, peer, body.buffer
 
     def _answer_key_checks(self) -> None:
-        """Answer ZeroMQ's questions whether peers have a key of the session (ZAP)."""
         while self._zap.poll(0):
             version, request, _domain, _address, _identity, mechanism, *credentials = self._zap.recv_multipart()
             user = self._keys.user_of_public_key(credentials[0]) if mechanism == b"CURVE" and credentials else None
@@ -251,7 +236,6 @@ class ManagerSockets:
         self._identities.pop(name, None)
 
     def send(self, peer: bytes, frame: bytes) -> bool:
-        """Send a frame. Return False if the peer is not connected."""
         return self.answer(self._identities.get(peer, peer), frame)
 
     def answer(self, identity: bytes, frame: bytes) -> bool:
@@ -271,7 +255,7 @@ class ManagerSockets:
 
 
 class EventReader:
-    """Decodes frames into events, and counts refused frames. `state`: the core's state, which is only read."""
+    """Decodes frames into events, and counts refused frames."""
 
     def __init__(self, sockets: ManagerSockets, state: State, *, now: float) -> None:
         self.log = SeldomLog(log)
@@ -283,7 +267,7 @@ class EventReader:
         self._told_at = now
 
     def decode_peer_frame(self, user: User, peer: bytes, data: memoryview) -> FromPilot | FromClient | None:
-        """Return the event in a frame, or None if the frame is refused. `user`: the owner of the sender's key."""
+        """Return the event, or None for a refused frame. `user`: the owner of the sender's key."""
         role = user.role
         try:
             name = text_of(name_of(peer))

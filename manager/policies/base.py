@@ -19,11 +19,7 @@ _MOST_COMPARED = 8  # Free libraries compared per speed
 
 
 def free_libraries_fastest_first(context: Context) -> Iterator[Library]:
-    """Yield free libraries: the fastest first if speeds of device kinds are known, else the last used first.
-
-    A device that also runs calls of other libraries counts as slower. The first few libraries of each speed are
-    compared.
-    """
+    """Yield free libraries: the fastest first if speeds are known (on shared devices slower), else the last used."""
     by_speed = context.index.free_libraries_by_speed()
     if not by_speed:
         return context.index.hottest()
@@ -39,10 +35,7 @@ def _slowness(library: Library) -> float:
 
 
 def libraries_hottest_first(view: View, context: Context) -> Iterator[Library]:
-    """Yield the library of the current burst of calls, then free libraries (fastest first), then the least loaded.
-
-    Each library pulls calls before the next library is yielded.
-    """
+    """Yield the library of the current burst, then free libraries, then the least loaded. Each pulls at once."""
     queue, index, burst = context.queue, context.index, context.index.burst
     if burst is not None and burst.at == view.now:
         yield burst.library
@@ -52,9 +45,8 @@ def libraries_hottest_first(view: View, context: Context) -> Iterator[Library]:
             if queue.single() is None:  # only gangs wait, and they need no further library
                 return
     before = -1
-    while (
-        queue.count != before and index.free and context.slots > 1
-    ):  # with several slots, the last calls are sent to the least loaded libraries
+    # With several slots, the last calls are sent to the least loaded libraries.
+    while queue.count != before and index.free and context.slots > 1:
         before = queue.count
         yield from tuple(islice(free_libraries_fastest_first(context), _MOST_EXAMINED))
     while queue.count:
@@ -78,7 +70,6 @@ class Quiet:
         return libraries_hottest_first(view, context)
 
     def pull_others(self, view: View, library: Library) -> Iterable[Action]:  # noqa: ARG002
-        """Return no actions, because calls that list several contexts are refused."""
         return ()
 
     def round(self, view: View, changes: Changes) -> Iterable[Action]:  # noqa: ARG002
@@ -88,7 +79,6 @@ class Quiet:
         return False
 
     def idle(self, view: View, library: Library) -> Iterable[Action]:  # noqa: ARG002
-        """Return no actions: an idle library stays until its memory is needed."""
         return ()
 
     def timer(self, view: View, key: str) -> Iterable[Action]:  # noqa: ARG002

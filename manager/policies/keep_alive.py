@@ -1,8 +1,8 @@
 """Limit the number of a context's libraries, and unload idle libraries (keep-alive: SLINFER §II-B).
 
-`IdleTimers` unloads each library, or puts it to sleep, after a fixed idle time. For limits that programs set
-(`Context.limits`), `remaining_library_quota` limits loads and `KeepAlive` unloads idle libraries. `KeepAlive` unloads
-no expired library while gangs, or calls whose library the core chooses (`Queue.apart`), wait.
+`IdleTimers` unloads each library, or puts it to sleep, after a fixed idle time. `remaining_library_quota` and
+`KeepAlive` apply the limits that programs set (`Context.limits`). `KeepAlive` unloads no expired library while gangs,
+or calls whose library the core chooses (`Queue.apart`), wait.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from stoker.manager.core.deadlines import has_time_for_call, has_time_for_run, walltime_left_s
 from stoker.manager.core.nouns import Call, Context, Library, LibraryState, Pilot, PilotState
 from stoker.manager.core.seams import Sleep, Timer, Unload, View
-from stoker.manager.policies.sleeping import can_sleep_in_host_memory
-from stoker.protocol.ids import LibraryId, RecipeKey
+from stoker.manager.policies.sleeping import can_sleep_in_host_memory, is_idle
+from stoker.protocol.ids import LibraryId
 
 _PREFIX = "keep-alive/"
 _ROUNDING_S = 1e-6  # Seconds by which a timer may fire early
@@ -22,10 +22,7 @@ _SPARED_CHECK_S = 10.0  # Seconds between two checks of a library that its conte
 
 
 class IdleTimers:
-    """Unloads libraries that were idle for `keep_alive_s`, except the minimum number of their context.
-
-    `sleeps`: put libraries on GPUs to sleep instead, if host memory is free.
-    """
+    """Unloads libraries, or with `sleeps` puts GPU libraries to sleep, that were idle for `keep_alive_s`."""
 
     def __init__(self, keep_alive_s: float, *, sleeps: bool = False) -> None:
         if keep_alive_s < 0:
@@ -35,7 +32,7 @@ class IdleTimers:
         self._set: set[LibraryId] = set()  # Libraries that have a timer
 
     def idle(self, view: View, library: Library) -> tuple[Timer | Unload | Sleep, ...]:
-        if library.id in self._set or not _is_ready_and_idle(library):
+        if library.id in self._set or not is_idle(library):
             return ()
         return self._unload_or_set_timer(view, library)
 
@@ -45,24 +42,20 @@ class IdleTimers:
         id = LibraryId(int(key.removeprefix(_PREFIX)))
         self._set.discard(id)
         library = view.libraries.get(id)
-        if library is None or not _is_ready_and_idle(library):
+        if library is None or not is_idle(library):
             return ()  # `idle` is called again when the library is idle
         return self._unload_or_set_timer(view, library)
 
     def _unload_or_set_timer(self, view: View, library: Library) -> tuple[Timer | Unload | Sleep, ...]:
-        idle_s = view.now - max(library.ready_at, library.ended_at)
-        left_s = self.keep_alive_s - idle_s
-        if left_s <= _ROUNDING_S and not is_needed_for_minimum(library):
+        idle_s = view.now - _idle_since(library)
+        left_s, is_needed = self.keep_alive_s - idle_s, is_needed_for_minimum(library)
+        if left_s <= _ROUNDING_S and not is_needed:
             if self.sleeps and can_sleep_in_host_memory(library):
                 return (Sleep(library.id),)
             return (Unload(library.id, f"it was idle for {idle_s:.3g} s"),)
-        left_s = max(left_s, _SPARED_CHECK_S) if is_needed_for_minimum(library) else left_s
+        left_s = max(left_s, _SPARED_CHECK_S) if is_needed else left_s
         self._set.add(library.id)
         return (Timer(view.now + left_s, f"{_PREFIX}{library.id}"),)
-
-
-def _is_ready_and_idle(library: Library) -> bool:
-    return library.state is LibraryState.READY and not library.load
 
 
 HONOURS = frozenset({"min_libraries", "max_libraries", "keep_alive"})  # Limits that residency honours by this module
@@ -74,7 +67,7 @@ _GATHERING_CHECK_S = 1.0  # Minimum seconds between two checks while gangs or ca
 def remaining_library_quota(view: View, context: Context, *, cut_s: float) -> int | None:
     """Return how many more libraries a context may have; None = no limit, negative = too many libraries.
 
-    Stopping libraries are counted. Libraries of a disconnected pilot are not counted after calls waited for `cut_s`.
+    Libraries of a disconnected pilot are not counted after calls waited for `cut_s`.
     """
     most = context.limits.most
     if not most:
@@ -86,15 +79,13 @@ def remaining_library_quota(view: View, context: Context, *, cut_s: float) -> in
 
 
 def lacks_library_for_waiting_call(context: Context) -> bool:
-    """Return True if no library of a context is loading or can run a waiting call. In this case one library above the
-    limit may be loaded.
-    """
+    """Return True if no library of a context loads, or can run a waiting call. One above the limit may then load."""
     loads = any(library.state is LibraryState.LOADING for library in context.libraries.values())
     return context.apart_lacks and bool(context.queue.apart) and not loads
 
 
 def new_pilot_library_quota(view: View, context: Context) -> int | None:
-    """Return how many more libraries of a context new pilots may load; None = no limit."""
+    """As `remaining_library_quota`, for libraries of new pilots."""
     most = context.limits.most
     if not most:
         return None
@@ -108,14 +99,12 @@ def libraries_unfit_for_next_call(view: View, context: Context) -> list[Library]
     call = _next_single(context)
     if call is None:
         return []
-    idle = [
-        x for x in context.libraries.values() if _is_ready_and_connected(x) and not x.load and x.pilot.reserved is None
-    ]
+    ready = (x for x in context.libraries.values() if _is_ready_and_connected(x))
+    idle = [x for x in ready if not x.load and x.pilot.reserved is None]
     return sorted((x for x in idle if not has_time_for_call(view, x, call)), key=lambda x: (_idle_since(x), x.id))
 
 
 def pilot_rank_for_next_call(view: View, context: Context, pilot: Pilot) -> tuple[bool, bool, float]:
-    """Return a sort key: pilots that can run the next call come first."""
     lacks = lacks_library_for_waiting_call(context)
     has_one = lacks and any(library.context is context for library in pilot.libraries.values())
     return not can_run_next_call(view, context, pilot), has_one, -walltime_left_s(pilot, view.now) if lacks else 0.0
@@ -184,29 +173,22 @@ class KeepAlive:
 
     def _schedule_recheck(self, context: Context, at: float) -> Timer:
         self._due[context.recipe.key] = at
-        return Timer(at, f"{_PREFIX}{RecipeKey(context.recipe.key)}")
+        return Timer(at, f"{_PREFIX}{context.recipe.key}")
 
 
-class LeastNumbers:
-    """Checks that every context keeps its minimum number of libraries when blocks are released."""
-
-    def __init__(self) -> None:
-        self._gone: Counter[Context] = Counter()
-
-    def let_go(self, pilots: Iterable[Pilot]) -> bool:
-        """Return True if the block of these pilots may be released, and then count the block's libraries as gone."""
-        theirs = Counter(x.context for pilot in pilots for x in pilot.libraries.values() if _is_ready_and_connected(x))
-        least = (context for context in theirs if context.limits.least)
-        if any(theirs[context] > _spare_libraries(context) - self._gone[context] for context in least):
-            return False
-        self._gone += theirs
-        return True
+def may_release(pilots: Iterable[Pilot], gone: Counter[Context]) -> bool:
+    """Return True if a block's pilots leave each context its minimum. `gone`: libraries of blocks released before."""
+    theirs = Counter(x.context for pilot in pilots for x in pilot.libraries.values() if _is_ready_and_connected(x))
+    least = (context for context in theirs if context.limits.least)
+    if any(theirs[context] > _spare_libraries(context) - gone[context] for context in least):
+        return False
+    gone.update(theirs)
+    return True
 
 
 def is_needed_for_minimum(library: Library) -> bool:
-    return (
-        library.context.limits.least > 0 and _is_ready_and_connected(library) and _spare_libraries(library.context) <= 0
-    )
+    context = library.context
+    return context.limits.least > 0 and _is_ready_and_connected(library) and _spare_libraries(context) <= 0
 
 
 def _spare_libraries(context: Context) -> int:

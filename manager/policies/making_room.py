@@ -1,9 +1,7 @@
 """Choose libraries to stop on occupied devices, so that a context can be loaded.
 
 `idle_libraries_to_stop` chooses as few idle libraries and sleepers as possible, least recently used first.
-`libraries_to_stop_for_wake` does this for the devices of a sleeper. `preempt_for_starved_context` takes a device from
-the context with the most libraries for a context that has waited long. The policy provides `minimum` (bytes needed) and
-`may_leave`.
+`preempt_for_starved_context` takes a device from the context with the most libraries for one that has waited long.
 """
 
 from __future__ import annotations
@@ -14,69 +12,49 @@ from typing import Protocol
 
 from stoker.manager.core.nouns import Context, Device, Library, LibraryState, PilotState
 from stoker.manager.core.seams import Action, Unload, View, Wake
-from stoker.manager.policies.device_sets import device_sets
 from stoker.manager.policies.sleeping import extra_bytes_to_wake, is_asleep, is_idle, wakeable_libraries
-from stoker.manager.policies.where_to_load import can_use_device, may_load
+from stoker.manager.policies.where_to_load import can_use_device, device_sets, may_load
 
 Minimum = Callable[[Context, Device], int]  # Minimum free bytes of a device to load a context
-
-MayLeave = Callable[[View, Library, Context], bool]
+Way = tuple[tuple[float, ...], list[Library]]  # Libraries to stop on a device, and the highest of their ranks
 
 
 class IdleKeeper(Protocol):
-    def may_leave(self, view: View, library: Library, context: Context) -> bool:
-        """Return True if a library may be stopped to make room for a context."""
+    def may_leave(self, view: View, library: Library, context: Context) -> bool: ...  # True: stop it for the context
 
 
 _May = Callable[[Library], bool]
 _Rank = Callable[[Library], tuple[float, ...]]
 
 
-def allow_any_unload(view: View, library: Library, context: Context) -> bool:  # noqa: ARG001
-    return True
-
-
 def idle_libraries_to_stop(
-    view: View, context: Context, *, minimum: Minimum, may_leave: MayLeave = allow_any_unload
+    view: View, context: Context, *, minimum: Minimum, keeper: IdleKeeper | None = None, sleeper: Library | None = None
 ) -> list[Library]:
-    loading = any(x.state is LibraryState.LOADING for x in context.libraries.values())
-    if loading or not _has_eviction_candidates(view, context):
-        return []
-    may_go = _make_idle_eviction_test(view, context, may_leave)
-    return _libraries_to_stop_for_context(view, context, minimum, may_go=may_go, rank=_last_used)
+    """Return the idle libraries and sleepers to stop so that a context can be loaded, or its `sleeper` can wake."""
 
-
-def libraries_to_stop_for_wake(
-    view: View, sleeper: Library, *, may_leave: MayLeave = allow_any_unload
-) -> list[Library]:
-    """Return the idle libraries and sleepers to stop so that a sleeper can wake; empty if they free too little."""
-    return _libraries_beside(sleeper, _make_idle_eviction_test(view, sleeper.context, may_leave), _last_used)
-
-
-def _has_eviction_candidates(view: View, context: Context) -> bool:
-    if any(other.idle for other in view.contexts.values() if other is not context):
-        return True
-    return any(is_asleep(library) for library in view.libraries.values())
-
-
-def _make_idle_eviction_test(view: View, context: Context, may_leave: MayLeave) -> _May:
     def may_go(library: Library) -> bool:
         if library.context is context:
             return False
         unused = is_idle(library) or (is_asleep(library) and not library.context.queue.count)
-        return unused and not _is_kept_for_gang(library, context) and may_leave(view, library, context)
+        free = unused and not _is_kept_for_gang(library, context)
+        return free and (keeper is None or keeper.may_leave(view, library, context))
 
-    return may_go
+    def rank(library: Library) -> tuple[float, ...]:
+        return library.used_at, library.id
 
-
-def _last_used(library: Library) -> tuple[float, ...]:
-    return library.used_at, library.id
+    if sleeper is not None:
+        return _libraries_beside(sleeper, may_go, rank)
+    loading = any(x.state is LibraryState.LOADING for x in context.libraries.values())
+    idle = any(other.idle for other in view.contexts.values() if other is not context)
+    if loading or not (idle or any(map(is_asleep, view.libraries.values()))):
+        return []
+    return _libraries_to_stop_for_context(view, context, minimum, may_go=may_go, rank=rank)
 
 
 def preempt_for_starved_context(
-    view: View, context: Context, *, minimum: Minimum, patience_s: float, may_leave: MayLeave = allow_any_unload
+    view: View, context: Context, *, minimum: Minimum, patience_s: float, keeper: IdleKeeper | None = None
 ) -> list[Action]:
-    """Take a device from the context with the most libraries for a context that lacked libraries for `patience_s`."""
+    """Take a device from the context with the most libraries if a context lacked libraries for `patience_s`."""
     lacking = context.lacking
     waited = view.now - lacking[1] if lacking is not None else 0.0
     if waited < patience_s:
@@ -87,7 +65,7 @@ def preempt_for_starved_context(
         age = view.now - library.ready_at
         ready = library.state is LibraryState.READY and not _is_kept_for_gang(library, context)
         had_its_turn = ready and age > max(patience_s, library.context.load_s)
-        return had_its_turn and may_leave(view, library, context)
+        return had_its_turn and (keeper is None or keeper.may_leave(view, library, context))
 
     def rank(library: Library) -> tuple[float, ...]:
         return -len(library.context.libraries), library.ready_at
@@ -99,9 +77,8 @@ def preempt_for_starved_context(
 
 
 def _libraries_beside(sleeper: Library, may_go: _May, rank: _Rank) -> list[Library]:
-    ways = [
-        _libraries_to_stop_for_bytes(device, extra_bytes_to_wake(sleeper), may_go, rank) for device in sleeper.devices
-    ]
+    needed = extra_bytes_to_wake(sleeper)
+    ways = [_way_to_free_bytes(device, needed, may_go, rank) for device in sleeper.devices]
     if None in ways:
         return []
     return list({x.id: x for way in ways if way is not None for x in way[1]}.values())
@@ -110,41 +87,35 @@ def _libraries_beside(sleeper: Library, may_go: _May, rank: _Rank) -> list[Libra
 def _libraries_to_stop_for_context(
     view: View, context: Context, minimum: Minimum, *, may_go: _May, rank: _Rank
 ) -> list[Library]:
-    """Return the libraries to stop so that the context fits on one pilot, lowest rank first.
+    def way_on(device: Device) -> Way | None:
+        if not can_use_device(context, device) or holds(device, context):
+            return None
+        return _way_to_free_bytes(device, minimum(context, device), may_go, rank)
 
-    The result is empty if enough memory is already being freed, or cannot be freed.
-    """
-    best: tuple[tuple[float, ...], list[Library]] | None = None
+    return libraries_to_stop_on_one_pilot(view, context, way_on)
+
+
+def libraries_to_stop_on_one_pilot(
+    view: View, context: Context, way_on: Callable[[Device], Way | None], *, desperate: bool = False
+) -> list[Library]:
+    """Return the lowest libraries to stop so that the context fits on one pilot; empty if impossible or unnecessary."""
+    best: Way | None = None
     for pilot in view.pilots.values():
         if pilot.state is not PilotState.HERE:
             continue
-        able = (device for device in pilot.devices.values() if may_load(view, context, device))
-        ways = {device: _libraries_to_stop_on_device(context, device, minimum, may_go, rank) for device in able}
-        open_ways = {device: way for device, way in ways.items() if way is not None}
-        devices = next(
-            device_sets(sorted(open_ways, key=lambda device: open_ways[device][0]), context.recipe.needs.devices), None
-        )
+        able = (device for device in pilot.devices.values() if may_load(view, context, device, desperate=desperate))
+        ways = {device: way for device in able if (way := way_on(device)) is not None}
+        ranked = sorted(ways, key=lambda device: ways[device][0])
+        devices = next(device_sets(ranked, context.recipe.needs.devices), None)
         if devices is None:
             continue
-        worst = max(open_ways[device][0] for device in devices)
-        chosen = {x.id: x for device in devices for x in open_ways[device][1]}
+        worst = max(ways[device][0] for device in devices)
         if best is None or worst < best[0]:
-            best = worst, list(chosen.values())
+            best = worst, list({x.id: x for device in devices for x in ways[device][1]}.values())
     return [] if best is None else best[1]
 
 
-def _libraries_to_stop_on_device(
-    context: Context, device: Device, minimum: Minimum, may_go: _May, rank: _Rank
-) -> tuple[tuple[float, ...], list[Library]] | None:
-    """Return the highest rank of the libraries to stop on a device, and the libraries; None if impossible."""
-    if not can_use_device(context, device) or holds(device, context):
-        return None
-    return _libraries_to_stop_for_bytes(device, minimum(context, device), may_go, rank)
-
-
-def _libraries_to_stop_for_bytes(
-    device: Device, needed: int, may_go: _May, rank: _Rank
-) -> tuple[tuple[float, ...], list[Library]] | None:
+def _way_to_free_bytes(device: Device, needed: int, may_go: _May, rank: _Rank) -> Way | None:
     short = needed - device.free_bytes
     short -= sum(x.promised_bytes for x in device.libraries.values() if x.state is LibraryState.STOPPING)
     candidates = sorted((x for x in device.libraries.values() if may_go(x)), key=rank, reverse=True)

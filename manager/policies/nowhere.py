@@ -11,16 +11,16 @@ from stoker.manager.core.blame import is_pilot_repeatedly_unfit, pilot_unfit_rea
 from stoker.manager.core.deadlines import has_source_time_for_load, has_time_for_load
 from stoker.manager.core.nouns import Context, Pilot, PilotState
 from stoker.manager.core.seams import FailCall, Provisioning, View
-from stoker.manager.policies.device_sets import count_device_sets
 from stoker.manager.policies.making_room import Minimum
 from stoker.manager.policies.where_to_load import (
     accepts_device_kind,
     can_use_device_after_quarantine,
+    count_device_sets,
+    count_fitting_libraries,
     requests_cpu_kind,
     required_bytes_if_known,
 )
 from stoker.protocol.calls import Failure, FailureKind
-from stoker.protocol.to_manager import DeviceFacts
 from stoker.units import show_bytes, show_seconds
 
 _SHOWN_LINES = 5
@@ -39,9 +39,8 @@ def hopeless_gangs(view: View, context: Context) -> list[FailCall]:
         return []
     limit = context.limits.most or math.inf
     fit = _max_library_count(view, context) if view.pilots else math.inf
-    most = min(limit, fit)
-    hopeless = [call for call in context.queue.waiting_gangs() if call.group.options.gang[0] > most]
-    plan = []
+    most, plan = min(limit, fit), []
+    hopeless = (call for call in context.queue.waiting_gangs() if call.group.options.gang[0] > most)
     for call in sorted(hopeless, key=lambda call: call.id):
         wants = call.group.options.gang[0]
         own = context.reported_limits.get(call.group.client.id, NO_LIMITS).most or math.inf
@@ -66,11 +65,9 @@ def _no_device_failure(view: View, context: Context, *, minimum: Minimum, provis
         return too_short
     pilots = [p for p in view.pilots.values() if p.state is PilotState.HERE]
     needs = context.recipe.needs
-    if (
-        not pilots
-        or provisioning.may_bring(view, context)
-        or any(_pilot_can_hold_context(context, p, minimum) for p in pilots)
-    ):
+    if not pilots or provisioning.may_bring(view, context):
+        return None
+    if any(_pilot_can_hold_context(context, p, minimum) for p in pilots):
         return None
     devices = [device.facts for pilot in pilots for device in pilot.devices.values()]
     spare = " (spare cores, for kinds that name them)"
@@ -89,43 +86,33 @@ def _no_device_failure(view: View, context: Context, *, minimum: Minimum, provis
 
 
 def _suggest_placement_fix(context: Context, pilots: Iterable[Pilot]) -> str:
-    smaller, together = [], 0
-    for pilot in pilots:
-        of_kind = [device.facts for device in pilot.devices.values() if accepts_device_kind(context, device.facts)]
-        smaller += [facts for facts in of_kind if required_bytes_if_known(context, facts) > facts.memory_bytes]
-        together = max(together, sum(facts.memory_bytes for facts in of_kind if facts.on_host))
-    if context.recipe.needs.devices > 1:
-        return "" if smaller else _suggest_more_devices(context, pilots)
+    by_pilot = [
+        [device.facts for device in pilot.devices.values() if accepts_device_kind(context, device.facts)]
+        for pilot in pilots
+    ]
+    of_kind = [facts for each in by_pilot for facts in each]
+    smaller = [facts for facts in of_kind if required_bytes_if_known(context, facts) > facts.memory_bytes]
+    is_host, wants = any(facts.on_host for facts in smaller or of_kind), context.recipe.needs.devices
+    if wants > 1:
+        fewer = (count for count in range(wants - 1, 0, -1) if any(count_device_sets(each, count) for each in by_pilot))
+        most = 0 if smaller else next(fewer, 0)
+        more = f'set [pilot] devices = "cpu:{wants}"' if is_host else f"ask for {wants} GPUs a node ([provider] gpus)"
+        return f"\n  {more} in the site file, or load it over fewer devices (devices={most})" if most else ""
     if not smaller:
         return ""
-    needed = max(required_bytes_if_known(context, facts) for facts in smaller)
-    if not any(facts.on_host for facts in smaller):
+    if not is_host:
         gpus = "ask for GPUs with more memory in the site file ([provider] gpus)"
         return f"\n  {gpus}, or load the model in a smaller dtype"
+    needed = max(required_bytes_if_known(context, facts) for facts in smaller)
+    together = max(sum(facts.memory_bytes for facts in each if facts.on_host) for each in by_pilot)
     have = f"\n  the CPU devices of one pilot have {show_bytes(together)} together: "
     if needed <= together:
         return f'{have}set [pilot] devices = "cpu:{max(1, together // needed)}" in the site file'
     return f"{have}ask for more in the site file ([provider] memory)"
 
 
-def _suggest_more_devices(context: Context, pilots: Iterable[Pilot]) -> str:
-    needed, is_host, most = context.recipe.needs.devices, False, 0
-    for pilot in pilots:
-        of_kind = [device.facts for device in pilot.devices.values() if accepts_device_kind(context, device.facts)]
-        for count in range(1, needed):
-            most = max(most, count * (count_device_sets(of_kind, count) > 0))
-        is_host = is_host or any(facts.on_host for facts in of_kind)
-    if not most:
-        return ""
-    more = f'set [pilot] devices = "cpu:{needed}"' if is_host else f"ask for {needed} GPUs a node ([provider] gpus)"
-    return f"\n  {more} in the site file, or load it over fewer devices (devices={most})"
-
-
 def _unfit_pilots_failure(view: View, context: Context, *, minimum: Minimum, patience_s: float) -> Failure | None:
-    """Return the faults of the pilots if all suitable pilots are unfit and no other pilot can join.
-
-    Return None for a few seconds if a disk is full, a pilot may reconnect, or a block is replaced.
-    """
+    """Return the faults of the pilots if all are unfit, or None for a few seconds if a pilot may still join."""
     waited = view.now - context.starved_since if context.starved_since is not None else 0.0
     emptied = any(block.emptied_at is not None and not block.leaving for block in view.blocks.values())
     if waited < patience_s or emptied or any(source.coming for source in view.sources.values()):
@@ -133,11 +120,8 @@ def _unfit_pilots_failure(view: View, context: Context, *, minimum: Minimum, pat
     there = (PilotState.HERE, PilotState.CUT)
     able = [p for p in view.pilots.values() if p.state in there and _pilot_can_hold_context(context, p, minimum)]
     reasons = [pilot_unfit_reason(pilot, context.recipe.key, view.now) for pilot in able]
-    if (
-        not reasons
-        or not all(reasons)
-        or not all(is_pilot_repeatedly_unfit(pilot, context.recipe.key) for pilot in able)
-    ):
+    repeatedly = all(is_pilot_repeatedly_unfit(pilot, context.recipe.key) for pilot in able)
+    if not reasons or not all(reasons) or not repeatedly:
         return None
     said = [f"no pilot of the session can hold context {context.recipe.name}:", *dict.fromkeys(reasons)]
     if len(said) > _SHOWN_LINES:
@@ -146,12 +130,12 @@ def _unfit_pilots_failure(view: View, context: Context, *, minimum: Minimum, pat
 
 
 def _pilot_can_hold_context(context: Context, pilot: Pilot, minimum: Minimum) -> bool:
-    able = [
-        device
+    able = (
+        device.facts
         for device in pilot.devices.values()
         if can_use_device_after_quarantine(context, device) and minimum(context, device) <= device.facts.memory_bytes
-    ]
-    return count_device_sets((device.facts for device in able), context.recipe.needs.devices) > 0
+    )
+    return count_device_sets(able, context.recipe.needs.devices) > 0
 
 
 def _max_library_count(view: View, context: Context) -> float:
@@ -159,7 +143,7 @@ def _max_library_count(view: View, context: Context) -> float:
     for pilot in view.pilots.values():
         if pilot.state in (PilotState.HERE, PilotState.CUT):
             facts = [device.facts for device in pilot.devices.values()]
-            here.setdefault(pilot.source, []).append(_max_pilot_library_count(context, facts))
+            here.setdefault(pilot.source, []).append(count_fitting_libraries(context, facts))
     if not view.sources:
         rooms = [room for of_source in here.values() for room in of_source]
         known = view.most_pilots.values()
@@ -170,27 +154,19 @@ def _max_library_count(view: View, context: Context) -> float:
         rooms = here.pop(name, [])
         each = float(source.source.slots // context.recipe.needs.devices) or math.inf
         if source.devices:
-            each = float(max([_max_pilot_library_count(context, source.devices), *rooms]))
+            each = float(max([count_fitting_libraries(context, source.devices), *rooms]))
         elif requests_cpu_kind(context):  # the slots of a pilot with GPUs do not include its spare cores
             each = math.inf
         total += max(sum(rooms), source.source.most * source.source.nodes * each)
     return total + sum(map(sum, here.values()))
 
 
-def _max_pilot_library_count(context: Context, devices: Iterable[DeviceFacts]) -> int:
-    able = [
-        x for x in devices if accepts_device_kind(context, x) and required_bytes_if_known(context, x) <= x.memory_bytes
-    ]
-    return count_device_sets(able, context.recipe.needs.devices)
-
-
 def _short_walltime_failure(view: View, context: Context) -> Failure | None:
     sources = [source.source for source in view.sources.values()]
     if not sources or any(has_source_time_for_load(context, source) for source in sources):
         return None
-    if any(
-        has_time_for_load(view, context, device) for pilot in view.pilots.values() for device in pilot.devices.values()
-    ):
+    devices = (device for pilot in view.pilots.values() for device in pilot.devices.values())
+    if any(has_time_for_load(view, context, device) for device in devices):
         return None
     have = ", ".join(f"{source.name} {show_seconds(source.walltime_s)}" for source in sources)
     return Failure(

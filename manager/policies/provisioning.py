@@ -1,20 +1,17 @@
 """Choose how many blocks to request from which source.
 
 The opportunistic rule keeps a few blocks pending, up to a maximum. The demand rule requests enough blocks to finish the
-waiting calls in a given time. The fixed rule keeps a constant number of blocks. The rule `once` requests its blocks
-once.
+waiting calls in a given time. The fixed rule keeps a constant number. The rule `once` requests its blocks once.
 
 Beyond the first and minimum blocks of the site file, a block is requested only if a queued call could use it. If blocks
 of the first suitable source wait longer than `late_s`, the next source is used too. A failing source is tried again
 after a pause, which doubles each time. After `give_up` failures (twice as many if the source has started pilots)
-waiting calls fail with the reason.
-
-Blocks that no call can use are released after `idle_s`, emptiest first. Pending blocks that were surplus for
-`WITHDRAW_S` are cancelled.
+waiting calls fail. Blocks without use are released after `idle_s`, and pending ones after `WITHDRAW_S`.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
@@ -23,9 +20,8 @@ from stoker.manager.core.nouns import Context, LibraryState
 from stoker.manager.core.seams import Action, FailWaiting, ReleaseBlock, Timer, View, WantBlocks
 from stoker.manager.core.state import Block, SourceState
 from stoker.manager.policies.base import Quiet
-from stoker.manager.policies.device_sets import count_device_sets
-from stoker.manager.policies.keep_alive import LeastNumbers, is_needed_for_minimum, new_pilot_library_quota
-from stoker.manager.policies.where_to_load import accepts_device_kind, required_bytes_if_known
+from stoker.manager.policies.keep_alive import is_needed_for_minimum, may_release, new_pilot_library_quota
+from stoker.manager.policies.where_to_load import count_fitting_libraries
 from stoker.protocol.blocks import BlockPhase, Rule
 from stoker.protocol.calls import Failure, FailureKind
 from stoker.protocol.ids import RecipeKey
@@ -37,67 +33,60 @@ UNKNOWN_RUN_S = 30.0
 
 
 class TakeWhatComes(Quiet):
-    """Provisioning for pilots that Parsl or a user starts. `elastic`: more pilots may join later."""
+    """Provisioning for pilots that another program starts. `elastic`: pilots of other kinds may join later."""
 
     def __init__(self, *, elastic: bool = False) -> None:
         self.elastic = elastic
 
     def demand(self, view: View) -> Sequence[Action]:  # noqa: ARG002
-        """Return no actions, because another program starts the pilots."""
         return ()
 
     def may_bring(self, view: View, context: Context) -> bool:  # noqa: ARG002
-        """Return True if pilots of other kinds may still join."""
         return self.elastic
 
 
 class KeepBlocks(Quiet):
-    """The default provisioning policy. Each source has its own rule."""
-
     def __init__(
         self,
-        *,
-        backoff_s: float = 2.0,
-        longest_backoff_s: float = 600.0,
-        longest_short_s: float = 60.0,
-        late_s: float = 30.0,
-        give_up: int = 3,
-    ) -> None:
+        *, backoff_s: float = 2.0, longest_backoff_s: float = 600.0, longest_short_s: float = 60.0,
+        late_s: float = 30.0, give_up: int = 3,
+    ) -> None:  # fmt: skip
         self.backoff_s = backoff_s
         self.longest_backoff_s = longest_backoff_s
         self.longest_short_s = longest_short_s
         self.late_s = late_s
         self.give_up = give_up
         self._surplus: dict[str, tuple[float, int]] = {}
-        """By source with surplus pending blocks: time at which the surplus began, and smallest surplus since then."""
+        """By source: time at which a surplus of pending blocks began, and smallest surplus since then."""
         self._has_served: set[str] = set()  # Sources that could serve a waiting call at least once
 
     def demand(self, view: View) -> Sequence[Action]:
-        """Return requests and releases of blocks, or failures of calls that no block can serve."""
         if not view.sources:
             return ()
         plan: list[Action] = []
         rooms = {context: new_pilot_library_quota(view, context) for context in view.waiting_contexts.values()}
         waiting = {context: _needed_slots(context, room) for context, room in rooms.items() if room != 0}
-        least = LeastNumbers()
+        gone: Counter[Context] = Counter()
         for source in view.sources.values():
             useful = {context: calls for context, calls in waiting.items() if self._could_load(source, context)}
             wanted = self._blocks_to_request(view, source, useful)
             if wanted > 0:
                 plan.append(WantBlocks(source.source.name, wanted))
-            plan += self._release_idle_blocks(view, source, has_use=bool(useful), least=least)
+            plan += self._release_idle_blocks(view, source, has_use=bool(useful), gone=gone)
             plan += self._cancel_surplus(view, source, useful)
             filling = [at for id in source.filling if (at := source.blocks[id].brought_at + self.late_s) >= view.now]
             if filling and useful:
                 plan.append(Timer(min(filling) + 0.1, f"filling/{source.source.name}"))
             if len(view.sources) > 1:
-                soon = [source.blocks[id] for id in source.coming if not self._is_late(view, source.blocks[id])]
-                queued = [block.since for block in soon if block.phase is not BlockPhase.RUNNING]
-                if queued:  # a running block never counts as late, even if it boots slowly
-                    plan.append(Timer(min(queued) + self.late_s + 0.1, f"late/{source.source.name}"))
-                slots = (wanted + len(soon)) * _slots(source, useful) + self._slots_of_joining_pilots(
-                    view, source, useful
-                )
+                coming = [source.blocks[id] for id in source.coming]
+                queued = [block.since for block in coming if block.phase is not BlockPhase.RUNNING]
+                soon = [since for since in queued if view.now - since <= self.late_s]
+                if soon:
+                    plan.append(Timer(min(soon) + self.late_s + 0.1, f"late/{source.source.name}"))
+                # A running block never counts as late, even if it boots slowly.
+                in_time = len(coming) - len(queued) + len(soon)
+                joining = self._slots_of_joining_pilots(view, source, useful)
+                slots = (wanted + in_time) * _slots(source, useful) + joining
                 for context in useful:  # request no blocks of the next source for calls that fit in these slots
                     taken = min(waiting[context], slots)
                     waiting[context] -= taken
@@ -110,8 +99,6 @@ class KeepBlocks(Quiet):
     def may_bring(self, view: View, context: Context) -> bool:
         """Return True if pilots of a source could load the context, or if a source has not started any pilot yet."""
         return any(self._could_load(source, context) for source in view.sources.values())
-
-    # ---- requests
 
     def _blocks_to_request(self, view: View, source: SourceState, useful: dict[Context, int]) -> int:
         if source.stopped or view.now < self._retry_at(source):
@@ -140,13 +127,9 @@ class KeepBlocks(Quiet):
 
     def _slots_of_joining_pilots(self, view: View, source: SourceState, useful: Iterable[Context]) -> int:
         blocks = (source.blocks[id] for id in source.filling)
-        missing = sum(
-            source.source.nodes - block.brought for block in blocks if view.now - block.brought_at <= self.late_s
-        )
+        recent = (block for block in blocks if view.now - block.brought_at <= self.late_s)
+        missing = sum(source.source.nodes - block.brought for block in recent)
         return missing * _slots(source, useful) // source.source.nodes
-
-    def _is_late(self, view: View, block: Block) -> bool:
-        return block.phase is not BlockPhase.RUNNING and view.now - block.since > self.late_s
 
     def _could_load(self, source: SourceState, context: Context) -> bool:
         needs = context.recipe.needs
@@ -154,12 +137,7 @@ class KeepBlocks(Quiet):
             return False
         if not source.devices:
             return not source.source.kind or not needs.kinds or source.source.kind in needs.kinds
-        able = [
-            facts
-            for facts in source.devices
-            if accepts_device_kind(context, facts) and required_bytes_if_known(context, facts) <= facts.memory_bytes
-        ]
-        return count_device_sets(able, needs.devices) > 0
+        return count_fitting_libraries(context, source.devices) > 0
 
     def _retry_at(self, source: SourceState) -> float:
         times = source.failures + max(0, source.short_lived - 1)
@@ -169,10 +147,8 @@ class KeepBlocks(Quiet):
         pause_s: float = self.backoff_s * 2.0 ** min(times - 1, 20)
         return source.failed_at + min(longest_s, pause_s)
 
-    # ---- releases
-
     def _release_idle_blocks(
-        self, view: View, source: SourceState, *, has_use: bool, least: LeastNumbers
+        self, view: View, source: SourceState, *, has_use: bool, gone: Counter[Context]
     ) -> Iterator[Action]:
         rule = source.source
         retry_at = self._retry_at(source)
@@ -188,7 +164,7 @@ class KeepBlocks(Quiet):
         idle = [(self._idle_since(view, block), block) for block in staying]
         over = [block for since, block in idle if since is not None and view.now - since >= rule.idle_s]
         over.sort(key=lambda block: (bool(block.pilots), _promised_bytes(view, block), block.since))
-        may_go = (block for block in over if least.let_go(view.pilots[id] for id in block.pilots))
+        may_go = (block for block in over if may_release((view.pilots[id] for id in block.pilots), gone))
         for block in islice(may_go, spare):
             yield ReleaseBlock(block.id, f"nothing to do for {rule.idle_s:g} s")
         soon = [since + rule.idle_s for since, block in idle if since is not None and block not in over]
@@ -201,23 +177,20 @@ class KeepBlocks(Quiet):
         coming = [source.blocks[id] for id in source.coming]
         queued = [block for block in coming if block.phase is not BlockPhase.RUNNING]
         spare = min(len(queued), len(source.staying) - self._least_blocks(source))
+        before = self._surplus.pop(rule.name, None)
         if rule.rule is Rule.FIXED or spare <= 0 or rule.name not in self._has_served:
-            self._surplus.pop(rule.name, None)
             return
         calls = max(0, sum(useful.values()) - self._slots_of_joining_pilots(view, source, useful))
         needed = -(-calls // _slots(source, useful)) - (len(coming) - len(queued))
         surplus = min(spare, len(queued) - max(0, needed))
         if surplus > 0:
-            since, least = self._surplus.get(rule.name, (view.now, surplus))
+            since, least = before or (view.now, surplus)
             least = min(least, surplus)
             if view.now - since >= WITHDRAW_S:
                 for block in sorted(queued, key=lambda block: block.since)[-least:]:
                     yield ReleaseBlock(block.id, f"it is queued, and no call has needed it for {WITHDRAW_S:g} s")
-                self._surplus.pop(rule.name, None)
             else:
                 self._surplus[rule.name] = since, least
-        else:
-            self._surplus.pop(rule.name, None)
         yield Timer(view.now + _SURPLUS_CHECK_S, f"surplus/{rule.name}")
 
     def _least_blocks(self, source: SourceState) -> int:
@@ -231,17 +204,11 @@ class KeepBlocks(Quiet):
             pilot = view.pilots[id]
             since = max(since, pilot.used_at)
             for library in pilot.libraries.values():
-                if (
-                    library.held
-                    or library.zombies
-                    or library.state is LibraryState.LOADING
-                    or is_needed_for_minimum(library)
-                ):
+                is_loading = library.state is LibraryState.LOADING
+                if library.held or library.zombies or is_loading or is_needed_for_minimum(library):
                     return None
                 since = max(since, library.used_at)
         return since
-
-    # ---- failures of all sources
 
     def _can_still_start_pilots(self, source: SourceState) -> bool:
         if source.coming or source.source.rule is Rule.ONCE:
@@ -266,11 +233,7 @@ class KeepBlocks(Quiet):
 
 
 def _needed_slots(context: Context, room: int | None) -> int:
-    """Return the number of slots that waiting calls need beyond loading libraries and, for gangs, free libraries.
-
-    Each gang counts with the minimum size of the first gang, or with its maximum size if it has a deadline. `room`:
-    maximum number of further libraries.
-    """
+    """Return the slots that waiting calls need beyond loading libraries. `room`: maximum of further libraries."""
     head = context.queue.head()
     if head is None:
         return 0
@@ -283,10 +246,7 @@ def _needed_slots(context: Context, room: int | None) -> int:
 
 
 def _slots(source: SourceState, contexts: Iterable[Context]) -> int:
-    """Return how many calls of these contexts a block runs at a time, at least 1.
-
-    If each context names only CPUs, spare cores count instead of GPUs.
-    """
+    """Return how many calls of these contexts a block runs at a time. Spare cores count if all contexts name CPUs."""
     kinds = [context.recipe.needs.kinds for context in contexts]
     on_cpus = bool(kinds) and all(names and all(name.partition(" ")[0] == "cpu" for name in names) for names in kinds)
     devices = sum(facts.on_host if on_cpus else not facts.spare for facts in source.devices)

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from stoker.manager.core.events import OfFailure, OfPace, PaceAdvice, VerdictAdvice
 from stoker.manager.core.nouns import Call, Context, Device, Judged, Library, LibraryState, Pilot, PilotState
-from stoker.manager.core.seams import Action, Evict, Load, Quarantine, Unload, View
-from stoker.manager.policies.where_to_load import can_use_device
-from stoker.protocol.ids import RecipeKey
+from stoker.manager.core.seams import Action, Evict, Quarantine, Unload, View
+from stoker.manager.policies.where_to_load import can_use_device, load_on
 
 INFRASTRUCTURE = "infrastructure"
 SURE = 0.75
@@ -19,10 +18,9 @@ OF_DEVICES = frozenset({"gpu", "nvlink"})  # Components of a device; all other c
 
 
 def quarantines(view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterable[Action]:
-    """Quarantine a pilot or one of its devices after a verdict about a failed call.
+    """Quarantine a pilot or a device on which `CALLS` calls failed within `WITHIN_S`, if other pilots can run them.
 
-    `CALLS` different calls must have failed on the pilot or device within `WITHIN_S`, and other pilots must be able to
-    run the calls. If calls fail on most pilots, no single node is the cause.
+    If calls fail on most pilots, no single node is the cause.
     """
     pilot = view.pilots.get(about.pilot)
     if pilot is None or not _blames_infrastructure(verdict):
@@ -58,13 +56,8 @@ def _blames_infrastructure(verdict: VerdictAdvice) -> bool:
 
 
 def _similar_verdicts(pilot: Pilot, verdict: VerdictAdvice, now: float) -> list[Judged]:
-    return [
-        each
-        for each in pilot.verdicts
-        if now - each.at <= WITHIN_S
-        and _blames_infrastructure(each.verdict)
-        and each.verdict.component == verdict.component
-    ]
+    recent = (each for each in pilot.verdicts if now - each.at <= WITHIN_S and _blames_infrastructure(each.verdict))
+    return [each for each in recent if each.verdict.component == verdict.component]
 
 
 LIMIT = 0.35  # Loss of throughput above which calls are separated (SchedMate §4.1)
@@ -78,7 +71,7 @@ class Unpacking:
     """Separates calls that share a device and slow each other down (SchedMate §4.1).
 
     If the throughput of a call falls by more than `LIMIT`, the call that last started on its device is the cause. The
-    paper evicts this newcomer. In Stoker the newcomer moves once, to an unused device, and only with saved progress.
+    paper evicts this newcomer. In Stoker it moves once, to an unused device, and only with saved progress.
     """
 
     def __init__(self) -> None:
@@ -102,8 +95,7 @@ class Unpacking:
         self._moved[call.id] = None
         if len(self._moved) > MOST_MOVED:
             del self._moved[next(iter(self._moved))]
-        memory_bytes = reservation(library.context, place)
-        yield Load(RecipeKey(library.context.recipe.key), place[0].pilot.id, tuple(d.id for d in place), memory_bytes)
+        yield load_on(library.context, place, reservation(library.context, place))
         yield Evict(call.id)
         share = f"{pace.slowed:.0%}"
         yield Unload(library.id, f"it slows lib-{slowed.id} on the same device by {share}; its call runs elsewhere")

@@ -1,10 +1,8 @@
 """Default residency, as in Pervasive Context Management (§3): load a context where it is needed, and keep it loaded.
 
-A context is loaded on another device if its calls would wait longer for its libraries than a load takes. An unmeasured
-run counts as endless. A context gets its declared size, or its measured size, or else all free memory except a part for
-calls without a context.
-
-If a wake is faster than a load, a sleeping library wakes instead (`stoker.manager.policies.sleeping`).
+A context is loaded on another device if its calls would wait longer than a load takes; an unmeasured run counts as
+endless. A context gets its declared or measured size, or else all free memory except a part for calls without a
+context. A sleeping library wakes instead, if that is faster (`sleeping`).
 
 If no device has enough memory, as few idle libraries as possible on one device sleep or stop, least recently used
 first. If no library is idle, a context without libraries gets, after `patience_s`, a device of the context with the
@@ -15,47 +13,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 
 from stoker.manager.core.events import OfFailure, OfPace, PaceAdvice, VerdictAdvice
 from stoker.manager.core.nouns import Context, Device, Library, LibraryState, PilotState
 from stoker.manager.core.queues import is_unlikely_to_free_slot
-from stoker.manager.core.seams import Action, FailCall, FailWaiting, Load, Provisioning, Timer, Unload, View, Wake
-from stoker.manager.policies import keep_alive
+from stoker.manager.core.seams import Action, FailCall, FailWaiting, Provisioning, Timer, Unload, View, Wake
+from stoker.manager.policies import keep_alive, making_room, sleeping
 from stoker.manager.policies.base import Quiet
-from stoker.manager.policies.device_sets import device_sets
-from stoker.manager.policies.keep_alive import (
-    KeepAlive,
-    can_run_next_call,
-    lacks_library_for_waiting_call,
-    libraries_unfit_for_next_call,
-    pilot_rank_for_next_call,
-    remaining_library_quota,
-)
-from stoker.manager.policies.making_room import (
-    IdleKeeper,
-    MayLeave,
-    allow_any_unload,
-    holds,
-    idle_libraries_to_stop,
-    libraries_to_stop_for_wake,
-    preempt_for_starved_context,
-)
+from stoker.manager.policies.making_room import IdleKeeper, holds
 from stoker.manager.policies.nowhere import hopeless_gangs, why_nowhere
 from stoker.manager.policies.provisioning import TakeWhatComes
 from stoker.manager.policies.reactions import Unpacking, quarantines
-from stoker.manager.policies.sleeping import (
-    count_libraries_falling_asleep,
-    extra_bytes_to_wake,
-    is_asleep,
-    plan_stops_and_sleeps,
-    wakeable_libraries,
-)
 from stoker.manager.policies.where_to_load import (
     bare_bytes,
     can_use_device,
+    device_sets,
     failures,
     has_failed_loads,
+    load_on,
     may_load,
     probes,
     required_bytes_if_known,
@@ -76,13 +53,9 @@ class LoadWhereWanted(Quiet):
 
     def __init__(
         self,
-        *,
-        patience_s: float = 10.0,
-        ask_again_s: float = 1.0,
-        cut_s: float = 3.0,
-        provisioning: Provisioning | None = None,
-        keeper: IdleKeeper | None = None,
-    ) -> None:
+        *, patience_s: float = 10.0, ask_again_s: float = 1.0, cut_s: float = 3.0,
+        provisioning: Provisioning | None = None, keeper: IdleKeeper | None = None,
+    ) -> None:  # fmt: skip
         self.patience_s = patience_s
         self.ask_again_s = ask_again_s
         self.cut_s = cut_s
@@ -90,41 +63,38 @@ class LoadWhereWanted(Quiet):
         self.keeper = keeper
         if keeper is not None:  # the keeper never wakes sleeping libraries
             self.lets_sleep = False
-        self._keep_alive = KeepAlive(sleeps=self.lets_sleep)
+        self._keep_alive = keep_alive.KeepAlive(sleeps=self.lets_sleep)
         self._unpacking = Unpacking()
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
-        """Return loads that shorten waits, unloads that make room for a load, or a failure if no load is possible."""
         key = RecipeKey(context.recipe.key)
         plan: list[Action] = [Timer(view.now + self.ask_again_s, key), *self.hopeless_gangs(view, context)]
         alive = [x for x in context.libraries.values() if is_alive(view, x, cut_s=self.cut_s)]
         if context.queue.count <= _reserved_calls(context):
             return plan
         load_s = context.load_s or UNKNOWN_LOAD_S
-        more = self.worth_loading(
-            context, [x for x in alive if not is_unlikely_to_free_slot(view.now, x, load_s=load_s)]
-        )
+        prompt = [x for x in alive if not is_unlikely_to_free_slot(view.now, x, load_s=load_s)]
+        more = self.worth_loading(context, prompt)
         wakes = self._wake_sleepers(view, context, more)
         plan += wakes
-        more -= sum(isinstance(action, Wake) for action in wakes) + count_libraries_falling_asleep(context)
+        more -= sum(isinstance(action, Wake) for action in wakes) + sleeping.count_libraries_falling_asleep(context)
         if wakes and more <= 0:
             return plan
-        room = remaining_library_quota(view, context, cut_s=self.cut_s)
-        if room is not None and room <= 0 < more:
-            plan += self._unload_for_able_pilot(view, context)
+        room = keep_alive.remaining_library_quota(view, context, cut_s=self.cut_s)
         if room is not None:
+            if room <= 0 < more:
+                plan += self._unload_for_able_pilot(view, context)
             more = min(more, room)
-        if lacks_library_for_waiting_call(context) and (room is None or room >= 0):
+        if keep_alive.lacks_library_for_waiting_call(context) and (room is None or room >= 0):
             more = max(more, 1)
         if more <= 0:
             return plan
         places: Iterable[tuple[Device, ...]] = self.open_places(view, context, desperate=not alive)
         if room is not None:
-            places = sorted(places, key=lambda devices: pilot_rank_for_next_call(view, context, devices[0].pilot))
-        loads = [
-            Load(key, devices[0].pilot.id, tuple(d.id for d in devices), self.reservation(context, devices))
-            for devices in islice(places, more)
-        ]
+            places = sorted(
+                places, key=lambda devices: keep_alive.pilot_rank_for_next_call(view, context, devices[0].pilot)
+            )
+        loads = [load_on(context, devices, self.reservation(context, devices)) for devices in islice(places, more)]
         if loads:
             return plan + loads
         if not alive and not any(x.state is LibraryState.ASLEEP for x in context.libraries.values()):
@@ -146,13 +116,11 @@ class LoadWhereWanted(Quiet):
         return quarantines(view, about, verdict)
 
     def pace_told(self, view: View, about: OfPace, pace: PaceAdvice) -> Iterable[Action]:
-        def places(view: View, context: Context) -> Iterator[tuple[Device, ...]]:
-            return self.open_places(view, context, desperate=False)
-
+        places = partial(self.open_places, desperate=False)
         return self._unpacking.plan(view, about, pace, places=places, reservation=self.reservation)
 
     def measured(self, view: View, library: Library) -> int:  # noqa: ARG002
-        """Return the bytes of a library: its declared size, its measured size plus 10 %, or its promised size."""
+        """Return its declared size, or its measured size plus 10 %, or its promised size."""
         needs, facts = library.context.recipe.needs, library.devices[0].facts
         declared = declared_bytes(needs, facts)
         took = library.memory_bytes if facts.on_host else library.device_bytes
@@ -160,10 +128,7 @@ class LoadWhereWanted(Quiet):
             return declared or library.promised_bytes
         return min(library.promised_bytes, int(took * 1.1))
 
-    # ---- how many
-
     def worth_loading(self, context: Context, alive: list[Library]) -> int:
-        """Return how many more libraries of a context would save more time than their loads take."""
         slots, waiting = context.slots, context.queue.count
         head = context.queue.head()
         gang = head.group.options.gang[0] if head is not None else 1
@@ -188,13 +153,8 @@ class LoadWhereWanted(Quiet):
         worth = waiting * run_s / load_s
         return min(most, max(least, math.ceil(worth / slots) - len(alive)))
 
-    # ---- where
-
     def open_places(self, view: View, context: Context, *, desperate: bool) -> Iterator[tuple[Device, ...]]:
-        """Yield sets of devices that fit the context and have not loaded it, best first.
-
-        Unless `desperate`, pilots with `GIVE_UP_ON_PILOT` failed loads are excluded.
-        """
+        """Yield sets of devices that fit the context, best first. `desperate`: also where loads failed twice."""
         open_devices = [
             d
             for d in view.devices()
@@ -206,7 +166,6 @@ class LoadWhereWanted(Quiet):
         yield from device_sets(open_devices, context.recipe.needs.devices)
 
     def preference(self, context: Context, device: Device) -> tuple[float, ...]:
-        """Return a sort key: spare cores as the context's `kinds` prefer, then the least busy device."""
         busy = sum(bool(x.held) or x.state is LibraryState.LOADING for x in device.libraries.values())
         return spare_rank(context, device.facts), busy, -device.free_bytes
 
@@ -220,81 +179,67 @@ class LoadWhereWanted(Quiet):
         return min(d.free_bytes - _bytes_without_context(d) for d in devices)
 
     def minimum(self, context: Context, device: Device) -> int:
-        """Return the minimum free bytes for a load; a third of the device if the size is unknown."""
         return required_bytes_if_known(context, device.facts) or device.facts.memory_bytes // 3
-
-    # ---- sleepers
 
     def _wake_sleepers(self, view: View, context: Context, most: int) -> list[Action]:
         """Wake up to `most` sleeping libraries. Make room for a wake unless a load elsewhere is faster."""
         plan: list[Action] = []
-        for sleeper in wakeable_libraries(view, context)[: max(0, most)]:
-            needed = extra_bytes_to_wake(sleeper)
+        for sleeper in sleeping.wakeable_libraries(view, context)[: max(0, most)]:
+            needed = sleeping.extra_bytes_to_wake(sleeper)
             if all(device.budget_bytes >= needed for device in sleeper.devices):
                 plan.append(Wake(sleeper.id))
             elif not plan and not self._is_load_faster_than_wake(view, context):
-                leaving = libraries_to_stop_for_wake(view, sleeper, may_leave=self._unload_predicate)
+                leaving = making_room.idle_libraries_to_stop(
+                    view, context, minimum=self.minimum, keeper=self.keeper, sleeper=sleeper
+                )
                 if leaving:
                     needs = dict.fromkeys(sleeper.devices, needed)
                     why = f"idle, and room is needed for {context.recipe.name}"
-                    ends, _ = plan_stops_and_sleeps(needs, leaving, why=why, sleeps=self.lets_sleep)
+                    ends, _ = sleeping.plan_stops_and_sleeps(needs, leaving, why=why, sleeps=self.lets_sleep)
                     return [*ends, Wake(sleeper.id)]
         return plan
 
     def _is_load_faster_than_wake(self, view: View, context: Context) -> bool:
-        """Return True if a load on a free device is faster than a wake for which another library must sleep."""
         if not context.load_s or 2 * context.wake_s < context.load_s:
             return False
         return any(True for _ in self.open_places(view, context, desperate=False))
 
-    # ---- making room
-
     def _unload_for_able_pilot(self, view: View, context: Context) -> list[Action]:
         """At the library limit of a context, unload a library that cannot run the next call if another pilot could."""
-        awake = wakeable_libraries(view, context)
+        awake = sleeping.wakeable_libraries(view, context)
         leaving = [
-            *libraries_unfit_for_next_call(view, context),
-            *(x for x in context.libraries.values() if is_asleep(x) and x not in awake),
+            *keep_alive.libraries_unfit_for_next_call(view, context),
+            *(x for x in context.libraries.values() if sleeping.is_asleep(x) and x not in awake),
         ]
         if not leaving or any(x.state is LibraryState.STOPPING for x in context.libraries.values()):
             return []
-        could = {
-            d.pilot: None
-            for d in view.devices()
-            if not holds(d, context) and can_use_device(context, d) and may_load(view, context, d)
-        }
-        if not any(can_run_next_call(view, context, pilot) for pilot in could):
+        could = (d for d in view.devices() if not holds(d, context) and can_use_device(context, d))
+        pilots = {d.pilot: None for d in could if may_load(view, context, d)}
+        if not any(keep_alive.can_run_next_call(view, context, pilot) for pilot in pilots):
             return []
-        is_open = any(
-            can_run_next_call(view, context, devices[0].pilot)
-            for devices in self.open_places(view, context, desperate=False)
-        )
+        places = self.open_places(view, context, desperate=False)
+        is_open = any(keep_alive.can_run_next_call(view, context, devices[0].pilot) for devices in places)
         for library in leaving:
             if is_open or not may_load(view, context, library.devices[0]):  # else the context may be loaded here again
                 return [Unload(library.id, "the next call would run longer than its pilot")]
         return []
 
     def make_room(self, view: View, context: Context) -> list[Action]:
-        """Make room for a context: unload idle libraries, or a library of another context that has several."""
-        minimum, may_leave = self.minimum, self._unload_predicate
-        leaving = idle_libraries_to_stop(view, context, minimum=minimum, may_leave=may_leave)
+        minimum, keeper = self.minimum, self.keeper
+        leaving = making_room.idle_libraries_to_stop(view, context, minimum=minimum, keeper=keeper)
         if not leaving:
-            return preempt_for_starved_context(
-                view, context, minimum=minimum, patience_s=self.patience_s, may_leave=may_leave
+            return making_room.preempt_for_starved_context(
+                view, context, minimum=minimum, patience_s=self.patience_s, keeper=keeper
             )
         devices = {device for x in leaving for device in x.devices if can_use_device(context, device)}
         needs = {device: minimum(context, device) for device in devices}
         why = f"idle, and room is needed for {context.recipe.name}"
-        plan, rooms = plan_stops_and_sleeps(needs, leaving, why=why, sleeps=self.lets_sleep)
+        plan, rooms = sleeping.plan_stops_and_sleeps(needs, leaving, why=why, sleeps=self.lets_sleep)
         return plan + self._load_on_devices_with_room(context, rooms)
-
-    @property
-    def _unload_predicate(self) -> MayLeave:
-        return allow_any_unload if self.keeper is None else self.keeper.may_leave
 
     def replacement_load(self, context: Context, leaving: Sequence[Library]) -> list[Action]:
         """Return the load that replaces the `leaving` libraries; empty if the size of the load is still unknown."""
-        _, rooms = plan_stops_and_sleeps({}, leaving, why="", sleeps=False)
+        _, rooms = sleeping.plan_stops_and_sleeps({}, leaving, why="", sleeps=False)
         return self._load_on_devices_with_room(context, rooms)
 
     def _load_on_devices_with_room(self, context: Context, rooms: Mapping[Device, int]) -> list[Action]:
@@ -306,8 +251,7 @@ class LoadWhereWanted(Quiet):
         memory_bytes = self.reservation(context, devices)
         if not all(self.minimum(context, device) <= memory_bytes <= rooms[device] for device in devices):
             return []
-        key = RecipeKey(context.recipe.key)
-        return [Load(key, devices[0].pilot.id, tuple(device.id for device in devices), memory_bytes)]
+        return [load_on(context, devices, memory_bytes)]
 
     def why_nowhere(self, view: View, context: Context) -> Failure | None:
         return why_nowhere(

@@ -1,19 +1,18 @@
 """Decide which idle libraries sleep instead of stopping, and which sleeping libraries wake (docs/decisions/063).
 
-A library may sleep if its context supports sleep, if sleep frees enough memory on its devices, and if its pilot has
-enough host memory. Sleeping libraries that were unused for longer are stopped to free host memory. On a CPU device a
-sleeping library keeps its weights. A wake counts as a load.
+A library may sleep if its context supports sleep, if this frees enough memory of its devices, and if its pilot has
+enough host memory, for which longer unused sleepers are stopped. On a CPU a sleeper keeps its weights. A wake counts as
+a load.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from stoker.manager.core.libraries import asleep_bytes, host_bytes
 from stoker.manager.core.nouns import Context, Device, Library, LibraryState, Pilot, PilotState
 from stoker.manager.core.seams import Action, Sleep, Unload, View
-from stoker.manager.core.sleepers import asleep_bytes, host_bytes
 from stoker.manager.policies.where_to_load import may_load
-from stoker.protocol.ids import LibraryId
 
 
 def is_idle(library: Library) -> bool:
@@ -25,14 +24,11 @@ def is_asleep(library: Library) -> bool:
 
 
 def count_libraries_falling_asleep(context: Context) -> int:
-    """Return how many libraries of a context were ordered to sleep and have not answered. Such libraries can wake
-    soonest.
-    """
+    """Return how many libraries of a context were ordered to sleep and have not answered. They can wake soonest."""
     return sum(x.state is LibraryState.ASLEEP and not x.slept for x in context.libraries.values())
 
 
 def may_sleep(library: Library) -> bool:
-    """Return True if a library may sleep. The check does not include host memory."""
     context = library.context
     if not library.sleeps or not is_idle(library) or library.resizing or context.sleep_failure:
         return False
@@ -42,7 +38,6 @@ def may_sleep(library: Library) -> bool:
 
 
 def can_sleep_in_host_memory(library: Library) -> bool:
-    """Return True if sleep moves a library's context off its device, and host memory is free."""
     if not may_sleep(library) or library.devices[0].facts.on_host:
         return False
     return host_bytes(library) <= library.pilot.free_host_bytes_for_sleep
@@ -70,27 +65,44 @@ def plan_stops_and_sleeps(
 ) -> tuple[list[Action], dict[Device, int]]:
     """Return actions that stop libraries or put them to sleep, and the bytes then free on their devices.
 
-    Args:
-        needs: Bytes that must be free on some of these devices.
-        leaving: Libraries that free their memory.
-        why: Reason for stopping a library.
-        sleeps: False if each library must stop.
+    `needs`: bytes that must be free. `why`: reason for stopping a library. `sleeps`: False if each library must stop.
     """
     rooms = {device: device.budget_bytes for x in leaving for device in x.devices}
     for library in leaving:
         for device in library.devices:
             rooms[device] += library.promised_bytes
-    host = _HostRoom()
+    free_host_bytes: dict[Pilot, int] = {}
+    ended = set[int]()
+
+    def make_host_room(library: Library) -> list[Action] | None:
+        """Reserve host memory for a library. Return the unloads of sleepers that free it, or None if impossible."""
+        pilot, needed = library.pilot, host_bytes(library)
+        free = free_host_bytes.get(pilot, pilot.free_host_bytes_for_sleep)
+        others = (x for x in pilot.libraries.values() if is_asleep(x) and x.host_bytes and x.id not in ended)
+        leaves: list[Library] = []
+        for other in sorted(others, key=lambda x: (x.used_at, x.id)):
+            if free >= needed:
+                break
+            if not other.context.queue.count:
+                free += other.host_bytes
+                leaves.append(other)
+        if free < needed:
+            return None
+        free_host_bytes[pilot] = free - needed
+        ended.update(other.id for other in leaves)
+        why = f"asleep, and its host memory is needed for {library.context.recipe.name}"
+        return [Unload(other.id, why) for other in leaves]
+
     plan: list[Action] = []
     for library in sorted(leaving, key=lambda x: (x.used_at, x.id), reverse=True):
-        if library.id in host.ended:
+        if library.id in ended:
             continue
         stays = library.state is LibraryState.ASLEEP
         keeps = library.promised_bytes if stays else asleep_bytes(library)
         fits = all(rooms[device] - needs.get(device, 0) >= keeps for device in library.devices)
         ends: list[Action] | None = None
         if sleeps and fits:
-            ends = [] if stays else host.make(library) if may_sleep(library) else None
+            ends = [] if stays else make_host_room(library) if may_sleep(library) else None
         if ends is None:
             plan.append(Unload(library.id, why))
             continue
@@ -98,32 +110,3 @@ def plan_stops_and_sleeps(
         for device in library.devices:
             rooms[device] -= keeps
     return plan, rooms
-
-
-class _HostRoom:
-    """Free host memory for sleepers on each pilot, within one plan."""
-
-    def __init__(self) -> None:
-        self._free: dict[Pilot, int] = {}
-        self.ended: set[LibraryId] = set()
-
-    def make(self, library: Library) -> list[Action] | None:
-        """Reserve host memory for a library. Return the unloads of sleepers that free it, or None if impossible."""
-        pilot, needed = library.pilot, host_bytes(library)
-        free = self._free.get(pilot, pilot.free_host_bytes_for_sleep)
-        others = (x for x in pilot.libraries.values() if is_asleep(x) and x.host_bytes and x.id not in self.ended)
-        ends: list[Action] = []
-        ended = set()
-        for other in sorted(others, key=lambda x: (x.used_at, x.id)):
-            if free >= needed:
-                break
-            if other.context.queue.count:
-                continue
-            free += other.host_bytes
-            ended.add(other.id)
-            ends.append(Unload(other.id, f"asleep, and its host memory is needed for {library.context.recipe.name}"))
-        if free < needed:
-            return None
-        self._free[pilot] = free - needed
-        self.ended |= ended
-        return ends

@@ -1,29 +1,28 @@
 """Decide which devices suit a context, how much memory it needs, and where a failed load is tried again.
 
 After a failed load a context is *probed*: one library at a time, on the pilots with the fewest failures, until a load
-succeeds or the core stops trying. Loads avoid unfit pilots (`stoker.manager.core.blame`) and pilots that end too soon
-(`stoker.manager.core.deadlines`).
+succeeds or the core stops trying. A context on several devices gets devices of one kind in one pilot, preferably of one
+*island* (`DeviceFacts.island`), which have a fast connection.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
 from stoker.manager.core.blame import pilot_unfit_reason
 from stoker.manager.core.deadlines import has_time_for_load
 from stoker.manager.core.nouns import Context, Device, Library, LibraryState, Pilot
-from stoker.manager.core.seams import View
+from stoker.manager.core.seams import Load, View
 from stoker.pilot.core.memory import declared_bytes, is_limited_to_one_process
+from stoker.protocol.ids import RecipeKey
 from stoker.protocol.to_manager import DeviceFacts
 
 BARE_BYTES = 256_000_000  # Assumed memory of a library without a loader
 
 
 def required_bytes_if_known(context: Context, facts: DeviceFacts) -> int:
-    """Return the bytes that a context needs on a device: declared, or measured plus 10 %, or 0 if unknown.
-
-    A device for one process at a time is needed completely.
-    """
+    """Return the bytes that a context needs on a device: declared, or measured plus 10 %, or 0 if unknown."""
     declared = declared_bytes(context.recipe.needs, facts)
     if declared:
         return declared
@@ -44,11 +43,7 @@ def bare_bytes(facts: DeviceFacts) -> int:
 
 
 def accepts_device_kind(context: Context, facts: DeviceFacts, *, unnamed_spares: bool = False) -> bool:
-    """Return True if the context may be loaded on this kind of device, named by its whole name or first word.
-
-    Spare cores of a pilot with GPUs accept only contexts that name this kind. `unnamed_spares`: contexts without kinds
-    may also use spare cores.
-    """
+    """Return True if `kinds` names this kind or its first word. `unnamed_spares`: without `kinds`, also spares."""
     kinds = context.recipe.needs.kinds
     if not kinds:
         return not facts.spare or unnamed_spares
@@ -100,3 +95,44 @@ def has_failed_loads(context: Context) -> bool:
 
 def probes(alive: Iterable[Library]) -> int:
     return 0 if any(library.state is LibraryState.LOADING for library in alive) else 1
+
+
+def load_on(context: Context, devices: tuple[Device, ...], memory_bytes: int) -> Load:
+    ids = tuple(device.id for device in devices)
+    return Load(RecipeKey(context.recipe.key), devices[0].pilot.id, ids, memory_bytes)
+
+
+def device_sets(devices: Iterable[Device], count: int) -> Iterator[tuple[Device, ...]]:
+    """Yield disjoint sets of `count` devices, those within an island first, in order of the last device of each set."""
+    if count == 1:
+        yield from zip(devices)
+        return
+    ranked = list(devices)
+    rank = {device: number for number, device in enumerate(ranked)}
+    near = list(_group_devices(ranked, count, within_island=True))
+    used = {device for some in near for device in some}
+    far = list(_group_devices([device for device in ranked if device not in used], count, within_island=False))
+    for sets in (near, far):
+        yield from sorted(sets, key=lambda some: max(rank[device] for device in some))
+
+
+def _group_devices(devices: Iterable[Device], count: int, *, within_island: bool) -> Iterator[tuple[Device, ...]]:
+    groups: dict[tuple[str, str, int], list[Device]] = {}
+    for device in devices:
+        facts = device.facts
+        group = groups.setdefault((device.pilot.id, facts.kind, facts.island if within_island else 0), [])
+        group.append(device)
+        if len(group) == count:
+            yield tuple(group)
+            group.clear()
+
+
+def count_device_sets(devices: Iterable[DeviceFacts], count: int) -> int:
+    return sum(number // count for number in Counter(facts.kind for facts in devices).values())
+
+
+def count_fitting_libraries(context: Context, devices: Iterable[DeviceFacts]) -> int:
+    able = (
+        x for x in devices if accepts_device_kind(context, x) and required_bytes_if_known(context, x) <= x.memory_bytes
+    )
+    return count_device_sets(able, context.recipe.needs.devices)

@@ -1,4 +1,4 @@
-"""A heap of future events, sorted by time. The heap is the only clock of the simulator.
+"""A heap of future events, sorted by time, which is the only clock of the simulator.
 
 Times are rounded to a microsecond, so that floating-point differences between machines do not change the order of
 events. Events in the same microsecond run in the order in which they were added.
@@ -12,9 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 _Act = Callable[..., None]
-Entry = list[Any]
-"""Time, number, function (None = cancelled), arguments. An entry is a plain list, because Python compares lists in C.
-"""
+Entry = list[Any]  # Time, number, function (None = cancelled), arguments; Python compares lists faster than objects
 
 
 def cancel(entry: Entry) -> None:
@@ -24,7 +22,7 @@ def cancel(entry: Entry) -> None:
 
 
 class Agenda:
-    """A heap of entries. `now`: time of the current entry in seconds."""
+    """`now`: time of the current entry in seconds."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -33,7 +31,6 @@ class Agenda:
         self._halted = False
 
     def after(self, delay_s: float, act: _Act, *args: Any) -> Entry:
-        """Schedule `act` after `delay_s` seconds. Raises ValueError if the time is not finite."""
         return self._note(self.now + delay_s, act, args)
 
     def at(self, when: float, act: _Act, *args: Any) -> Entry:

@@ -1,11 +1,12 @@
 """A simulated batch system and its factory.
 
-A block waits for a random time, then for capacity, in order of submission. If the capacity shrinks, running blocks are
-preempted without notice. The manager learns of the preemption at the next poll of the batch system, but detects broken
-connections to pilots soon.
+A block waits for a random time, then for capacity, in order of submission. A smaller capacity preempts running blocks
+without notice. The manager learns of this at its next poll of the batch system, but detects broken connections soon.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass, field
 
 from stoker.chance import Stream
 from stoker.manager.core.events import PilotCut, PilotLost
@@ -20,14 +21,14 @@ from stoker.protocol.to_manager import BlockUpdate
 _LOSSES = {"preempted": LossReason.PREEMPTED, "walltime": LossReason.WALLTIME}
 
 
+@dataclass(slots=True, eq=False)
 class _Job:
-    def __init__(self, id: BlockId, ordinal: int) -> None:
-        self.id = id
-        self.ordinal = ordinal
-        self.pilots: dict[SimPilot, None] = {}
-        self.running = False
-        self.over = False
-        self.end: Entry | None = None
+    id: BlockId
+    ordinal: int
+    pilots: dict[SimPilot, None] = field(default_factory=dict)
+    running: bool = False
+    over: bool = False
+    end: Entry | None = None
 
 
 class BatchSystem:
@@ -54,8 +55,6 @@ class BatchSystem:
             nodes=model.nodes, walltime_s=float(model.walltime_s), slots=model.devices, kind=model.kind,
         )  # fmt: skip
 
-    # ---- requests of the manager
-
     def submit(self, order: BlockOrder) -> None:
         job = self._jobs[order.block] = _Job(order.block, self._submitted)
         self._submitted += 1
@@ -69,8 +68,6 @@ class BatchSystem:
         job = self._jobs.get(block)
         if job is not None:
             self._end_job(job, "cancelled")
-
-    # ---- events of the batch system
 
     def _enqueue(self, job: _Job) -> None:
         if not job.over:

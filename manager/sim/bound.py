@@ -3,23 +3,16 @@
 *One call.* The first call of its context arrives. A pilot starts, fetches the files and loads the context. The call
 runs on the best device.
 
-*All calls.* For each arrival time r, the devices need time for all calls that arrive from r on.
-
-- Dividing calls among devices is a linear program. By weak duality, any prices for device time give a bound: each call
-  costs at least its cheapest price. Tried prices are the devices' speeds, and the speeds of each context's calls.
-- The number of loaded libraries that fit in memory is a packing problem. The dual feasible functions of Fekete and
-  Schepers (Mathematical Programming 91, 2001) bound it.
-- A context of full awareness is loaded once on each device (with a walltime, in each block). Other contexts are loaded
-  before each call.
-
-*The shared storage*: contexts without awareness read their files for each call.
+*All calls.* For each arrival time r, the devices need time for all calls that arrive from r on. Dividing calls among
+devices is a linear program. By weak duality, any prices for device time give a bound: each call costs at least its
+cheapest price. Tried prices are the devices' speeds, and the speeds of each context's calls.
 
 *Capacity.* Let s be the shortest time from a block's start to its first call. A block is useful at time t only if it
 has run since t - s. So at most the smallest capacity within [t - s, t] is useful. With a walltime w, a block that runs
 for l <= w is useful for at most l (w - s) / w.
 
-The bound is 0 for gangs and worlds with checkpoints. The bound assumes the shortest waits, boots and loads, may split
-calls, and ignores messages, polling, drains, reruns, contention and warm-up.
+The bound is 0 for gangs and worlds with checkpoints. It assumes the shortest waits, boots and loads, may split calls,
+and ignores messages, polling, drains, reruns, contention, warm-up, and the loads of contexts that do not stay loaded.
 """
 
 from __future__ import annotations
@@ -27,9 +20,9 @@ from __future__ import annotations
 import enum
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import msgspec
 
@@ -39,21 +32,18 @@ from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.world import TICK_S, ContextModel, EngineFloor, Links, SourceModel, World
 from stoker.protocol.ids import make_call_id
 
-Steps = list[tuple[float, float]]
-"""Pairs of a time and the value from that time on. Before the first time the value is 0."""
+Steps = list[tuple[float, float]]  # Pairs of a time and the value from that time on, before which the value is 0
 
 
 def limited(capacity: Iterable[tuple[float, int]], *, most: int, from_s: float) -> Steps:
     """Return how many blocks may run: the capacity, at most `most`, and 0 before `from_s`."""
-    before = 0.0
-    steps: Steps = []
-    for at, blocks in capacity:
-        count = float(min(blocks, most))
-        if at <= from_s:
-            before = count
-        else:
-            steps.append((at, count))
-    return [(from_s, before), *steps]
+    counts = [(at, float(min(blocks, most))) for at, blocks in capacity]
+    return clipped(counts, from_s=from_s)
+
+
+def clipped(steps: Steps, *, from_s: float) -> Steps:
+    at_first = next((value for at, value in reversed(steps) if at <= from_s), 0.0)
+    return [(from_s, at_first), *((at, value) for at, value in steps if at > from_s)]
 
 
 def useful(steps: Steps, *, setup_s: float) -> Steps:
@@ -67,11 +57,6 @@ def useful(steps: Steps, *, setup_s: float) -> Steps:
         first, last = bisect_right(times, middle - setup_s), bisect_right(times, middle)
         found.append((at, min(values[first : last + 1])))
     return found
-
-
-def clipped(steps: Steps, *, from_s: float) -> Steps:
-    at_first = next((value for at, value in reversed(steps) if at <= from_s), 0.0)
-    return [(from_s, at_first), *((at, value) for at, value in steps if at > from_s)]
 
 
 class Supply:
@@ -109,58 +94,43 @@ class Supply:
         return self._times[place] + (amount - self._amounts[place]) / rate if rate else math.inf
 
 
-_STEPS = 10
-"""Maximum number of simulator steps from the order to load a context until the context is ready."""
+_STEPS = 10  # Maximum number of simulator steps from the order to load a context until the context is ready
 
 
-class LeastCall(msgspec.Struct, frozen=True, gc=False):
-    """A call with its actual costs. `factor`: run time of the call divided by the mean."""
+class _Call(NamedTuple):
+    """A call, and its run time divided by the mean (`factor`)."""
 
-    at_s: float
-    context: str
-    items: int
+    arrival: Arrival
     factor: float
-    fixed_s: float
-    gang: bool
-    prompt: int
-    output: int
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """A context on the devices of one source, with its minimum costs in seconds.
-
-    `known_at`: arrival of the context's first call. `slots`: number of calls that a device runs at full speed.
-    `at_once`: number of calls that a library runs at a time. `first_s`: seconds from a pilot's start to its first
-    call. `once_s`: the part of `first_s` that later calls skip. `again_s`: seconds of the load before each later call.
-    """
+    """A context on a source's devices, with its least costs. `first_s`: from a pilot's start to its first call."""
 
     context: str
     source: int
     speed: float
     slots: int
-    at_once: int
-    device_bytes: int
-    memory_bytes: int
     starts_at: float
-    pilot_at: float
-    known_at: float
     boot_s: float
     first_s: float
-    once_s: float
-    again_s: float
     begins_at: float
     call_s: float
     item_s: float
     devices: int
     floor: EngineFloor | None = None
 
-    def run_s(self, call: LeastCall) -> float:
+    def run_s(self, call: _Call) -> float:
+        one = call.arrival
         if self.floor is not None:
-            return self.floor.run_s(call.prompt, call.output)
-        return max(0.0, call.factor * (self.call_s + call.items * self.item_s) + call.fixed_s - TICK_S)
+            return self.floor.run_s(one.prompt, one.written)
+        run_s = call.factor * (self.call_s + (one.items_done or one.items) * self.item_s)
+        return max(0.0, run_s + (one.fixed_s + one.shared_s) - TICK_S)
 
-    def device_s(self, call: LeastCall) -> float:
-        return self.run_s(call) / self.slots if self.floor is None else self.floor.device_s(call.prompt, call.output)
+    def device_s(self, call: _Call) -> float:
+        if self.floor is None:
+            return self.run_s(call) / self.slots
+        return self.floor.device_s(call.arrival.prompt, call.arrival.written)
 
 
 def places_of(world: World, first_at: Mapping[str, float]) -> list[Placement]:
@@ -168,47 +138,36 @@ def places_of(world: World, first_at: Mapping[str, float]) -> list[Placement]:
     pilots_at = {
         number: at for number, source in enumerate(world.sources) if (at := _earliest_pilot_start(source)) < math.inf
     }
-    return [
-        place
-        for name in first_at
-        for number in pilots_at
-        for place in _place(world, name, number, pilots_at=pilots_at, first_at=first_at)
-    ]
+    found = (
+        _place(world, name, number, pilots_at=pilots_at, first_at=first_at) for name in first_at for number in pilots_at
+    )
+    return [place for place in found if place is not None]
 
 
 def _place(
     world: World, name: str, number: int, *, pilots_at: Mapping[int, float], first_at: Mapping[str, float]
-) -> Iterator[Placement]:
+) -> Placement | None:
     source, model = world.sources[number], world.contexts[name]
     device = world.devices[source.kind]
     if model.device_memory_bytes > device.memory_bytes or not model.can_use_device_kind(source.kind):
-        return
+        return None
     if model.devices > source.devices:
-        return
+        return None
     fetch_s, kept_s, afresh_s = _fetch_and_load_times_s(world.links, model, source.kind)
-    known_at = first_at[name]
-    here_at = max(pilots_at[number], known_at)
-    begins_at = here_at + afresh_s
-    first_s = again_s = afresh_s
+    here_at = max(pilots_at[number], first_at[name])
+    first_s, begins_at = afresh_s, here_at + afresh_s
     if model.awareness is not Awareness.NONE:
-        again_s = min(kept_s, afresh_s)
         first_s = min(fetch_s + kept_s, afresh_s)
         fetched_at = _earliest_fetched_at(world, model, number, pilots_at=pilots_at, first_at=first_at)
         begins_at = min(begins_at, max(here_at, fetched_at) + kept_s)
     boot_s = _minimum_boot_s(source)
     if source.walltime_s and boot_s + first_s >= source.walltime_s:
-        return
-    stays, slots, engine = (
-        model.awareness is Awareness.FULL,
-        model.slots_on_device_kind(source.kind),
-        model.engine_on_device_kind(source.kind),
-    )
-    yield Placement(
-        context=name, source=number, speed=device.speed, slots=slots, at_once=slots if stays else 1,
-        device_bytes=device.memory_bytes, memory_bytes=model.device_memory_bytes,
-        starts_at=_minimum_queue_wait_s(source),
-        pilot_at=pilots_at[number], known_at=known_at, boot_s=boot_s, first_s=first_s, once_s=first_s if stays else 0.0,
-        again_s=0.0 if stays else again_s, begins_at=begins_at, devices=model.devices,
+        return None
+    engine = model.engine_on_device_kind(source.kind)
+    return Placement(
+        context=name, source=number, speed=device.speed, slots=model.slots_on_device_kind(source.kind),
+        starts_at=_minimum_queue_wait_s(source), boot_s=boot_s, first_s=first_s, begins_at=begins_at,
+        devices=model.devices,
         floor=EngineFloor(engine, speed=device.speed) if engine is not None else None,
         call_s=model.of_kind(model.call_s, source.kind) / device.speed,
         item_s=model.of_kind(model.item_s, source.kind) / device.speed,
@@ -269,7 +228,6 @@ def _earliest_pilot_start(source: SourceModel) -> float:
 class Limit(enum.Enum):
     DEVICES = "device time"
     CALL = "one call"
-    STORAGE = "the shared storage"
     NEVER = "devices"
     UNKNOWN = "nothing that is known"
 
@@ -282,30 +240,20 @@ class Bound(msgspec.Struct, frozen=True):
 
 
 def lower_bound(world: World, arrivals: Iterable[Arrival], *, seed: int = 0) -> Bound:
-    chance, calls = Stream(seed, "calls"), list[LeastCall]()
+    chance, calls, first_at = Stream(seed, "calls"), list[_Call](), dict[str, float]()
     for number, arrival in enumerate(arrivals):
         cv = world.contexts[arrival.context].item_cv
-        factor = chance.factor(make_call_id(client=0, sequence=number), cv=cv)
-        items, fixed_s = arrival.items_done or arrival.items, arrival.fixed_s + arrival.shared_s
-        is_gang = arrival.gang != (1, 1)
-        calls.append(
-            LeastCall(
-                arrival.at_s, arrival.context, items, factor, fixed_s, is_gang, arrival.prompt, arrival.written
-            )
-        )  # fmt: skip
+        calls.append(_Call(arrival, chance.factor(make_call_id(client=0, sequence=number), cv=cv)))
+        first_at.setdefault(arrival.context, arrival.at_s)
     if not calls:
         return Bound(0.0, Limit.CALL)
-    if world.delays.progress_s or any(call.gang for call in calls):
+    if world.delays.progress_s or any(call.arrival.gang != (1, 1) for call in calls):
         return Bound(0.0, Limit.UNKNOWN)
-    first_at: dict[str, float] = {}
-    for call in calls:
-        first_at.setdefault(call.context, call.at_s)
     case = _BoundProblem(world, calls, places_of(world, first_at))
     if case.of.keys() < first_at.keys():
         return Bound(math.inf, Limit.NEVER)
     bounds = [
         Bound(case.bound_from_single_call(), Limit.CALL),
-        Bound(case.storage(), Limit.STORAGE),
         *(Bound(ends_at, Limit.DEVICES) for ends_at in case.bounds_from_all_calls()),
     ]
     largest = max(bounds, key=lambda bound: bound.ends_at)
@@ -316,7 +264,7 @@ _Prices = dict[int, float]
 
 
 class _BoundProblem:
-    def __init__(self, world: World, calls: list[LeastCall], places: list[Placement]) -> None:
+    def __init__(self, world: World, calls: list[_Call], places: list[Placement]) -> None:
         self.world, self.calls, self.places = world, calls, places
         self.of: dict[str, list[Placement]] = {}
         for place in places:
@@ -324,33 +272,21 @@ class _BoundProblem:
 
     def bound_from_single_call(self) -> float:
         return max(
-            min(max(call.at_s, place.begins_at) + place.run_s(call) for place in self.of[call.context])
+            min(max(call.arrival.at_s, place.begins_at) + place.run_s(call) for place in self.of[call.arrival.context])
             for call in self.calls
         )
 
-    def storage(self) -> float:
-        sizes, operations, links = 0.0, 0.0, self.world.links
-        for call in self.calls:
-            model = self.world.contexts[call.context]
-            if model.awareness is Awareness.NONE:
-                sizes += sum(files.size_bytes for files in model.files)
-                operations += sum(files.operations for files in model.files)
-        most = links.shared_operations or math.inf
-        return min(place.pilot_at for place in self.places) + max(sizes / links.shared, operations / most)
-
     def bounds_from_all_calls(self) -> Iterator[float]:
-        at_once = {place.device_bytes // place.memory_bytes if place.memory_bytes else 0 for place in self.places}
+        has_walltimes = any(source.walltime_s for source in self.world.sources)
         for prices in self._candidate_source_prices():
-            yield self._runs(prices)
-            if any(source.walltime_s for source in self.world.sources):
-                yield self._bound_from_runs_and_loads(prices, lambda _: (1.0, 0.0), Placement.device_s)
-            for k in sorted({0, *at_once}) if any(place.again_s for place in self.places) else ():
-                yield self._bound_from_runs_and_loads(prices, partial(_memory_shares, k=k), Placement.run_s)
+            yield self._bound_from_device_time(prices, by_walltime=False)
+            if has_walltimes:
+                yield self._bound_from_device_time(prices, by_walltime=True)
 
     def _candidate_source_prices(self) -> Iterator[_Prices]:
         tried = {_normalize_prices({place.source: place.speed for place in self.places}): None}
         for name, places in self.of.items():
-            mine = [call for call in self.calls if call.context == name]
+            mine = [call for call in self.calls if call.arrival.context == name]
             seconds = {place.source: math.fsum(map(place.device_s, mine)) for place in places}
             if all(seconds.values()):
                 worth = {place.source: 0.0 for place in self.places}
@@ -358,60 +294,28 @@ class _BoundProblem:
                 tried[_normalize_prices(worth)] = None
         yield from map(dict, tried)
 
-    def _runs(self, prices: _Prices) -> float:
+    def _bound_from_device_time(self, prices: _Prices, *, by_walltime: bool) -> float:
+        """Return a bound. `by_walltime`: subtract a part of each walltime, instead of a time before each capacity."""
         parts = []
-        for number, source, mine in self._sources():
-            may_run = limited(source.steps, most=source.max_blocks, from_s=mine[0].starts_at)
-            windows = useful(may_run, setup_s=min(place.boot_s + place.first_s for place in mine))
-            steps = clipped(windows, from_s=min(place.begins_at for place in mine))
-            parts.append((steps, prices[number] * source.nodes * source.devices))
+        for number, source in enumerate(self.world.sources):
+            mine = [place for place in self.places if place.source == number]
+            if not mine:
+                continue
+            steps, share = limited(source.steps, most=source.max_blocks, from_s=mine[0].starts_at), 1.0
+            setup_s = min(place.boot_s + place.first_s for place in mine)
+            if by_walltime and source.walltime_s:
+                share = max(0.0, 1.0 - setup_s / source.walltime_s)
+            else:
+                steps = clipped(useful(steps, setup_s=setup_s), from_s=min(place.begins_at for place in mine))
+            parts.append((steps, prices[number] * source.nodes * source.devices * share))
         devices, calls, needed, later = Supply(parts), self.calls, 0.0, 0.0
         worth = {place: prices[place.source] * place.devices for place in self.places}
         for place, call in enumerate(reversed(calls), start=1):
-            later += min(worth[where] * where.device_s(call) for where in self.of[call.context])
-            if place == len(calls) or calls[-place - 1].at_s < call.at_s:
-                needed = max(needed, devices.until(call.at_s) + later)
-        return devices.when(needed)
-
-    def _bound_from_runs_and_loads(
-        self, prices: _Prices, shares: Callable[[Placement], tuple[float, float]],
-        takes_s: Callable[[Placement, LeastCall], float],
-    ) -> float:  # fmt: skip
-        """Return a lower bound on the end of the last call, from the work of calls and their loads.
-
-        `shares`: returns the shares of a device that a call and its load occupy. `takes_s`: returns the seconds for
-        which a call occupies its share.
-        """
-        parts = []
-        for number, source, mine in self._sources():
-            steps = limited(source.steps, most=source.max_blocks, from_s=mine[0].starts_at)
-            setup_s, share = min(place.boot_s + place.once_s for place in mine), 1.0
-            if source.walltime_s:
-                share = max(0.0, 1.0 - setup_s / source.walltime_s)
-            else:
-                steps = clipped(useful(steps, setup_s=setup_s), from_s=min(place.known_at for place in mine))
-            parts.append((steps, prices[number] * source.nodes * source.devices * share))
-        costs: dict[str, list[tuple[Placement, float, float]]] = {}
-        for place in self.places:
-            worth, (run, load) = prices[place.source] * place.devices, shares(place)
-            costs.setdefault(place.context, []).append((place, worth * run, worth * load))
-        needed = math.fsum(
-            min(load * where.again_s + run * takes_s(where, call) for where, run, load in costs[call.context])
-            for call in self.calls
-        )
-        return Supply(parts).when(needed)
-
-    def _sources(self) -> Iterator[tuple[int, SourceModel, list[Placement]]]:
-        for number, source in enumerate(self.world.sources):
-            if mine := [place for place in self.places if place.source == number]:
-                yield number, source, mine
-
-
-def _memory_shares(place: Placement, *, k: int) -> tuple[float, float]:
-    """Return Fekete and Schepers' u(k) of the memory share (k = 0: the share itself), per call and per load."""
-    whole, rest = divmod((k + 1) * place.memory_bytes, place.device_bytes or 1)
-    share = whole / k if k and rest else place.memory_bytes / (place.device_bytes or 1)
-    return share / place.at_once, share
+            at_s, where = call.arrival.at_s, self.of[call.arrival.context]
+            later += min(worth[each] * each.device_s(call) for each in where)
+            if not by_walltime and (place == len(calls) or calls[-place - 1].arrival.at_s < at_s):
+                needed = max(needed, devices.until(at_s) + later)
+        return devices.when(later if by_walltime else needed)
 
 
 def _normalize_prices(prices: _Prices) -> tuple[tuple[int, float], ...]:

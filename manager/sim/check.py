@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from typing import NamedTuple
 
 from stoker.config_errors import did_you_mean
 from stoker.contexts.recipe import Awareness
@@ -16,21 +15,11 @@ from stoker.manager.sim.runs import least_s
 from stoker.manager.sim.world import ContextModel, EngineFloor, SourceModel, World
 from stoker.units import show_bytes, show_seconds
 
-
-class ImpossibleSetting(NamedTuple):
-    """An impossible setting.
-
-    `at`: path of the setting in the file. `problem`: text that begins with the setting's name. `named`: the path with
-    names of sources.
-    """
-
-    at: tuple[str, ...]
-    problem: str
-    named: tuple[str, ...]
+ImpossibleSetting = tuple[tuple[str, ...], str, tuple[str, ...]]
+"""Path of the setting in the file, a problem that begins with its name, and the path with names of sources."""
 
 
-_Problems = Iterator[tuple[tuple[str, ...], str]]
-"""Pairs of the path of a table and a problem in it. The text of a problem begins with the name of the setting."""
+_Problems = Iterator[tuple[tuple[str, ...], str]]  # Paths of tables, and problems that begin with a setting's name
 
 
 def refuse_impossible(world: World, *, wanted: Iterable[str] = (), until_s: float = 0.0) -> None:
@@ -44,7 +33,7 @@ def impossible(world: World, *, wanted: Iterable[str] = (), until_s: float = 0.0
     for table, problem in chain(_parts(world), _engines(world), _calls(world, wanted, until_s=until_s)):
         at = (*table, re.split("[: ]", problem, maxsplit=1)[0])
         named = (at[0], world.sources[int(at[1])].name, *at[2:]) if at[0] == "sources" and len(at) > 1 else at
-        yield ImpossibleSetting(at, problem, named)
+        yield at, problem, named
 
 
 def world_warnings(world: World, *, wanted: Iterable[str] = ()) -> Iterator[str]:
@@ -52,27 +41,25 @@ def world_warnings(world: World, *, wanted: Iterable[str] = ()) -> Iterator[str]
     for source in world.sources:
         most = max(blocks for _, blocks in source.steps)
         if most > source.max_blocks:
-            no_more = f"but max_blocks = {source.max_blocks} limits the submitted blocks"
-            yield f"source {source.name}: its capacity is {most} blocks, {no_more}"
+            limit = f"max_blocks = {source.max_blocks} limits the submitted blocks"
+            yield f"source {source.name}: its capacity is {most} blocks, but {limit}"
         never = f"source {source.name} never serves a call"
         if not most:
             yield f"{never}: its capacity is 0 all the time"
             continue
-        loads = {
-            name: _load_s(world, model, source) for name, model in models if source in _usable_sources(world, model)
-        }
-        if models and not loads:
+        usable = [(name, model) for name, model in models if _is_usable(world, model, source)]
+        if models and not usable:
             yield f"{never}: its devices ({source.kind}) cannot hold {', '.join(name for name, _ in models)}"
         elif models and source.walltime_s:
-            name, load_s = min(loads.items(), key=lambda each: each[1])
+            loads = ((_load_s(world, model, source), name) for name, model in usable)
+            load_s, name = min(loads, key=lambda each: each[0])
             if load_s >= source.walltime_s:
                 lasts = f"a block lasts {show_seconds(source.walltime_s)}"
                 yield f"{never}: {lasts}, and {name} takes {show_seconds(load_s)} until it is loaded there"
 
 
 def in_order(world: World, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
-    before_s = 0.0
-    seen: set[tuple[object, ...]] = set()
+    before_s, seen = 0.0, set[tuple[object, ...]]()
     served = {name for name, model in world.contexts.items() if model.engine}
     timed = any(source.walltime_s for source in world.sources)
     for number, arrival in enumerate(arrivals):
@@ -109,10 +96,11 @@ def _call_problems(world: World, arrival: Arrival) -> Iterator[str]:
         yield f"wants {name}, which has an engine: {one}"
     if min(arrival.input_length, arrival.expected_output, arrival.output) < 0:
         yield "has a negative length"
-    there, sources = 0, list(_usable_sources(world, model))
-    for source in sources:
-        blocks = min(source.max_blocks, max(blocks for _, blocks in source.steps))
-        there += blocks * source.nodes * (source.devices // model.devices)
+    sources = _usable_sources(world, model)
+    there = sum(
+        min(each.max_blocks, max(blocks for _, blocks in each.steps)) * each.nodes * (each.devices // model.devices)
+        for each in sources
+    )
     if least > max(1, there):
         each = "a device" if model.devices == 1 else f"{model.devices} devices"
         never = f"of {name} there are never more than {there} libraries at a time, with {each} each"
@@ -162,8 +150,7 @@ def _parts(world: World) -> _Problems:
                 sizes_shown = f"{show_bytes(files.size_bytes)} here and {show_bytes(size)} elsewhere"
                 yield at, f"files: {files.name} is {sizes_shown}; files of one name are the same files"
     if not 0 <= (operations := world.links.shared_operations) < math.inf:
-        problem = f"shared_operations = {operations:g} a second: it must be 0 or more; 0 means no limit"
-        yield ("links",), problem
+        yield ("links",), f"shared_operations = {operations:g} a second: it must be 0 or more; 0 means no limit"
 
 
 def _engines(world: World) -> _Problems:
@@ -172,9 +159,8 @@ def _engines(world: World) -> _Problems:
         for kind in filter(None, model.engine):
             if kind not in world.devices:
                 yield at, f"engine has steps for {kind!r}, which is not a device; {nearest(kind, world.devices)}"
-        missing = [
-            source.kind for source in _usable_sources(world, model) if model.engine_on_device_kind(source.kind) is None
-        ]
+        kinds = (source.kind for source in _usable_sources(world, model))
+        missing = [kind for kind in kinds if model.engine_on_device_kind(kind) is None]
         if model.engine and missing:
             mend = "whose step times are not known; add them, or name its kinds"
             yield at, f"engine: {name} may be on {missing[0]!r}, {mend}"
@@ -185,7 +171,7 @@ def _calls(world: World, wanted: Iterable[str], *, until_s: float) -> _Problems:
         if name not in world.contexts:
             yield (), f"contexts: calls want {name}, {nearest(name, world.contexts)}"
             return
-        of_use = list(_usable_sources(world, world.contexts[name]))
+        of_use = _usable_sources(world, world.contexts[name])
         if of_use:
             yield from _unfinishable_run_problems(world, name, of_use, until_s=until_s)
         elif known := [source for source in world.sources if source.kind in world.devices]:
@@ -215,35 +201,33 @@ def _unfinishable_run_problems(world: World, name: str, of_use: Sequence[SourceM
         return
     if not until_s and not any(source.steps[-1][1] for source in of_use):
         gone = max(source.steps[-1][0] for source in of_use)
-        problem = (
+        yield (
+            first,
             f"capacity: from {gone:g} s on no source that could serve {name} has any; a run that takes longer "
-            'would never end: write until = "…" at the top of the file'
+            'would never end: write until = "…" at the top of the file',
         )
-        yield first, problem
     loads = [(source, _load_s(world, model, source)) for source in of_use]
     if all(source.walltime_s and load_s >= source.walltime_s for source, load_s in loads):
         source, load_s = max(loads, key=lambda each: each[0].walltime_s - each[1])
-        problem = (
+        yield (
+            ("sources", str(world.sources.index(source))),
             f"walltime: a block lasts {show_seconds(source.walltime_s)}, and {name} takes "
-            f"{show_seconds(load_s)} until it is loaded there; no call could ever run"
+            f"{show_seconds(load_s)} until it is loaded there; no call could ever run",
         )
-        yield ("sources", str(world.sources.index(source))), problem
 
 
-def _usable_sources(world: World, model: ContextModel) -> Iterator[SourceModel]:
-    for source in world.sources:
-        if (
-            source.kind in world.devices
-            and _fits_on_source_device(world, model, source)
-            and model.devices <= source.devices
-        ):
-            yield source
+def _usable_sources(world: World, model: ContextModel) -> list[SourceModel]:
+    return [source for source in world.sources if _is_usable(world, model, source)]
+
+
+def _is_usable(world: World, model: ContextModel, source: SourceModel) -> bool:
+    known = source.kind in world.devices
+    return known and _fits_on_source_device(world, model, source) and model.devices <= source.devices
 
 
 def _fits_on_source_device(world: World, model: ContextModel, source: SourceModel) -> bool:
-    return (
-        model.can_use_device_kind(source.kind) and model.device_memory_bytes <= world.devices[source.kind].memory_bytes
-    )
+    memory_bytes = world.devices[source.kind].memory_bytes
+    return model.can_use_device_kind(source.kind) and model.device_memory_bytes <= memory_bytes
 
 
 def _load_s(world: World, model: ContextModel, source: SourceModel) -> float:

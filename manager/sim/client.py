@@ -1,4 +1,4 @@
-"""A simulated program. The program submits calls at their arrival times and counts their results."""
+"""A simulated program, which submits calls at their arrival times and counts their results."""
 
 from __future__ import annotations
 
@@ -22,20 +22,17 @@ from stoker.protocol.ids import CallId, ClientId, FunctionKey, RecipeKey, make_c
 
 NO_OBJECTIVE = Objective()
 _SUBMITTED_TOGETHER = attrgetter("context", "priority", "deadline_s", "gang", "objective", "variants")
-ACKNOWLEDGED = 1000
-"""Number of results per acknowledgement. The manager may forget acknowledged results."""
+ACKNOWLEDGED = 1000  # Results per acknowledgement; the manager may forget acknowledged results
 
 
 class Arrival(msgspec.Struct, frozen=True, gc=False):
-    """A call and its arrival time. Lengths are in tokens.
+    """A call and its arrival time. Lengths are in tokens, and 0 means none or unknown.
 
-    `deadline_s`: seconds from the arrival to the deadline (0 = none). `gang`: minimum and maximum number of libraries.
-    `fixed_s`: seconds before the first item on a gang of any size. `shared_s`: further seconds before the first item,
-    divided by the gang's size. `items_done`: number of items after which the call ends (0 = all), unknown to policies.
-
-    `output`: tokens that an engine writes (0 = `expected_output`). Policies see `expected_output`, or if it is 0 the
-    mean output of ended calls. Policies also see `most_output`, the tokens of the longest answer (0 = unknown).
-    `variants`: other contexts that can serve the call, best first.
+    `deadline_s`: seconds from the arrival to the deadline. `gang`: minimum and maximum number of libraries.
+    `fixed_s`, `shared_s`: seconds before the first item, on a gang of any size, and divided by the gang's size.
+    `items_done`: number of items after which the call ends (0 = all), unknown to policies. `output`: tokens that an
+    engine writes (0 = `expected_output`). Policies see `expected_output` (0 = mean output of ended calls) and
+    `most_output`, the tokens of the longest answer. `variants`: other contexts for the call, best first.
     """
 
     at_s: float
@@ -70,17 +67,12 @@ class SimClient:
         self._arrivals: Iterator[Arrival] = iter(arrivals)
         self._next: Arrival | None = next(self._arrivals, None)
         self._defined: set[str] = set()
-        self.submitted = 0
-        self.ended = 0
+        self.submitted = self.ended = self.items_done = self._unacknowledged = 0
         self.failed: dict[str, int] = {}
-        self.items_done = 0
-        self._unacknowledged = 0
         self._gathers_s = sim.client_gathers_s
         self._items: dict[int, int] = {}
-        self._written: dict[CallId, tuple[str, int]] = {}
-        """Context and output in tokens of each open call."""
-        self._outputs: dict[str, tuple[int, float]] = {}
-        """By context: number of ended calls, and their mean output in tokens."""
+        self._written: dict[CallId, tuple[str, int]] = {}  # Context and output tokens of each open call
+        self._outputs: dict[str, tuple[int, float]] = {}  # By context: number and mean output of ended calls
 
     @property
     def done(self) -> bool:
@@ -99,19 +91,17 @@ class SimClient:
         while self._next is not None and round(self._next.at_s, 6) <= now:
             arrived.append(self._next)
             self._next = next(self._arrivals, None)
-        messages: list[to_manager.FromClient] = []
-        last: to_manager.Submit | None = None
+        recipes: list[to_manager.FromClient] = []
+        submits: list[to_manager.Submit] = []
         for _, group in groupby(arrived, key=_SUBMITTED_TOGETHER):
             calls = list(group)
             for name in (calls[0].context, *calls[0].variants):
                 if name not in self._defined:
                     self._defined.add(name)
-                    messages.append(to_manager.DefineRecipe(recipe_of(name, self._sim.world.contexts[name])))
-                    messages.append(to_manager.DefineFunction(FunctionKey(name), name, b""))
-            messages += [last] if last is not None else ()  # all recipes must be defined before the first submit
-            last = self._submit_message(calls)
-        messages += [last] if last is not None else ()
-        self._say(*messages)
+                    recipes.append(to_manager.DefineRecipe(recipe_of(name, self._sim.world.contexts[name])))
+                    recipes.append(to_manager.DefineFunction(FunctionKey(name), name, b""))
+            submits.append(self._submit_message(calls))
+        self._say(*recipes, *submits)
         self._expect()
 
     def _submit_message(self, arrivals: list[Arrival]) -> to_manager.Submit:

@@ -2,44 +2,37 @@
 
 Calls run at full speed up to a device's capacity. Above it, all calls on the device slow down equally (processor
 sharing). A call on several devices runs at the speed of the slowest. Engines take turns as on real pilots
-(`stoker.pilot.core`): one step per turn, or several while no other engine requests a turn.
-
-Device time for loads, and contention for caches and memory bandwidth, are not modelled.
+(`stoker.pilot.core`). Device time for loads, and contention for caches and bandwidth, are not modelled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from stoker.manager.sim.agenda import Agenda, Entry, cancel
 from stoker.pilot.core.turns import TurnRequest, next_turns
 from stoker.protocol.ids import DeviceId, LibraryId
 
-_FULL_CAPACITY = 1.0 + 1e-9
-"""The capacity of a device, with a margin for rounding."""
+_FULL_CAPACITY = 1.0 + 1e-9  # The capacity of a device, with a margin for rounding
 
 
+@dataclass(slots=True, eq=False)
 class RunningWork:
-    __slots__ = (
-        "_act", "_args", "_devices", "_entry", "_left_s", "_pace", "_part", "_since", "_slowed", "began_at",
-        "seconds",
-    )  # fmt: skip
+    """`part`: used share of each device. `pace`: simulated seconds per second of work at full speed."""
 
-    def __init__(
-        self, devices: Sequence[SimulatedDevice], seconds: float, part: float, now: float, act: Callable[..., None],
-        args: tuple[Any, ...],
-    ) -> None:  # fmt: skip
-        self.seconds = seconds
-        self._devices = devices
-        self._part = part
-        self.began_at = self._since = now
-        self._left_s = seconds
-        self._slowed = False
-        self._pace = 1.0
-        """Simulated seconds that pass per second of work at full speed."""
-        self._entry: Entry | None = None
-        self._act, self._args = act, args
+    devices: Sequence[SimulatedDevice]
+    seconds: float
+    part: float
+    began_at: float
+    since: float
+    left_s: float
+    act: Callable[..., None]
+    args: tuple[Any, ...]
+    slowed: bool = False
+    pace: float = 1.0
+    entry: Entry | None = None
 
 
 class SimulatedDevice:
@@ -49,17 +42,17 @@ class SimulatedDevice:
         self._wanted = 0.0
         self._busy_s = self._busy_since = 0.0
         self.before_more_work: Callable[[], None] | None = None
-        """Function called before other work begins on this device, while one engine simulates several steps at once."""
+        """Called before other work begins on this device, while one engine simulates several steps at once."""
         self._holders = 0
         self._held_s = self._held_since = 0.0
 
     def begin(self, seconds: float, *, part: float, then: Callable[..., None], args: tuple[Any, ...]) -> RunningWork:
-        """Start work that takes `seconds` at full speed, on a `part` of the device. When the work ends, `then` is
-        called, which must call `done`."""
-        work = RunningWork((self,), seconds, part, self._agenda.now, then, args)
+        """Start work that takes `seconds` at full speed, on a `part` of the device. At its end `then` calls `done`."""
+        now = self._agenda.now
+        work = RunningWork((self,), seconds, part, now, now, seconds, then, args)
         self._enter(work)
         if self._wanted <= _FULL_CAPACITY:
-            work._entry = self._agenda.after(seconds, then, *args)
+            work.entry = self._agenda.after(seconds, then, *args)
         else:
             self._share()
         return work
@@ -70,17 +63,20 @@ class SimulatedDevice:
 
     def shorten(self, work: RunningWork, seconds: float) -> None:
         reached_s = self.reached(work)
-        work.seconds, work._since = seconds, self._agenda.now
-        work._left_s = max(0.0, seconds - reached_s)
-        if work._entry is not None:
-            cancel(work._entry)
-        work._entry = self._agenda.after(work._left_s * work._pace, work._act, *work._args)
+        work.seconds, work.since = seconds, self._agenda.now
+        work.left_s = max(0.0, seconds - reached_s)
+        self._reschedule(work)
+
+    def _reschedule(self, work: RunningWork) -> None:
+        if work.entry is not None:
+            cancel(work.entry)
+        work.entry = self._agenda.after(work.left_s * work.pace, work.act, *work.args)
 
     def stop(self, work: RunningWork) -> float:
         left_s = self._left_s(work)
-        if work._entry is not None:
-            cancel(work._entry)
-        for device in work._devices:
+        if work.entry is not None:
+            cancel(work.entry)
+        for device in work.devices:
             device._leave(work)
         return 1.0 - left_s / work.seconds if work.seconds else 1.0
 
@@ -88,9 +84,9 @@ class SimulatedDevice:
         return work.seconds - self._left_s(work)
 
     def done(self, work: RunningWork) -> float:
-        for device in work._devices:
+        for device in work.devices:
             device._leave(work)
-        return self._agenda.now - work.began_at if work._slowed else work.seconds
+        return self._agenda.now - work.began_at if work.slowed else work.seconds
 
     def busy_s(self, now: float) -> float:
         return self._busy_s + (now - self._busy_since if self._works else 0.0)
@@ -114,47 +110,45 @@ class SimulatedDevice:
         if not self._works:
             self._busy_since = self._agenda.now
         self._works[work] = None
-        self._wanted += work._part
+        self._wanted += work.part
 
     def _leave(self, work: RunningWork) -> None:
         before = self._wanted
         del self._works[work]
         if not self._works:
             self._busy_s += self._agenda.now - self._busy_since
-        self._wanted = before - work._part if self._works else 0.0
+        self._wanted = before - work.part if self._works else 0.0
         if before > _FULL_CAPACITY:
             self._share()
 
     def _share(self) -> None:
         for work in self._works:
-            work._left_s = self._left_s(work)
-            work._since = self._agenda.now
-            work._slowed = True
-            wanted = max(device._wanted for device in work._devices)
-            work._pace = wanted if wanted > _FULL_CAPACITY else 1.0
-            if work._entry is not None:
-                cancel(work._entry)
-            work._entry = self._agenda.after(work._left_s * work._pace, work._act, *work._args)
+            work.left_s = self._left_s(work)
+            work.since = self._agenda.now
+            work.slowed = True
+            wanted = max(device._wanted for device in work.devices)
+            work.pace = wanted if wanted > _FULL_CAPACITY else 1.0
+            self._reschedule(work)
 
     def _left_s(self, work: RunningWork) -> float:
-        return max(0.0, work._left_s - (self._agenda.now - work._since) / work._pace)
+        return max(0.0, work.left_s - (self._agenda.now - work.since) / work.pace)
 
 
 def begin_together(
     devices: Sequence[SimulatedDevice], seconds: float, *, part: float, then: Callable[..., None], args: tuple[Any, ...]
 ) -> RunningWork:
-    """Start work that occupies several devices together. The work stops or ends on all devices together."""
+    """Start work that occupies several devices, and stops or ends on all of them together."""
     if len(devices) == 1:
         return devices[0].begin(seconds, part=part, then=then, args=args)
     agenda = devices[0]._agenda
-    work = RunningWork(devices, seconds, part, agenda.now, then, args)
+    work = RunningWork(devices, seconds, part, agenda.now, agenda.now, seconds, then, args)
     for device in devices:
         device._enter(work)
     crowded = [device for device in devices if device._wanted > _FULL_CAPACITY]
     for device in crowded:
         device._share()
     if not crowded:
-        work._entry = agenda.after(seconds, then, *args)
+        work.entry = agenda.after(seconds, then, *args)
     return work
 
 
@@ -163,21 +157,18 @@ class TurnTaker(Protocol):
     device_ids: tuple[DeviceId, ...]
 
     @property
-    def due_at(self) -> float:
-        """Deadline of the most urgent token; infinity without a deadline."""
+    def due_at(self) -> float: ...  # Deadline of the most urgent token; infinity without a deadline
 
     def take_turn(self, *, leap: bool) -> bool:
         """Begin the next engine step. With `leap`, begin steps until an interrupt. Return False if no work is left."""
 
-    def interrupt(self) -> None:
-        """End the turn after the current engine step."""
+    def interrupt(self) -> None: ...  # End the turn after the current engine step
 
 
 class DeviceTurns:
     def __init__(self, agenda: Agenda) -> None:
         self._agenda = agenda
-        self._waiting: dict[TurnTaker, float] = {}
-        """Waiting engines, with the time of their request."""
+        self._waiting: dict[TurnTaker, float] = {}  # Waiting engines, with the time of their request
         self._computing: dict[TurnTaker, None] = {}
         self._is_choosing = False
 

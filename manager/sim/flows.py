@@ -2,13 +2,14 @@
 
 Flows on a link share its capacity equally. Capacity that a flow cannot use, because another link limits it, goes to the
 other flows: progressive filling (Bertsekas and Gallager, "Data Networks", §6.5.2). Round trips, slow start and packets
-are not modelled. A transfer may have several paths, each with a flow.
+are not modelled.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from stoker.manager.sim.agenda import Agenda, Entry, cancel
 from stoker.manager.sim.world import Links
@@ -16,38 +17,32 @@ from stoker.manager.sim.world import Links
 _NEGLIGIBLE_UNITS = 1e-6
 
 
+@dataclass(slots=True, eq=False)
 class SharedLink:
     """A link with a total capacity of `rate` units per second."""
 
-    __slots__ = ("name", "rate", "used_by")
-
-    def __init__(self, name: str, rate: float) -> None:
-        self.name = name
-        self.rate = rate
-        self.used_by: dict[_Flow, None] = {}
+    name: str
+    rate: float
+    used_by: dict[_Flow, None] = field(default_factory=dict)
 
 
+@dataclass(slots=True, eq=False)
 class _Flow:
-    __slots__ = ("links", "rate", "transfer")
-
-    def __init__(self, transfer: Transfer, links: tuple[SharedLink, ...]) -> None:
-        self.transfer = transfer
-        self.links = links
-        self.rate = 0.0
+    transfer: Transfer
+    links: tuple[SharedLink, ...]
+    rate: float = 0.0
 
 
+@dataclass(slots=True, eq=False)
 class Transfer:
-    """Units that move along one or more paths. `done` is called when the last unit has arrived."""
+    """Units that move along one or more paths. `moved`: units per path since the paths last changed."""
 
-    __slots__ = ("_entry", "_flows", "_since", "done", "left", "moved")
-
-    def __init__(self, size: float, done: Callable[[], None]) -> None:
-        self.left = float(size)
-        self.done = done
-        self.moved: dict[int, float] = {}
-        self._flows: tuple[_Flow, ...] = ()
-        self._since = 0.0
-        self._entry: Entry | None = None
+    left: float
+    done: Callable[[], None]
+    since: float
+    moved: dict[int, float] = field(default_factory=dict)
+    flows: tuple[_Flow, ...] = ()
+    entry: Entry | None = None
 
 
 class Network:
@@ -59,8 +54,7 @@ class Network:
 
     def start(self, size: float, paths: Sequence[Iterable[SharedLink]], done: Callable[[], None]) -> Transfer:
         """Move `size` units over all paths in parallel. Without paths, the transfer waits."""
-        transfer = Transfer(size, done)
-        transfer._since = self._agenda.now
+        transfer = Transfer(float(size), done, self._agenda.now)
         self.lead(transfer, paths)
         return transfer
 
@@ -68,8 +62,8 @@ class Network:
         self._settle(transfer)
         self._leave(transfer)
         transfer.moved = {}
-        transfer._flows = tuple(_Flow(transfer, tuple(link for link in path if link.rate < math.inf)) for path in paths)
-        for flow in transfer._flows:
+        transfer.flows = tuple(_Flow(transfer, tuple(link for link in path if link.rate < math.inf)) for path in paths)
+        for flow in transfer.flows:
             for link in flow.links:
                 link.used_by[flow] = None
                 self._touched[link] = None
@@ -79,20 +73,18 @@ class Network:
     def stop(self, transfer: Transfer) -> None:
         self._settle(transfer)
         self._leave(transfer)
-        transfer._flows = ()
+        transfer.flows = ()
         self._idle.pop(transfer, None)
 
-    # ---- sharing
-
     def _leave(self, transfer: Transfer) -> None:
-        if transfer._entry is not None:
-            cancel(transfer._entry)
-            transfer._entry = None
-        for flow in transfer._flows:
+        if transfer.entry is not None:
+            cancel(transfer.entry)
+            transfer.entry = None
+        for flow in transfer.flows:
             for link in flow.links:
                 del link.used_by[flow]
                 self._touched[link] = None
-        if transfer._flows:
+        if transfer.flows:
             self._plan()
 
     def _plan(self) -> None:
@@ -122,7 +114,7 @@ class Network:
             self._settle(transfer)
         _fill(list(links), flows)
         for transfer in idle:
-            for flow in transfer._flows:
+            for flow in transfer.flows:
                 if not flow.links:
                     flow.rate = math.inf
         for transfer in transfers:
@@ -130,10 +122,10 @@ class Network:
 
     def _settle(self, transfer: Transfer) -> None:
         now = self._agenda.now
-        seconds, transfer._since = now - transfer._since, now
+        seconds, transfer.since = now - transfer.since, now
         if seconds <= 0:
             return
-        for place, flow in enumerate(transfer._flows):
+        for place, flow in enumerate(transfer.flows):
             moved = flow.rate * seconds
             if moved and moved < math.inf:
                 moved = min(moved, transfer.left)
@@ -141,23 +133,23 @@ class Network:
                 transfer.moved[place] = transfer.moved.get(place, 0.0) + moved
 
     def _expect(self, transfer: Transfer) -> None:
-        rate = sum(flow.rate for flow in transfer._flows)
-        if transfer._entry is not None:
-            cancel(transfer._entry)
-            transfer._entry = None
-        if rate or (transfer.left <= _NEGLIGIBLE_UNITS and transfer._flows):
+        rate = sum(flow.rate for flow in transfer.flows)
+        if transfer.entry is not None:
+            cancel(transfer.entry)
+            transfer.entry = None
+        if rate or (transfer.left <= _NEGLIGIBLE_UNITS and transfer.flows):
             wait_s = transfer.left / rate if rate and transfer.left > _NEGLIGIBLE_UNITS else 0.0
-            transfer._entry = self._agenda.after(wait_s, self._arrived, transfer)
+            transfer.entry = self._agenda.after(wait_s, self._arrived, transfer)
 
     def _arrived(self, transfer: Transfer) -> None:
-        transfer._entry = None
+        transfer.entry = None
         self._settle(transfer)
-        if transfer.left > 0 and transfer._flows:  # left over by rounding, or by a path without limited links
-            quickest = max(range(len(transfer._flows)), key=lambda place: transfer._flows[place].rate)
+        if transfer.left > 0 and transfer.flows:  # left over by rounding, or by a path without limited links
+            quickest = max(range(len(transfer.flows)), key=lambda place: transfer.flows[place].rate)
             transfer.moved[quickest] = transfer.moved.get(quickest, 0.0) + transfer.left
         transfer.left = 0.0
         self._leave(transfer)
-        transfer._flows = ()
+        transfer.flows = ()
         transfer.done()
 
 
@@ -197,5 +189,4 @@ class Machine:
         self.memory = SharedLink(f"{name} memory", links.memory)
         self.bus = SharedLink(f"{name} bus", links.bus)
         self.on_disk: dict[str, int] = {}
-        self.in_memory: dict[str, None] = {}
-        """Names of objects in the page cache."""
+        self.in_memory: dict[str, None] = {}  # Names of objects in the page cache

@@ -1,24 +1,20 @@
-"""The process of a simulated library. It runs calls in the order of `stoker.pilot.core.turns`, and sends the messages
-of a real library.
-"""
+"""The process of a simulated library, which runs calls in the order of `stoker.pilot.core.turns`."""
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from typing import Protocol, cast
 
 from stoker.contexts.recipe import Awareness
-from stoker.manager.sim.device import DeviceTurns, RunningWork, SimulatedDevice, begin_together
+from stoker.manager.sim.device import DeviceTurns, RunningWork, SimulatedDevice
 from stoker.manager.sim.flows import Machine, SharedLink, Transfer
-from stoker.manager.sim.log import Happened, LibraryPlace, items_of
-from stoker.manager.sim.runs import CallRun, SoloRun, Surroundings, get_or_create_run, planned
+from stoker.manager.sim.log import Happened, items_of
+from stoker.manager.sim.runs import CallRun, RunningLibrary, SoloRun, Surroundings, get_or_create_run, planned
 from stoker.manager.sim.serving import EngineRun, ServedBatch
 from stoker.manager.sim.virtual_engine import VirtualEngine
-from stoker.pilot.core.core import PilotCore
 from stoker.pilot.core.events import Event, FromLibrary, ProcessEnded
+from stoker.pilot.core.reactor import PilotCore
 from stoker.pilot.core.turns import FirstCome
 from stoker.protocol import to_agent, to_library
 from stoker.protocol.calls import CallEnd, CallSpec, Failure, FailureKind, GangPlace
@@ -37,53 +33,32 @@ class LibraryHost(Protocol):
     device_turns: DeviceTurns
 
     @property
-    def sim(self) -> Surroundings:
-        """The simulation."""
+    def sim(self) -> Surroundings: ...
 
-    def handle(self, event: Event) -> None:
-        """Pass an event to the core of the pilot."""
+    def handle(self, event: Event) -> None: ...  # Pass an event to the core of the pilot
 
 
-_Part = tuple[int, CallRun]
-"""The rank of a gang member, and the run that it joins."""
+_Part = tuple[int, CallRun]  # The rank of a gang member, and the run that it joins
 _GB = 1e9
-_REFUSED = -1
-"""The size that a library reports if its context refuses a resize."""
+_REFUSED = -1  # The size that a library reports if its context refuses a resize
 
 
-class SimLibrary:
+class SimLibrary(RunningLibrary):
     """One library on a simulated pilot. Before `start`, the library only occupies its devices."""
 
     def __init__(self, pilot: LibraryHost, ordered: StartLibrary) -> None:
+        devices = tuple([pilot.computes[device] for device in ordered.devices])
+        super().__init__(pilot.sim, ordered, devices, kind=pilot.kind, pilot=pilot.number)
         self.pilot = pilot
-        self.sim = pilot.sim
-        self.number = ordered.library
         self.recipe = ordered.recipe
-        self.model = pilot.sim.world.contexts[ordered.recipe.name]
         self.engine = self.model.engine_on_device_kind(pilot.kind)
-        speed = pilot.sim.world.devices[pilot.kind].speed
-        self.call_s = self.model.of_kind(self.model.call_s, pilot.kind) / speed
-        self.item_s = self.model.of_kind(self.model.item_s, pilot.kind) / speed
         self.turns: FirstCome[tuple[CallSpec, _Part | None]] = FirstCome()
         self.running: dict[CallId, CallRun | SoloRun | EngineRun] = {}
-        """Calls that occupy slots, because they run or wait for their gang."""
-        self.devices = tuple([pilot.computes[device] for device in ordered.devices])
-        self.slots = self.model.slots_on_device_kind(pilot.kind)
-        self.part = 1 / self.slots
-        """The share of each device that one call uses."""
-        self.compute: Callable[..., RunningWork] = partial(begin_together, self.devices)
-        if len(self.devices) == 1:
-            self.compute = self.devices[0].begin
-        self.where = LibraryPlace(ordered.library, pilot.number, len(ordered.devices))
-        self._items = 0
+        """Calls that occupy slots: they run, or wait for their gang."""
         self._served = 0
-        self.ordered_at = pilot.sim.agenda.now
-        self.ready_at = math.inf
         self._started_at = 0.0
         self._stops = False
-        self.is_over = False
-        self._resizes: deque[int] = deque()
-        """Sizes in bytes of the ordered resizes. The first resize is in progress."""
+        self._resizes: deque[int] = deque()  # Sizes in bytes of ordered resizes; the first is in progress
         self._resizing: RunningWork | None = None
         self._moves: dict[Transfer, None] = {}
         self.batch: ServedBatch | None = None
@@ -97,8 +72,6 @@ class SimLibrary:
 
     def say(self, message: to_agent.ToAgent) -> None:
         self.pilot.handle(FromLibrary(self.number, (message,)))
-
-    # ---- from the start to the context
 
     def start(self) -> None:
         self._started_at = self.sim.agenda.now
@@ -148,14 +121,13 @@ class SimLibrary:
     def _ready(self) -> None:
         if self._moves or self.is_over:
             return
-        sim, model = self.sim, self.model
-        now, memory = sim.agenda.now, int(model.device_memory_bytes)
+        sim, memory = self.sim, int(self.model.device_memory_bytes)
+        self.ready_at = now = sim.agenda.now
         pilot, whole_s = self.pilot.number, now - self.ordered_at
         sim.log.note(now, Happened.LIBRARY_READY, library=self.number, pilot=pilot, value=whole_s)
-        self.ready_at = now
         slots = 0 if self.recipe.slots else self.slots
-        load_s = now - self._started_at - float(model.start_s)
-        self.say(to_agent.Loaded(load_s, memory, memory, memory, slots=slots, sleeps=model.sleeps))
+        load_s = now - self._started_at - float(self.model.start_s)
+        self.say(to_agent.Loaded(load_s, memory, memory, memory, slots=slots, sleeps=self.model.sleeps))
 
     def _move(self, size: float, *path: SharedLink, then: Callable[[], None]) -> None:
         if not size:
@@ -167,8 +139,6 @@ class SimLibrary:
 
         transfer = self.sim.network.start(size, [path], done)
         self._moves[transfer] = None
-
-    # ---- messages of the pilot
 
     def hear(self, message: to_library.ToLibrary) -> None:
         match message:
@@ -208,7 +178,7 @@ class SimLibrary:
                 turns.add(spec.call, (spec, part))
 
     def resize_s(self, size: int) -> float:
-        """Return the seconds that a resize takes. The weights of an engine are not moved."""
+        """Return the seconds of a resize. The weights of an engine are not moved."""
         moved = size - self.engine.weights_bytes if self.engine is not None else size
         return float(self.model.resize_s) * moved / _GB
 
@@ -266,16 +236,6 @@ class SimLibrary:
         self.say(to_agent.RunEvicted(run.leave(self, keep=True)))
         self._start_next_call()
 
-    # ---- calls
-
-    def _start_waiting_calls(self) -> None:
-        slots, running = self.slots, self.running
-        while len(running) < slots:
-            turn = self.turns.take()
-            if turn is None:
-                return
-            self._begin(*turn[1])
-
     def _begin(self, spec: CallSpec, part: _Part | None) -> None:
         sim, call = self.sim, spec.call
         if self.batch is not None:
@@ -323,11 +283,6 @@ class SimLibrary:
         sim.calls_log.ended(sim.agenda.now, spec, self.where, rank=0, items=items)
         self.ended(spec.call, ran_s=ran_s)
 
-    def warm_up(self, items: int) -> int:
-        cold = min(items, self.model.warm_items - self._items) if self._items < self.model.warm_items else 0
-        self._items += items
-        return cold
-
     def ended(self, call: CallId, *, ran_s: float) -> None:
         del self.running[call]
         self._served += 1
@@ -339,10 +294,9 @@ class SimLibrary:
             return
         if 0 < self.recipe.calls_per_library <= self._served or (self._stops and not self.running):
             self.end()
-        elif not self._stops:
-            self._start_waiting_calls()
-
-    # ---- the end
+            return
+        while not self._stops and len(self.running) < self.slots and (turn := self.turns.take()) is not None:
+            self._begin(*turn[1])
 
     def end(self) -> None:
         if self.is_over:

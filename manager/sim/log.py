@@ -1,8 +1,7 @@
 """The events of a simulated run: one row per event, in columns.
 
 A row has a time in seconds, an event, the numbers of a call, library, pilot and block (-1 = none), and a value.
-`EachCall` writes a row for every event of a call. `CountedCalls` writes sums every second, and at the end histograms of
-times, in classes of 1 % width.
+`EachCall` writes every event of a call. `CountedCalls` writes sums every second, and histograms of times at the end.
 """
 
 from __future__ import annotations
@@ -22,71 +21,43 @@ from stoker.protocol.calls import CallSpec
 
 
 class Happened(enum.IntEnum):
-    """Events of a run. The text below an event explains the `value` of its rows."""
+    """Events of a run, each with the `value` of its rows. `CALLS_...` count calls since the last row of their kind."""
 
-    CALL_CAME = 0
-    """Number of items."""
-    CALL_BEGAN = 1
-    """Number of items."""
-    CALL_ENDED = 2
-    """Number of items done."""
-    CALL_FAILED = 3
-    """Number of items."""
-    LIBRARY_STARTED = 4
-    """Number of devices; 0 in old logs means 1."""
-    LIBRARY_READY = 5
-    """Seconds from the order to load until the library was ready."""
+    CALL_CAME = 0  # Number of items
+    CALL_BEGAN = 1  # Number of items
+    CALL_ENDED = 2  # Number of items done
+    CALL_FAILED = 3  # Number of items
+    LIBRARY_STARTED = 4  # Number of devices
+    LIBRARY_READY = 5  # Seconds from the order to load until the library was ready
     LIBRARY_ENDED = 6
-    PILOT_CAME = 7
-    """Number of devices."""
-    PILOT_WENT = 8
-    """Number of devices."""
+    PILOT_CAME = 7  # Number of devices
+    PILOT_WENT = 8  # Number of devices
     BLOCK_ASKED = 9
     BLOCK_STARTED = 10
     BLOCK_OVER = 11
-    CAPACITY = 12
-    """New maximum of blocks of a source. The field `block` contains the number of the source."""
-    BYTES_SHARED = 13
-    """Bytes read from the shared file system."""
-    BYTES_PEER = 14
-    """Bytes received from another pilot."""
-    CALLS_CAME = 15
-    """Number of calls since the last row of this kind, as in the next rows."""
-    CALLS_BEGAN = 16
-    """Number of calls."""
-    CALLS_BACK = 17
-    """Number of calls that were interrupted and wait again."""
-    CALLS_ENDED = 18
-    """Number of items of ended calls. `call` is the number of calls."""
-    CALLS_FAILED = 19
-    """Number of calls."""
-    SECONDS_USED = 20
-    """Device-seconds of ended calls."""
-    SECONDS_LOST = 21
-    """Device-seconds of interrupted calls."""
-    WAITED = 22
-    """Seconds that `call` calls waited before they began."""
-    TOOK = 23
-    """Seconds from arrival to end, for `call` calls."""
-    CALL_DUE = 24
-    """Deadline in seconds. The row follows the row of the arrival."""
-    CALL_LEFT = 25
-    """Useful seconds of an interrupted run; 0 = the call starts again."""
-    PART_BEGAN = 26
-    """Rank of a gang member other than rank 0."""
-    PART_ENDED = 27
-    """Rank of the gang member."""
-    PART_LEFT = 28
-    """Useful seconds, as for CALL_LEFT."""
-    TOKEN_FIRST = 29
-    """Time to first token in seconds. This row and the next two follow the end of a call to an engine."""
-    TOKEN_MEAN = 30
-    """Mean seconds per output token after the first token."""
-    TOKEN_GAP = 31
-    """Longest time between two tokens, in seconds."""
+    CAPACITY = 12  # New maximum of blocks of a source, whose number is in `block`
+    BYTES_SHARED = 13  # Bytes read from the shared file system
+    BYTES_PEER = 14  # Bytes received from another pilot
+    CALLS_CAME = 15  # Number of calls
+    CALLS_BEGAN = 16  # Number of calls
+    CALLS_BACK = 17  # Number of calls that were interrupted and wait again
+    CALLS_ENDED = 18  # Number of items of ended calls; `call` is the number of calls
+    CALLS_FAILED = 19  # Number of calls
+    SECONDS_USED = 20  # Device-seconds of ended calls
+    SECONDS_LOST = 21  # Device-seconds of interrupted calls
+    WAITED = 22  # Seconds that `call` calls waited before they began
+    TOOK = 23  # Seconds from arrival to end, for `call` calls
+    CALL_DUE = 24  # Deadline in seconds; the row follows the row of the arrival
+    CALL_LEFT = 25  # Useful seconds of an interrupted run; 0 = the call starts again
+    PART_BEGAN = 26  # Rank of a gang member other than rank 0
+    PART_ENDED = 27  # Rank of the gang member
+    PART_LEFT = 28  # Useful seconds, as for CALL_LEFT
+    TOKEN_FIRST = 29  # Time to first token in seconds, after the end of a call to an engine, as in the next rows
+    TOKEN_MEAN = 30  # Mean seconds per output token after the first token
+    TOKEN_GAP = 31  # Longest time between two tokens, in seconds
     TOKEN_LATE = 32
     """Seconds by which the most delayed token was late (0 or less = in time; infinity = the call failed). In counted
-    logs, `call` is the number of calls with this value.
+    logs, `call` is the number of calls.
     """
 
 
@@ -122,19 +93,17 @@ class EventLog:
         return digest.hexdigest()
 
 
-_ROUNDING_S = 2e-6
-"""A token that is late by at most this number of seconds counts as in time."""
+_ROUNDING_S = 2e-6  # A token that is late by at most this number of seconds counts as in time
 
 
 class TokenTimes(msgspec.Struct):
     """The tokens of one call to an engine, in seconds of the simulation's clock (SLINFER §VI-A, eq. 1).
 
     The first token is due one TTFT after the arrival, each further token one TPOT later. A rerun delivers only tokens
-    that the program lacks.
-
-    `due_at`: deadline of the first token (infinity = none). `tpot_s`: seconds between deadlines. `grace_s`: duration of
-    the load that the call waited for, which moves every deadline (§IX-A). `most`: tokens of the longest answer (0 =
-    unknown to policies).
+    that the program lacks. `due_at`: deadline of the first token (infinity = none). `grace_s`: duration of the load
+    that the call waited for, which moves every deadline (§IX-A). `most`: tokens of the longest answer (0 = unknown to
+    policies). `seen`: number of tokens that the program has received. `late_s`: maximum lateness of a token; negative
+    if all tokens were early.
     """
 
     came_at: float
@@ -145,12 +114,10 @@ class TokenTimes(msgspec.Struct):
     grace_s: float = 0.0
     most: int = 0
     seen: int = 0
-    """Number of tokens that the program has received."""
     first_at: float = 0.0
     last_at: float = 0.0
     worst_gap_s: float = 0.0
     late_s: float = -math.inf
-    """Maximum lateness of a token in seconds; negative if all tokens were early."""
 
     @property
     def ttft_s(self) -> float:
@@ -188,11 +155,8 @@ class TokenTimes(msgspec.Struct):
         self.last_at = new[-1]
 
 
-EVERY_S = 1.0
-"""Seconds between two rows of counts."""
-
-_CLASSES = 100.0
-"""Number of histogram classes per factor of e in time."""
+EVERY_S = 1.0  # Seconds between two rows of counts
+_CLASSES = 100.0  # Number of histogram classes per factor of e in time: classes of 1 % width
 _SHORTEST_S = 1e-6
 _AT_ONCE = 50_000
 
@@ -204,28 +168,29 @@ class LibraryPlace(NamedTuple):
 
 
 class EachCall:
-    """Writes a row for every event of a call. For a gang it writes the events of rank 0."""
+    """Writes a row for every event of a call, and of the members of a gang."""
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
 
     def came(self, at_s: float, call: int, *, items: int, due_at: float = 0.0) -> None:
-        """Record an arrival. `due_at`: deadline; 0 = none."""
         self._log.note(at_s, Happened.CALL_CAME, call=call, value=items)
         if due_at:
             self._log.note(at_s, Happened.CALL_DUE, call=call, value=due_at)
 
+    def _note(self, at_s: float, what: Happened, spec: CallSpec, where: LibraryPlace, value: float) -> None:
+        self._log.note(at_s, what, call=spec.call, library=where.library, pilot=where.pilot, value=value)
+
     def began(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int) -> None:
         what, value = (Happened.PART_BEGAN, rank) if rank else (Happened.CALL_BEGAN, items_of(spec))
-        self._log.note(at_s, what, call=spec.call, library=where.library, pilot=where.pilot, value=value)
+        self._note(at_s, what, spec, where, value)
 
     def ended(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int, items: int) -> None:
         what, value = (Happened.PART_ENDED, rank) if rank else (Happened.CALL_ENDED, items)
-        self._log.note(at_s, what, call=spec.call, library=where.library, pilot=where.pilot, value=value)
+        self._note(at_s, what, spec, where, value)
 
     def stopped(self, at_s: float, spec: CallSpec, where: LibraryPlace, *, rank: int, kept_s: float) -> None:
-        what = Happened.PART_LEFT if rank else Happened.CALL_LEFT
-        self._log.note(at_s, what, call=spec.call, library=where.library, pilot=where.pilot, value=kept_s)
+        self._note(at_s, Happened.PART_LEFT if rank else Happened.CALL_LEFT, spec, where, kept_s)
 
     def failed(self, at_s: float, call: int, *, items: int) -> None:
         self._log.note(at_s, Happened.CALL_FAILED, call=call, value=items)
@@ -248,14 +213,11 @@ class CountedCalls:
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
-        self._open: dict[int, float] = {}
-        """Arrival times of open calls."""
-        self._fresh: set[int] = set()
-        """Open calls that have never begun."""
+        self._open: dict[int, float] = {}  # Arrival times of open calls
+        self._fresh: set[int] = set()  # Open calls that have never begun
         self._running: dict[int, float] = {}
         self._parts: dict[tuple[int, int], float] = {}
-        self._again: set[int] = set()
-        """Calls that have completed more than once."""
+        self._again: set[int] = set()  # Calls that have completed more than once
         self._sums = [0.0] * len(Happened)
         self._ends = 0
         self._waits, self._takes = _Times(), _Times()
@@ -361,14 +323,15 @@ def items_of(spec: CallSpec) -> int:
 
 
 class _Times:
+    """A histogram of times, which adds values in bulk."""
+
     def __init__(self) -> None:
         self.new: list[float] = []
         self._counts: Counter[int] = Counter()
 
     def add(self, seconds: float) -> None:
-        new = self.new
-        new.append(seconds)
-        if len(new) >= _AT_ONCE:
+        self.new.append(seconds)
+        if len(self.new) >= _AT_ONCE:
             self._add_to_histogram()
 
     def counts(self) -> list[tuple[float, int]]:

@@ -1,16 +1,13 @@
 """A simulated pilot: the pilot's real core (`stoker.pilot.core`) in virtual time.
 
-Heartbeats, acknowledgements, limits of memory and time, and the inside of calls are not simulated.
-
-Transfers are simulated as continuous flows, so a pilot may send bytes that it does not have yet. Therefore a fetch
-completes only when one of its sources has the whole object. If a source is lost earlier, the bytes that the source
-lacked must be fetched from another source.
+Heartbeats, acknowledgements, limits of memory and time, and the inside of calls are not simulated. Transfers are
+continuous flows, so a pilot may send bytes that it does not have yet. A fetch therefore completes only when one of its
+sources has the whole object. If a source is lost earlier, the bytes that it lacked come from another source.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol, assert_never
+from typing import assert_never
 
 from stoker.contexts.recipe import ObjectRef
 from stoker.manager.core.events import FromPilot
@@ -23,25 +20,9 @@ from stoker.manager.sim.runs import Surroundings
 from stoker.manager.sim.serving import ServedBatch
 from stoker.manager.sim.virtual_engine import StepCounts
 from stoker.manager.sim.world import SourceModel
-from stoker.pilot.core import commands
-from stoker.pilot.core.core import EventQueue, PilotCore
-from stoker.pilot.core.events import (
-    Event,
-    Farewell,
-    FromManager,
-    HelloDue,
-    LibraryPrepared,
-    ObjectArrived,
-    Observation,
-    Observed,
-    OfferWeighed,
-    Pinned,
-    SourceFailed,
-    Tick,
-    TimerFired,
-    UnacknowledgedFacts,
-    WalltimeKnown,
-)
+from stoker.pilot.core import commands, events
+from stoker.pilot.core.events import Event
+from stoker.pilot.core.reactor import EventQueue, PilotCore
 from stoker.pilot.core.state import PilotFacts
 from stoker.protocol import to_manager, to_pilot
 from stoker.protocol.ids import DeviceId, LibraryId, PilotId
@@ -53,10 +34,8 @@ class _Fetch:
         self.left = float(ref.size_bytes)
         self.began_at = now
         self.transfer: Transfer | None = None
-        self.sources: tuple[SimPilot | None, ...] = ()
-        """Sources in the order of the transfer's paths. None means the origin."""
-        self.moved: dict[SimPilot | None, float] = {}
-        """Bytes from each source until the paths last changed."""
+        self.sources: tuple[SimPilot | None, ...] = ()  # In the order of the transfer's paths; None means the origin
+        self.moved: dict[SimPilot | None, float] = {}  # Bytes from each source until the paths last changed
         self.operations_left = False
         self.bytes_here = False
 
@@ -81,9 +60,8 @@ class Fetching:
         if fetch is None or fetch.bytes_here:
             return
         sim, machine = self._pilot.sim, self._pilot.machine
-        paths: list[tuple[SharedLink, ...]] = []
+        paths, failed = list[tuple[SharedLink, ...]](), []
         sources: list[SimPilot | None] = []
-        failed = []
         for peer in order.peers:
             other = sim.pilots.get(peer.pilot)
             if other is None or not other.here:
@@ -101,9 +79,8 @@ class Fetching:
             fetch.transfer = sim.network.start(fetch.left, paths, lambda: self._handle_arrived_bytes(fetch))
         else:
             sim.network.lead(fetch.transfer, paths)
-        if failed:
-            for peer_id in failed:
-                self._pilot.handle(SourceFailed(fetch.ref.name, "it is gone", peer_id))
+        for peer_id in failed:
+            self._pilot.handle(events.SourceFailed(fetch.ref.name, "it is gone", peer_id))
 
     def _read_operations(self, fetch: _Fetch) -> None:
         sim = self._pilot.sim
@@ -136,7 +113,7 @@ class Fetching:
         givers = [source for source in fetch.moved if source is not None]
         if givers and None not in fetch.sources and not any(name in giver.machine.on_disk for giver in givers):
             for giver in givers:
-                giver.fetching.notify_when_file_complete(self._pilot, fetch)
+                giver.fetching._waiting_for_whole.setdefault(name, []).append((self._pilot, fetch))
             return
         del self._fetches[name]
         pilot, sim = self._pilot, self._pilot.sim
@@ -146,7 +123,7 @@ class Fetching:
         size = fetch.ref.size_bytes
         origin = min(size, round(fetch.moved.get(None, 0.0)))
         self._log_bytes(origin, size - origin)
-        pilot.handle(ObjectArrived(name, size, origin, size - origin, now - fetch.began_at))
+        pilot.handle(events.ObjectArrived(name, size, origin, size - origin, now - fetch.began_at))
         for other, waiting in self._waiting_for_whole.pop(name, ()):
             other.fetching._complete_if_whole(waiting)
 
@@ -156,11 +133,8 @@ class Fetching:
             if size:
                 sim.log.note(sim.agenda.now, what, pilot=self._pilot.number, value=float(size))
 
-    def notify_when_file_complete(self, other: SimPilot, fetch: _Fetch) -> None:
-        self._waiting_for_whole.setdefault(fetch.ref.name, []).append((other, fetch))
-
     def vanish(self) -> None:
-        """Stop all fetches. Other pilots must fetch again the bytes that this pilot sent but did not have."""
+        """Stop all fetches. Other pilots fetch again the bytes that this pilot sent but did not have."""
         for fetch in self._fetches.values():
             if fetch.transfer is not None:
                 self._pilot.sim.network.stop(fetch.transfer)
@@ -176,10 +150,7 @@ class Fetching:
                 other.fetching._refetch_missing(fetch, self._pilot, left=left.get(name, 0.0))
 
     def _refetch_missing(self, fetch: _Fetch, giver: SimPilot, *, left: float) -> None:
-        """Fetch the bytes again that a lost source did not have.
-
-        A source that had all its bytes from incomplete sources counts as empty.
-        """
+        """Fetch the bytes again that a lost source lacked, or all of its bytes if it had only incomplete sources."""
         given = fetch.moved.get(giver, 0.0)
         missing = min(left, given) or given
         if not fetch.bytes_here:
@@ -193,24 +164,18 @@ class Fetching:
 _UNLIMITED_BYTES = 1 << 62
 
 
-class PilotSurroundings(Surroundings, Protocol):
-    """A simulation with pilots. `busy_s`, `warm_s`: device-seconds of ended pilots."""
+class PilotSurroundings(Surroundings):
+    """A simulation with pilots. `busy_s`, `warm_s`: device-seconds of ended pilots. `pilots`: those not ended."""
 
-    busy_s: float
-    warm_s: float
-
-    @property
-    def pilots(self) -> Mapping[PilotId, SimPilot]:
-        """Pilots that have not ended."""
+    pilots: dict[PilotId, SimPilot]
+    busy_s = warm_s = 0.0
 
     def new_pilot(self, source: SourceModel, *, block: str, ends_at: float) -> SimPilot:
-        """Create a pilot of a block that has started."""
+        raise NotImplementedError
 
-    def pilot_ended(self, pilot: SimPilot) -> None:
-        """Handle the end of a pilot. The job of the pilot may still run."""
+    def pilot_ended(self, pilot: SimPilot) -> None: ...  # The job of the pilot may still run
 
-    def factory_says(self, update: to_manager.BlockUpdate) -> None:
-        """Send an update of the batch system to the manager."""
+    def factory_says(self, update: to_manager.BlockUpdate) -> None: ...
 
 
 class SimPilot:
@@ -240,8 +205,7 @@ class SimPilot:
         self.here = True
         self.left = False
         self._ends_at = ends_at
-        self._frame: list[to_manager.FromPilot] = []
-        """Messages to the manager that have not arrived yet."""
+        self._frame: list[to_manager.FromPilot] = []  # Messages to the manager that have not arrived yet
         self._queue = EventQueue(self.core, self._carry_out, clock=lambda: sim.agenda.now)
         self._timers: dict[str, Entry] = {}
 
@@ -251,19 +215,17 @@ class SimPilot:
         sim = self.sim
         sim.log.note(sim.agenda.now, Happened.PILOT_CAME, pilot=self.number, value=float(len(self.computes)))
         if self._ends_at:
-            self.handle(WalltimeKnown(self._ends_at - sim.agenda.now))
-        self.handle(HelloDue(UnacknowledgedFacts(), 0, ()))
+            self.handle(events.WalltimeKnown(self._ends_at - sim.agenda.now))
+        self.handle(events.HelloDue(events.UnacknowledgedFacts(), 0, ()))
 
     def hear(self, message: to_pilot.ToPilot) -> None:
         if self.here:
-            self.handle(FromManager(message))
-
-    # ---- the shell
+            self.handle(events.FromManager(message))
 
     def handle(self, event: Event) -> None:
         handled = self._queue.handle(event)
         while handled and self.core.state.leaving and self.here:
-            handled = self._queue.handle(Tick()) - 1  # number of effects of the tick; if not 0, tick again
+            handled = self._queue.handle(events.Tick()) - 1  # number of effects of the tick; if not 0, tick again
 
     def _carry_out(self, command: commands.Command) -> None:
         match command:
@@ -277,7 +239,7 @@ class SimPilot:
                 self._prepare(ordered)
             case commands.PinObjects(library=number, objects=refs):
                 here = self.machine.on_disk
-                self.handle(Pinned(number, {ref.name: ref.name for ref in refs if ref.name in here}))
+                self.handle(events.Pinned(number, {ref.name: ref.name for ref in refs if ref.name in here}))
             case commands.StartProcess(ordered=ordered):
                 self.libraries[ordered.library].start()
             case commands.KillProcess(library=number) | commands.KillZygote(library=number):
@@ -289,7 +251,7 @@ class SimPilot:
             case commands.Observe(library=number):
                 library = self.libraries.get(number)
                 running = [(call, 0.0) for call in library.running] if library is not None else []  # no time limits
-                self.handle(Observed([Observation(number, running)]))
+                self.handle(events.Observed([events.Observation(number, running)]))
             case commands.WeighOffer(order=order):
                 self.handle(self._weighed(order))
             case commands.StartFetch(order=order):
@@ -316,10 +278,10 @@ class SimPilot:
             case _:
                 assert_never(command)
 
-    def _weighed(self, order: to_pilot.RunCalls) -> OfferWeighed:
+    def _weighed(self, order: to_pilot.RunCalls) -> events.OfferWeighed:
         library = self.libraries.get(order.library)
         if library is None or library.batch is None:
-            return OfferWeighed(order)
+            return events.OfferWeighed(order)
         mine, beside = set(library.batch.device_ids), list[ServedBatch]()
         for other in self.libraries.values():
             if other.batch is not None and not other.is_over and not mine.isdisjoint(other.batch.device_ids):
@@ -330,7 +292,7 @@ class SimPilot:
         required = library.batch.required_bytes(spec, model) if model is not None and model.token_bytes else 0
         pause_s = library.resize_s(order.reserve_bytes) if order.reserve_bytes else 0.0
         engines = [each.outlook(pause_s=pause_s if each is library.batch else 0.0) for each in beside]
-        return OfferWeighed(order, library.batch.unread(spec), engines, free_at, required)
+        return events.OfferWeighed(order, library.batch.unread(spec), engines, free_at, required)
 
     def _send(self, message: to_manager.FromPilot) -> None:
         """Send a message to the manager. Later messages join its frame until it arrives."""
@@ -356,19 +318,17 @@ class SimPilot:
             self.sim.agenda.now, Happened.LIBRARY_STARTED, library=number, pilot=self.number,
             value=float(len(ordered.devices)),
         )  # fmt: skip
-        self.handle(LibraryPrepared(number, free_disk_bytes=_UNLIMITED_BYTES))
+        self.handle(events.LibraryPrepared(number, free_disk_bytes=_UNLIMITED_BYTES))
 
     def _handle_fired_timer(self, key: str) -> None:
         self._timers.pop(key, None)
         if self.here:
-            self.handle(TimerFired(key))
-
-    # ---- the end
+            self.handle(events.TimerFired(key))
 
     def _exit(self) -> None:
         if not self.here:
             return
-        for command in self.core.handle(Farewell(), self.sim.agenda.now):
+        for command in self.core.handle(events.Farewell(), self.sim.agenda.now):
             self._carry_out(command)
         self.left = True
         self.vanish()

@@ -10,41 +10,22 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from stoker.chance import Stream
-from stoker.contexts.step_times import StepSeconds, StepTimes
+from stoker.contexts.step_times import StepTimes
 from stoker.errors import StokerError
-from stoker.manager.core.events import (
-    AdviceArrived,
-    AskAdvice,
-    Command,
-    ContextAdvice,
-    CostAdvice,
-    Event,
-    FromClient,
-    OfContext,
-    SessionDefined,
-    SetTimer,
-    TimerFired,
-    ToClient,
-    ToPilot,
-)
+from stoker.manager.core import events
+from stoker.manager.core.events import Command, Event
 from stoker.manager.core.reactor import Core
 from stoker.manager.core.report import device_seconds_by_tier
 from stoker.manager.core.seams import Policies, PolicyError
 from stoker.manager.core.story import waits_for
-from stoker.manager.sim.agenda import Agenda
 from stoker.manager.sim.batch import BatchSystem
 from stoker.manager.sim.client import Arrival, SimClient
-from stoker.manager.sim.flows import Network, SharedFiles
-from stoker.manager.sim.log import CallsLog, CountedCalls, EachCall, EventLog, TokenTimes, items_of
-from stoker.manager.sim.pilot import SimPilot
-from stoker.manager.sim.runs import CallRun
+from stoker.manager.sim.pilot import PilotSurroundings, SimPilot
 from stoker.manager.sim.virtual_engine import StepCounts
 from stoker.manager.sim.world import SourceModel, World
 from stoker.protocol import to_client, to_manager, to_pilot, wire
 from stoker.protocol.blocks import BlockOrder
-from stoker.protocol.calls import CallSpec
-from stoker.protocol.ids import CallId, ClientId, PilotId, RecipeKey
+from stoker.protocol.ids import ClientId, RecipeKey
 
 _FACTORY = ClientId("factory")
 _EVENTS_PER_REPORT = 20_000
@@ -57,10 +38,9 @@ class SimulationError(StokerError):
 class RunOutcome(msgspec.Struct, frozen=True):
     """The result of a simulated run. Times are in seconds.
 
-    `complete`: False if the run was cut off. `ended_at`: time at which the last call ended or the run was cut off.
-    `device_s`: device-seconds per tier. `busy_s`: device-seconds during which a call ran. `warm_s`: device-seconds
-    during which a device had a library, counted from the load order. `mean_batch`: mean number of requests per decode
-    step.
+    `complete`: False if the run was cut off, at `ended_at`. `device_s`: device-seconds per tier. `busy_s`, `warm_s`:
+    device-seconds during which a device ran a call, and had a library (from the load order). `mean_batch`: mean number
+    of requests per decode step.
     """
 
     complete: bool
@@ -78,45 +58,18 @@ class RunOutcome(msgspec.Struct, frozen=True):
     mean_batch: float = 0.0
 
 
-class Simulation:
-    """Simulates a world with the core of a session's manager, its policies, and an event log.
-
-    `seed` determines all random draws. `counted`: log numbers of calls instead of each call (`stoker.manager.sim.log`).
-    """
+class Simulation(PilotSurroundings):
+    """A world, driven by the core of a session's manager. `counted`: log numbers of calls instead of each call."""
 
     def __init__(
         self, world: World, arrivals: Iterable[Arrival], policies: Policies, *, seed: int = 0, counted: bool = False
     ) -> None:
-        self.session = "simulated"
-        self.world = world
-        self.agenda = Agenda()
-        self.network = Network(self.agenda)
-        self.shared = SharedFiles(world.links)
-        self.log = EventLog()
-        self.calls_log: CallsLog = CountedCalls(self.log) if counted else EachCall(self.log)
+        super().__init__(world, seed=seed, counted=counted, honours=policies.honours)
         self.core = Core(self.session, policies, strict=True)
-        self.pilots: dict[PilotId, SimPilot] = {}
-        self.operations_of = {
-            files.name: files.operations for model in world.contexts.values() for files in model.files
-        }
-        self.chance_of_calls, self.chance_of_loads = Stream(seed, "calls"), Stream(seed, "loads")
-        self.frame_s = world.delays.frame_s + world.delays.message_s
-        """Seconds until a message of a pilot reaches the manager."""
+        self.pilots = {}
         self.message_s = float(world.delays.message_s)
-        self.client_gathers_s = float(world.delays.frame_s) if counted else 0.0
-        self.progress_s = float(world.delays.progress_s)
-        self.gathering: dict[CallId, CallRun] = {}
-        """For each call, its latest run that still waits for members of its gang."""
-        self.really: dict[CallId, int] = {}
-        """Actual number of items of each call that ends early. Policies do not see these numbers."""
-        self.tokens: dict[CallId, TokenTimes] = {}
-        """Token times of each unfinished call to an engine. Policies do not see these times."""
-        self.honours = policies.honours
-        self.engine_steps = StepCounts()
-        self._step_seconds: dict[tuple[int, float], StepSeconds] = {}
         self._step_times: dict[tuple[int, float], StepTimes] = {}
         self.core_events = 0
-        self.busy_s = self.warm_s = 0.0
         self._made_pilots = 0
         self.client = SimClient(self, arrivals)
         self._batch = {
@@ -124,14 +77,13 @@ class Simulation:
         }
 
     def run(self, *, until_s: float = math.inf, tell: Callable[[float, int], None] | None = None) -> RunOutcome:
-        """Simulate until the last call has ended, or until `until_s`. Raises SimulationError.
-
-        `tell` is called regularly with the simulated time and the number of ended calls.
-        """
+        """Simulate until the last call has ended, or `until_s`. `tell` receives the time and number of ended calls."""
         self._carry_out(self.core.start())
-        self.handle(SessionDefined(tuple(batch.source for batch in self._batch.values())))
+        self.handle(events.SessionDefined(tuple(batch.source for batch in self._batch.values())))
         self.handle(
-            FromClient(_FACTORY, 0, [to_manager.ClientHello(wire.VERSION, self.session, observer=True, factory=True)])
+            events.FromClient(
+                _FACTORY, 0, [to_manager.ClientHello(wire.VERSION, self.session, observer=True, factory=True)]
+            )
         )
         self.client.start()
         agenda = self.agenda
@@ -165,8 +117,6 @@ class Simulation:
         why = waits_for(self.core.state, call.group.context) if call is not None else "without a record in the manager"
         return f"{open_calls} calls wait ({why})"
 
-    # ---- between the core and the world
-
     def handle(self, event: Event) -> None:
         self.core_events += 1
         try:
@@ -180,33 +130,35 @@ class Simulation:
     def _carry_out(self, commands: Iterable[Command]) -> None:
         agenda = self.agenda
         for command in commands:
-            if type(command) is ToPilot:
+            if type(command) is events.ToPilot:
                 pilot = self.pilots.get(command.pilot)
                 if pilot is not None and type(command.message) is not to_pilot.Ack:
                     agenda.after(self.message_s, pilot.hear, command.message)
-            elif type(command) is ToClient:
+            elif type(command) is events.ToClient:
                 if command.client == _FACTORY:
                     self._send_to_factory(command.message)
                 elif type(command.message) is to_client.Results:
                     self.client.hear(command.message)
-            elif type(command) is SetTimer:
+            elif type(command) is events.SetTimer:
                 # Round up: if a timer fired a fraction of a microsecond early, the core would set it again forever.
                 at = max(math.ceil(command.at * 1e6) / 1e6, agenda.now)
                 agenda.at(at, self._timer, command.key, command.at)
-            elif type(command) is AskAdvice and isinstance(command.about, OfContext):
+            elif type(command) is events.AskAdvice and isinstance(command.about, events.OfContext):
                 self._advise(command.about.recipe)
             # Other commands, such as writing files, are carried out only by the live manager.
 
     def _advise(self, recipe: RecipeKey) -> None:
         by_kind = {
-            kind: ContextAdvice(steps=self._step_times_on_device_kind(engine.times, kind))
+            kind: events.ContextAdvice(steps=self._step_times_on_device_kind(engine.times, kind))
             for kind, engine in self.world.contexts[recipe].engine.items()
         }  # fmt: skip
         if by_kind:
-            self.agenda.after(0.0, self.handle, AdviceArrived(OfContext(recipe), CostAdvice(by_kind)))
+            self.agenda.after(
+                0.0, self.handle, events.AdviceArrived(events.OfContext(recipe), events.CostAdvice(by_kind))
+            )
 
     def _step_times_on_device_kind(self, times: StepTimes, kind: str) -> StepTimes:
-        """Return the step times as measured on a device kind. The same table and speed give the same object."""
+        """Return the step times as measured on a device kind, one object for each table and speed."""
         device = self.world.devices.get(kind)
         if device is None or device.speed == 1.0:
             return times
@@ -217,7 +169,7 @@ class Simulation:
 
     def _timer(self, key: str, at: float) -> None:
         if self.core.state.timers.get(key) == at:
-            self.handle(TimerFired(key))
+            self.handle(events.TimerFired(key))
 
     def _send_to_factory(self, message: to_client.ToClient) -> None:
         match message:
@@ -230,24 +182,9 @@ class Simulation:
             case to_client.KnownBlocks(blocks=known):
                 for one in known:
                     self._batch[one.source].submit(BlockOrder(one.block, one.source))
-            case _:
-                pass
 
     def factory_says(self, update: to_manager.BlockUpdate) -> None:
-        self.handle(FromClient(_FACTORY, 0, [update]))
-
-    # ---- methods for the parts of the world
-
-    def items_of(self, spec: CallSpec) -> int:
-        return self.really.get(spec.call) or items_of(spec)
-
-    def step_seconds(self, context: str, kind: str) -> StepSeconds:
-        engine, speed = self.world.contexts[context].engine_on_device_kind(kind), self.world.devices[kind].speed
-        assert engine is not None
-        same = id(engine.times), speed  # models of the same size share one `times` object
-        if same not in self._step_seconds:
-            self._step_seconds[same] = StepSeconds(engine.times, factor=1 / speed)
-        return self._step_seconds[same]
+        self.handle(events.FromClient(_FACTORY, 0, [update]))
 
     def new_pilot(self, source: SourceModel, *, block: str, ends_at: float) -> SimPilot:
         number = self._made_pilots

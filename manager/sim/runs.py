@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from functools import partial
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -25,44 +26,55 @@ from stoker.manager.core.events import Event
 from stoker.manager.sim.agenda import Agenda, Entry, cancel
 from stoker.manager.sim.device import RunningWork, SimulatedDevice, begin_together
 from stoker.manager.sim.flows import Network, SharedFiles
-from stoker.manager.sim.log import CallsLog, EventLog, LibraryPlace, TokenTimes, items_of
+from stoker.manager.sim.log import CallsLog, CountedCalls, EachCall, EventLog, LibraryPlace, TokenTimes, items_of
 from stoker.manager.sim.virtual_engine import StepCounts
 from stoker.manager.sim.world import TICK_S, ContextModel, World
 from stoker.protocol import to_agent
 from stoker.protocol.calls import CallProgress, CallSpec
-from stoker.protocol.ids import CallId, LibraryId
+from stoker.protocol.ids import CallId
+from stoker.protocol.to_pilot import StartLibrary
 
 
-class Surroundings(Protocol):
+class Surroundings:
     """The part of a simulation that libraries and runs use. Times are in seconds."""
 
-    session: str
-    world: World
-    agenda: Agenda
-    network: Network
-    shared: SharedFiles
-    log: EventLog
-    calls_log: CallsLog
-    operations_of: dict[str, int]
-    chance_of_calls: Stream
-    chance_of_loads: Stream
-    frame_s: float
-    client_gathers_s: float
-    progress_s: float
-    really: dict[CallId, int]
-    tokens: dict[CallId, TokenTimes]
-    honours: frozenset[str]
-    engine_steps: StepCounts
-    gathering: dict[CallId, CallRun]
+    def __init__(self, world: World, *, seed: int, counted: bool, honours: frozenset[str]) -> None:
+        self.session = "simulated"
+        self.world = world
+        self.honours = honours
+        self.agenda = Agenda()
+        self.network = Network(self.agenda)
+        self.shared = SharedFiles(world.links)
+        self.log = EventLog()
+        self.calls_log: CallsLog = CountedCalls(self.log) if counted else EachCall(self.log)
+        self.operations_of = {
+            files.name: files.operations for model in world.contexts.values() for files in model.files
+        }
+        self.chance_of_calls, self.chance_of_loads = Stream(seed, "calls"), Stream(seed, "loads")
+        self.frame_s = world.delays.frame_s + world.delays.message_s  # Until a pilot's message reaches the manager
+        self.client_gathers_s = float(world.delays.frame_s) if counted else 0.0
+        self.progress_s = float(world.delays.progress_s)
+        self.gathering: dict[CallId, CallRun] = {}  # By call: its latest run that waits for members of its gang
+        # Hidden from policies: the number of items of calls that end early, and token times of open calls to engines
+        self.really: dict[CallId, int] = {}
+        self.tokens: dict[CallId, TokenTimes] = {}
+        self.engine_steps = StepCounts()
+        self._step_seconds: dict[tuple[int, float], StepSeconds] = {}
 
     def handle(self, event: Event) -> None:
         """Pass an event to the manager."""
+        raise NotImplementedError
 
     def items_of(self, spec: CallSpec) -> int:
-        """Return the actual number of items of a call."""
+        return self.really.get(spec.call) or items_of(spec)
 
     def step_seconds(self, context: str, kind: str) -> StepSeconds:
-        """Return the step times of a context's engine on a kind of device."""
+        engine, speed = self.world.contexts[context].engine_on_device_kind(kind), self.world.devices[kind].speed
+        assert engine is not None
+        same = id(engine.times), speed  # models of the same size share one `times` object
+        if same not in self._step_seconds:
+            self._step_seconds[same] = StepSeconds(engine.times, factor=1 / speed)
+        return self._step_seconds[same]
 
 
 def speedup(size: int, *, efficiency: float) -> float:
@@ -83,19 +95,12 @@ class WorkDone(NamedTuple):
         return f"{self.head!r} {self.items!r}".encode()
 
 
-NOTHING = WorkDone()
-
-
 def parse_completed_work(spec: CallSpec) -> WorkDone:
-    return WorkDone(*map(float, spec.progress.split())) if spec.progress else NOTHING
+    return WorkDone(*map(float, spec.progress.split()))
 
 
 class RunSchedule(msgspec.Struct, frozen=True, gc=False):
-    """The schedule of a run, in seconds at full speed.
-
-    `before`: work that earlier runs of the call completed. `meet_s`: from the start until the members of the gang have
-    connected. `first_s`: from the start until the next item begins. `whole_s`: from the start until the end.
-    """
+    """Seconds until the gang has connected, the next item begins, and the run ends. `before`: work done."""
 
     before: WorkDone
     items: int
@@ -115,11 +120,7 @@ class RunSchedule(msgspec.Struct, frozen=True, gc=False):
 def plan_run_schedule(
     model: ContextModel, spec: CallSpec, *, call_s: float, item_s: float, items: int, factor: float, size: int = 1
 ) -> RunSchedule:
-    """Return the schedule of a run on a gang.
-
-    `call_s`, `item_s`: times of the slowest member. `items`: actual number of items. `factor`: the call's run time
-    divided by the mean run time.
-    """
+    """Return the schedule of a run. `call_s`, `item_s`: of the slowest member. `factor`: of the mean run time."""
     before = parse_completed_work(spec)
     before_s = spec.features.seconds_before_first_item(size) if spec.features is not None else 0.0
     meet_s = float(model.gang_s) if size > 1 else 0.0
@@ -135,33 +136,41 @@ def least_s(model: ContextModel, call_s: float, items_s: float, *, gang: tuple[i
     return call_s + (together_s if gang[0] > 1 else min(items_s, together_s))
 
 
-class RunningLibrary(Protocol):
-    """The process of a library. `compute` starts work on the library's devices."""
+class RunningLibrary:
+    """The process of a library. `compute` starts work on its devices, of each of which a call uses the share `part`."""
 
-    sim: Surroundings
-    number: LibraryId
-    model: ContextModel
-    call_s: float
-    item_s: float
-    devices: tuple[SimulatedDevice, ...]
-    compute: Callable[..., RunningWork]
-    part: float
-    where: LibraryPlace
-    ordered_at: float
-    ready_at: float
-    is_over: bool
-
-    def say(self, message: to_agent.ToAgent) -> None:
-        """Send a message to the pilot."""
+    def __init__(
+        self, sim: Surroundings, ordered: StartLibrary, devices: tuple[SimulatedDevice, ...], *, kind: str, pilot: int
+    ) -> None:
+        self.sim = sim
+        self.number = ordered.library
+        self.model = model = sim.world.contexts[ordered.recipe.name]
+        speed = sim.world.devices[kind].speed
+        self.call_s = model.of_kind(model.call_s, kind) / speed
+        self.item_s = model.of_kind(model.item_s, kind) / speed
+        self.devices = devices
+        self.compute: Callable[..., RunningWork] = partial(begin_together, devices)
+        if len(devices) == 1:
+            self.compute = devices[0].begin
+        self.slots = model.slots_on_device_kind(kind)
+        self.part = 1 / self.slots
+        self.where = LibraryPlace(ordered.library, pilot, len(ordered.devices))
+        self.ordered_at = sim.agenda.now
+        self.ready_at = math.inf
+        self.is_over = False
+        self._items = 0
 
     def warm_up(self, items: int) -> int:
         """Count `items` more items as begun. Return how many of them take longer because the process is new."""
+        cold = min(items, self.model.warm_items - self._items) if self._items < self.model.warm_items else 0
+        self._items += items
+        return cold
 
-    def ended(self, call: CallId, *, ran_s: float) -> None:
-        """Report the end of a call on this member, and start the next call."""
+    def say(self, message: to_agent.ToAgent) -> None: ...  # Send a message to the pilot
 
-    def served(self, call: CallId) -> None:
-        """End a call after the engine has written its last token."""
+    def ended(self, call: CallId, *, ran_s: float) -> None: ...  # End a call on this member; start the next call
+
+    def served(self, call: CallId) -> None: ...  # End a call after the engine's last token
 
 
 class SoloRun(msgspec.Struct, frozen=True, gc=False):
@@ -181,11 +190,8 @@ class SoloRun(msgspec.Struct, frozen=True, gc=False):
         return _report(spec, done)
 
 
-_ROUNDING_S = 1e-6
-
-
 class CallRun:
-    """One run of a call on its member libraries. The run exists until its last member has left."""
+    """One run of a call on its member libraries. `over`: the run has ended or a member has left."""
 
     __slots__ = (
         "_began_at", "_course", "_done", "_kept_at", "_next", "_sim", "_size", "begun", "members", "ordered_at",
@@ -201,12 +207,9 @@ class CallRun:
         self.ordered_at = sim.agenda.now
         self._size = size
         self.members: dict[int, RunningLibrary] = {}
-        self.begun = False
-        self.over = False
-        """True after the run has ended or a member has left."""
+        self.begun = self.over = False
         self._began_at = self._kept_at = 0.0
         self._done = parse_completed_work(spec)
-        """Completed work of the call at its last progress report."""
         self._next: Entry | None = None
 
     def join(self, library: RunningLibrary, *, rank: int) -> None:
@@ -221,19 +224,15 @@ class CallRun:
             self.members = dict(sorted(self.members.items()))
             devices = [device for member in self.members.values() for device in member.devices]
         self.begun = True
-        self._course = self._planned()
+        plan = planned(sim, spec, tuple(self.members.values()))
+        cold = max([member.warm_up(sim.items_of(spec)) for member in self.members.values()])
+        self._course = replace(plan, whole_s=plan.whole_s + cold * library.model.warm_item_s)
         self._began_at = self._kept_at = sim.agenda.now
         self.work = begin_together(devices, self._course.whole_s, part=library.part, then=self._ended, args=())
         for rank, member in self.members.items():
             sim.calls_log.began(sim.agenda.now, spec, member.where, rank=rank)
         if sim.progress_s:
             self._next = sim.agenda.after(sim.progress_s, self._tell)
-
-    def _planned(self) -> RunSchedule:
-        sim, spec, members = self._sim, self.spec, tuple(self.members.values())
-        plan = planned(sim, spec, members)
-        cold = max([member.warm_up(sim.items_of(spec)) for member in members])
-        return replace(plan, whole_s=plan.whole_s + cold * members[0].model.warm_item_s)
 
     def _tell(self) -> None:
         reached_s = self.members[0].devices[0].reached(self.work)

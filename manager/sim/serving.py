@@ -18,8 +18,8 @@ from stoker.protocol.calls import CallProgress, CallSpec
 from stoker.protocol.ids import CallId, DeviceId
 
 _LOOK_S, _REPORT_S = 1.0, 10.0
-"""Seconds between two checks of the engine's load, and between two reports of the load. If the cache will be too small,
-a report is sent earlier. Real libraries use the same values (`stoker.pilot.library.connection`).
+"""Seconds between two checks and two reports of the load (as in `stoker.pilot.library.connection`). A cache that will
+be too small is reported at the next check.
 """
 
 
@@ -48,10 +48,8 @@ class ServedBatch:
         self._work: RunningWork | None = None
         self._reports = False
         self._reported_at = 0.0
-        self._paused_until = 0.0
-        """Time until which the engine begins no step; 0 without a pause."""
-        self._ended_at = 0.0
-        """End time of the last engine step, not rounded to the resolution of the agenda."""
+        self._paused_until = 0.0  # Time until which the engine begins no step; 0 without a pause
+        self._ended_at = 0.0  # End of the last engine step, not rounded to the resolution of the agenda
 
     @property
     def due_at(self) -> float:
@@ -80,9 +78,7 @@ class ServedBatch:
         return self.engine.free_at(self._sim.agenda.now)
 
     def _set_load_grace(self, times: TokenTimes) -> None:
-        """If a call arrived before the library was ready, delay its token deadlines by the duration of the load
-        (SLINFER §IX-A).
-        """
+        """Delay the deadlines of a call that arrived before the library was ready by its load (SLINFER §IX-A)."""
         library = self._library
         if not times.seen:
             times.grace_s = library.ready_at - library.ordered_at if times.came_at < library.ready_at else 0.0
@@ -124,7 +120,7 @@ class ServedBatch:
             self._turns.ask(self)
 
     def resize(self, model: EngineModel, memory_bytes: int) -> bool:
-        """Change the memory reserved for the cache. Return False if an open request would not fit."""
+        """Change the memory of the cache. Return False if an open request would not fit."""
         why = self.engine.resize(model.limits(memory_bytes), now=self._sim.agenda.now)
         self._shorten_current_work()
         return not why
@@ -149,16 +145,13 @@ class ServedBatch:
             library.say(to_agent.BatchReport(load))
         agenda.after(_LOOK_S, self._report)
 
-    # ---- turns
-
     def take_turn(self, *, leap: bool) -> bool:
         now, devices = self._sim.agenda.now, self._library.devices
         at = self._ended_at if abs(self._ended_at - now) <= TICK_S else now
         if not self.engine.begin(at, leap=leap and all(device.is_idle for device in devices)):
             return False
-        self._work = self._library.compute(
-            max(0.0, self.engine.ends_at - now), part=1.0, then=self._finish_step, args=()
-        )
+        seconds = max(0.0, self.engine.ends_at - now)
+        self._work = self._library.compute(seconds, part=1.0, then=self._finish_step, args=())
         if self.engine.is_in_burst:
             for device in devices:
                 device.before_more_work = self.interrupt

@@ -125,121 +125,91 @@ def validate(state: State) -> None:
     for pilot in state.pilots.values():
         for device in pilot.devices.values():
             promised = sum(library.promised_bytes for library in device.libraries.values())
-            _raise_unless_true(
-                device.promised_bytes == promised,
-                f"{device.id}: promised {device.promised_bytes}, libraries {promised}",
-            )
-            _raise_unless_true(promised >= 0 <= device.budget_bytes, f"{device.id}: promised twice")
-        _raise_unless_true(
-            (pilot.id in state.reserved) is (pilot.reserved is not None),
-            f"{pilot.id} is reserved in one record only",
+            _check(device.promised_bytes == promised, f"{device.id}: promised bytes are not those of its libraries")
+            _check(promised >= 0 <= device.budget_bytes, f"{device.id}: promised twice")
+        _check(
+            (pilot.id in state.reserved) is (pilot.reserved is not None), f"{pilot.id}: one record of its reservation"
         )
         if pilot.reserved is not None:
             trial = state.trials.get(pilot.reserved.id)
-            _raise_unless_true(
-                trial is not None and trial.pilot is pilot,
-                f"{pilot.id} is reserved for a call without this record",
-            )
-        _raise_unless_true(
-            pilot.state is not PilotState.GONE or not pilot.libraries, f"{pilot.id} is gone but holds libraries"
-        )
-        _raise_unless_true(
+            _check(trial is not None and trial.pilot is pilot, f"{pilot.id} is reserved for a call without a trial")
+        _check(pilot.state is not PilotState.GONE or not pilot.libraries, f"{pilot.id} is gone but holds libraries")
+        _check(
             pilot.block not in state.blocks or pilot.id in state.blocks[BlockId(pilot.block)].pilots,
             f"{pilot.id} is not among the pilots of its block",
         )
     for block in state.blocks.values():
-        _raise_unless_true(not block.phase.over, f"block {block.id} has ended and is still listed")
+        _check(not block.phase.over, f"block {block.id} has ended and is still listed")
         of_source = block.source.blocks.get(block.id) is block
-        _raise_unless_true(
-            of_source is not bool(block.probes),
-            f"block {block.id} is not in its source, or is a listed probe",
-        )
+        _check(of_source is not bool(block.probes), f"block {block.id} is not in its source, or is a listed probe")
         source = block.source
         lists = tuple(block.id in one for one in (source.staying, source.coming, source.filling))
-        _raise_unless_true(
-            lists == (block.staying, block.coming, block.filling), f"block {block.id} is in wrong lists of its source"
-        )
-        _raise_unless_true(
-            all(id in state.pilots for id in block.pilots), f"block {block.id} lists a pilot that is gone"
-        )
+        _check(lists == (block.staying, block.coming, block.filling), f"block {block.id}: wrong lists of its source")
+        _check(all(id in state.pilots for id in block.pilots), f"block {block.id} lists a pilot that is gone")
     for library in state.libraries.values():
         _library(state, library)
     for what in transfer_violations(state.transfers):
-        _raise_unless_true(False, what)
+        raise AssertionError(what)
     for call in state.calls.values():
         _call(state, call)
     for context in state.contexts.values():
         _context(state, context)
     for client in state.clients.values():
         mine = sum(call.group.client is client for call in state.calls.values())
-        _raise_unless_true(client.open_calls == mine, f"{client.id}: {client.open_calls} open calls, {mine} found")
+        _check(client.open_calls == mine, f"{client.id}: {client.open_calls} open calls, {mine} found")
     for group in {call.group: None for call in state.calls.values()}:
         mine = sum(call.group is group for call in state.calls.values())
-        _raise_unless_true(group.open_calls == mine, f"{group.key}: {group.open_calls} open calls, {mine} found")
-        _raise_unless_true(state.groups.get(group.key) is group, f"{group.key} has open calls and is not listed")
+        _check(group.open_calls == mine, f"{group.key}: {group.open_calls} open calls, {mine} found")
+        _check(state.groups.get(group.key) is group, f"{group.key} has open calls and is not listed")
 
 
 def _call(state: State, call: Call) -> None:
     holders = [library for library in state.libraries.values() if library.held.get(call.id) is call]
     if call.state is CallState.WAITING:
-        _raise_unless_true(call.holder is None and not holders, f"call {call.id} waits and is held")
+        _check(call.holder is None and not holders, f"call {call.id} waits and is held")
     elif call.state is CallState.HELD:
         members = call.holder.members if isinstance(call.holder, Gang) else (call.holder,)
         ended = set(call.holder.ends) if isinstance(call.holder, Gang) else set()
         expected = [x for x in members if x is not None and x.id not in ended]
-        _raise_unless_true(bool(expected), f"call {call.id} is held by no library")
-        _raise_unless_true(
-            set(map(id, holders)) == set(map(id, expected)),
-            f"call {call.id} is not held by the recorded libraries",
-        )
+        _check(bool(expected), f"call {call.id} is held by no library")
+        _check(set(map(id, holders)) == set(map(id, expected)), f"call {call.id} is not held by its recorded libraries")
     else:
-        _raise_unless_true(False, f"call {call.id} has ended and is still open")
+        raise AssertionError(f"call {call.id} has ended and is still open")
 
 
 def _context(state: State, context: Context) -> None:
     name, queued = context.recipe.name, list(context.queue)
     waiting = sum(call.state is CallState.WAITING and call.group.context is context for call in state.calls.values())
-    _raise_unless_true(
-        context.queue.count == waiting == len(queued),
-        f"{name}: {context.queue.count} in the queue's count, {len(queued)} in it, {waiting} wait",
-    )
-    _raise_unless_true(len({call.id for call in queued}) == len(queued), f"{name}: a call is queued twice")
-    _raise_unless_true(
-        (context.recipe.key in state.waiting_contexts) == bool(waiting), f"{name}: waiting_contexts is wrong"
-    )
+    _check(context.queue.count == waiting == len(queued), f"{name}: {len(queued)} calls are queued, {waiting} wait")
+    _check(len({call.id for call in queued}) == len(queued), f"{name}: a call is queued twice")
+    _check((context.recipe.key in state.waiting_contexts) == bool(waiting), f"{name}: waiting_contexts is wrong")
     starving = bool(waiting) and not any(library.usable for library in queues.libraries_serving_context(context))
-    _raise_unless_true(
-        (context.starved_since is not None) == starving, f"{name}: starved_since is {context.starved_since}"
-    )
+    _check((context.starved_since is not None) == starving, f"{name}: starved_since is {context.starved_since}")
 
 
 def _library(state: State, library: Library) -> None:
     context, name = library.context, f"library {library.id}"
-    _raise_unless_true(library.state is not LibraryState.GONE, f"{name} is gone but listed")
-    _raise_unless_true(context.libraries.get(library.id) is library, f"{name} is not listed in its context")
-    _raise_unless_true(library.pilot.libraries.get(library.id) is library, f"{name} is not listed in its pilot")
+    _check(library.state is not LibraryState.GONE, f"{name} is gone but listed")
+    _check(context.libraries.get(library.id) is library, f"{name} is not listed in its context")
+    _check(library.pilot.libraries.get(library.id) is library, f"{name} is not listed in its pilot")
     usable = library.state is LibraryState.READY and library.pilot.state is PilotState.HERE
     usable = usable and library.suspect is None and library.pilot.reserved is None
     free = usable and library.load < library.slots
     suspects = [call for call in library.held.values() if call.runs_alone]
-    _raise_unless_true(not suspects or library.load == 1, f"{name}: a suspect runs with others")
-    _raise_unless_true((library.id in context.idle) == free, f"{name}: idle set is wrong")
+    _check(not suspects or library.load == 1, f"{name}: a suspect runs with others")
+    _check((library.id in context.idle) == free, f"{name}: idle set is wrong")
     level = (FREE if free else library.load - library.slots) if usable else None
     listed = context.index.load_level_of(library)
-    _raise_unless_true(
-        listed == level or (listed, level) == (CLOSED, FULL), f"{name}: its level in the load index is wrong"
-    )
+    _check(listed == level or (listed, level) == (CLOSED, FULL), f"{name}: its level in the load index is wrong")
     is_empty = not library.held or not (library.state is LibraryState.ASLEEP or library.is_waking)
-    _raise_unless_true(is_empty, f"{name} is {library.state.value} and holds calls")
-    _raise_unless_true(
-        library.pilot.free_host_bytes_for_sleep >= 0, f"{library.pilot.id} promised more host memory than it has"
-    )
-    _raise_unless_true(not library.stuck or listed != FULL, f"{name} is stuck, but calls may wait in it")
-    _raise_unless_true(not (set(library.zombies) & set(library.held)), f"{name}: a zombie is also held")
+    _check(is_empty, f"{name} is {library.state.value} and holds calls")
+    _check(library.pilot.free_host_bytes_for_sleep >= 0, f"{library.pilot.id} promised too much host memory")
+    _check(not library.stuck or listed != FULL, f"{name} is stuck, but calls may wait in it")
+    _check(not (set(library.zombies) & set(library.held)), f"{name}: a zombie is also held")
     for id, call in library.held.items():
-        _raise_unless_true(state.calls.get(id) is call, f"{name} holds call {id}, which is not open")
+        _check(state.calls.get(id) is call, f"{name} holds call {id}, which is not open")
 
 
-def _raise_unless_true(true: bool, otherwise: str) -> None:
+def _check(true: bool, otherwise: str) -> None:
     if not true:
         raise AssertionError(otherwise)

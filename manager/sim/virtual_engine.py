@@ -1,8 +1,8 @@
 """An engine in virtual time: the batch of a real engine (`stoker.contexts.batching`) with measured step times.
 
-Most engine steps repeat: the same requests each write one more token. A series of such steps is a *burst* and is
-planned once. If an engine is alone on its devices, the engine computes the burst as one unit of work. When a request
-joins or leaves, or another engine requests the device, the burst ends after the current step.
+Most engine steps repeat: the same requests each write one more token. A series of such steps is a *burst*, planned
+once. An engine alone on its devices computes a burst as one unit of work. When a request joins or leaves, or another
+engine requests the device, the burst ends after the current step.
 """
 
 from __future__ import annotations
@@ -51,24 +51,16 @@ class VirtualEngine:
         self._seconds = seconds
         self._most_output = most_output
         self._times: dict[int, TokenTimes] = {}
-        self._is_full = False
-        """True if requests still waited after the last step was planned."""
+        self._is_full = False  # True if requests still waited after the last step was planned
         self._step: Step | None = None
-        self._takes: list[float] = []
-        """Durations in seconds of those steps of the burst that have not begun yet."""
-        self._ahead: list[float] = []
-        """End times of the steps that the engine is computing."""
-        self._behind: list[float] = []
-        """End times of computed steps that the batch has not recorded yet."""
+        self._takes: list[float] = []  # Durations of those steps of the burst that have not begun yet
+        self._ahead: list[float] = []  # End times of the steps that the engine is computing
+        self._behind: list[float] = []  # End times of computed steps that the batch has not recorded yet
         self._dues: list[tuple[float, float]] = []
-        """Pairs of times at the start of the burst: deadline of the next token, seconds between later deadlines."""
+        """At the start of the burst: deadlines of next tokens, each with the seconds between later deadlines."""
 
     def __len__(self) -> int:
         return len(self.batch)
-
-    @property
-    def is_computing(self) -> bool:
-        return bool(self._ahead)
 
     @property
     def is_in_burst(self) -> bool:
@@ -104,9 +96,7 @@ class VirtualEngine:
         return self._ahead[at] if at < len(self._ahead) else now
 
     def outlook(self, library: LibraryId, now: float, *, ready_at: float = 0.0) -> EngineOutlook:
-        """Return the engine's open requests for a shadow validation (`stoker.pilot.core.turns`).
-
-        `ready_at`: earliest time of the engine's next step."""
+        """Return the engine's open requests for a shadow validation. `ready_at`: earliest time of its next step."""
         done = len(self._behind) + bisect_left(self._ahead, now)
         writing = set(self._step.requests) if self._step is not None and not self._step.prefill else ()
         rows, length, due_at, tpot_s = 0, 0.0, math.inf, 0.0
@@ -141,10 +131,7 @@ class VirtualEngine:
         return UnreadPrompt(request.unread, request.due_at, request.tpot_s, left)
 
     def why_not(self, times: TokenTimes) -> str:
-        """Return why the engine can never serve the request, or an empty text if it can."""
         return self.batch.why_not(prompt=times.prompt, most=times.output)
-
-    # ---- requests
 
     def add(self, number: int, times: TokenTimes, *, now: float) -> None:
         """Add a request after the current step. Raises ValueError if the batch can never hold the request."""
@@ -168,7 +155,7 @@ class VirtualEngine:
         self.batch.abort(number)
 
     def resize(self, limits: BatchLimits, *, now: float) -> str:
-        """Apply new limits of the batch. Return why an open request does not fit them, or an empty text."""
+        """Apply new limits. Return why an open request does not fit them, or an empty text."""
         before, self.batch.limits = self.batch.limits, limits
         for request in self.batch.requests():
             why = self.batch.why_not(prompt=request.prompt, most=self._times[request.id].output)
@@ -177,8 +164,6 @@ class VirtualEngine:
                 return why
         self._end_burst(now)
         return ""
-
-    # ---- steps
 
     def begin(self, at: float, *, leap: bool = False) -> bool:
         """Begin the next step at time `at`. With `leap`, begin the whole burst. Return False if there is no work."""
@@ -261,17 +246,14 @@ class VirtualEngine:
                     del self._times[number]
             self.batch.did(step, ended=ended, times=count)
             self._dues = [(at + count * tpot_s, tpot_s) for at, tpot_s in self._dues]
-            self._count(step, count)
+            counts = self.counts
+            counts.steps += count
+            if step.prefill:
+                counts.prompt_tokens += step.prompt_tokens
+            if step.writing:
+                counts.decode_steps += count
+                counts.row_steps += count * len(step.requests)
             self._behind = []
         if not self._ahead:
             self._step = None
         return ended
-
-    def _count(self, step: Step, times: int) -> None:
-        counts = self.counts
-        counts.steps += times
-        if step.prefill:
-            counts.prompt_tokens += step.prompt_tokens
-        if step.writing:
-            counts.decode_steps += times
-            counts.row_steps += times * len(step.requests)

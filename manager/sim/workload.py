@@ -1,4 +1,4 @@
-"""Synthetic workloads, and settings for recorded calls (`study.traces`).
+"""Synthetic workloads, and settings for recorded calls (docs/workloads.md, `study.traces`).
 
 Random draws depend only on seed and call number (`stoker.chance`).
 
@@ -8,9 +8,7 @@ Random draws depend only on seed and call number (`stoker.chance`).
 - *diurnal*: a Poisson process whose rate follows a cosine, by thinning (Lewis and Shedler, Naval Research Logistics
   Quarterly 26(3), 1979).
 
-Times are added in whole nanoseconds, so sums are equal on every machine. A call to a `family` of contexts gets the
-context with the smallest `longest_input` that fits the call's input. The contexts for longer inputs become the call's
-variants.
+Times are added in whole nanoseconds, so sums are equal on every machine.
 """
 
 from __future__ import annotations
@@ -48,11 +46,7 @@ def _check_gang(gang: tuple[int, int]) -> None:
 
 
 class TokenObjective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Deadlines of a call's tokens (0 = none).
-
-    The first token is due after `ttft`, or after `ttft_per_token` per input token if that is longer, but at most after
-    `ttft_most`. Each further token is due `tpot` later.
-    """
+    """Deadlines of a call's tokens: the first after the larger of `ttft` and `ttft_per_token` per input token."""
 
     ttft_s: Duration = msgspec.field(default=NO_TIME, name="ttft")
     tpot_s: Duration = msgspec.field(default=NO_TIME, name="tpot")
@@ -72,13 +66,7 @@ class TokenObjective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Calls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind"):
-    """Settings of the calls of a workload.
-
-    `context`: one name, or several with weights (`{small = 3, large = 1}`). Lengths are mean numbers of tokens; with a
-    `_cv` (coefficient of variation), lengths are lognormal. Policies see the input length and the mean output length.
-    `deadline`: time from the arrival of a call (0 = none). `gang`: minimum and maximum number of libraries that run a
-    call. `latency`: target duration of a call (0 = none).
-    """
+    """The calls of a workload. Lengths are means in tokens; with a `_cv` (coefficient of variation), lognormal."""
 
     context: str | dict[str, Weight]
     items: Positive = 1
@@ -99,7 +87,7 @@ class _Calls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class SweepCalls(_Calls, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="sweep"):
-    """All calls arrive together. `inputs`: total items. `items`: items per call; the last call may have fewer."""
+    """All calls arrive together. `inputs`: total items. `items`: items per call."""
 
     inputs: Many
 
@@ -115,7 +103,7 @@ class _Stretch(_Calls, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Constant(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="constant"):
-    """Calls at equal intervals. The first call arrives at time 0."""
+    """Calls at equal intervals from time 0."""
 
     rate_per_s: PerSecond = msgspec.field(name="rate")
 
@@ -125,7 +113,7 @@ class Poisson(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, t
 
 
 class Bursts(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="bursts"):
-    """Alternating calm periods and bursts of calls. `calm`, `burst`: mean durations of these periods."""
+    """Alternating calm periods and bursts of calls. `calm`, `burst`: their mean durations."""
 
     rate_per_s: Annotated[float, msgspec.Meta(ge=0.0, le=10_000_000.0)] = msgspec.field(name="rate")
     burst_rate_per_s: PerSecond = msgspec.field(name="burst_rate")
@@ -140,11 +128,7 @@ class Bursts(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, ta
 
 
 class Diurnal(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="diurnal"):
-    """Calls whose rate changes over the day.
-
-    `rate`: mean rate. `swing`: height of the peak above the mean rate, as a share of the mean rate. `peak`: time of the
-    peak in each `period`.
-    """
+    """Calls whose rate changes over the day. `swing`: height of the peak above the mean, as a share of the mean."""
 
     rate_per_s: PerSecond = msgspec.field(name="rate")
     swing: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 0.5
@@ -158,22 +142,15 @@ class Diurnal(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, t
 
 
 class TraceFormat(enum.Enum):
-    PHILLY = "philly"
-    """Jobs of Microsoft's Philly clusters (Sia artifact): time, duration, GPUs, cluster."""
-    ELASTICFLOW = "elasticflow"
-    """Jobs of the ElasticFlow simulator: time, duration, GPUs, model, deadline."""
-    AZURE_LLM = "azure_llm"
-    """Requests to Azure's language models: time, prompt and output lengths."""
-    SLINFER = "slinfer"
-    """Requests to many functions (SLINFER's JSON): arrival times and both lengths of each request."""
-    CSV = "csv"
-    """A table whose header names fields of `stoker.manager.sim.client.Arrival`, at least `at_s`. The columns
-    `gang_least` and `gang_most` specify a gang.
-    """
+    PHILLY = "philly"  # Jobs of Microsoft's Philly clusters (Sia artifact): time, duration, GPUs, cluster
+    ELASTICFLOW = "elasticflow"  # Jobs of the ElasticFlow simulator: time, duration, GPUs, model, deadline
+    AZURE_LLM = "azure_llm"  # Requests to Azure's language models: time, prompt and output lengths
+    SLINFER = "slinfer"  # Requests to many functions (SLINFER's JSON): arrival times and both lengths
+    CSV = "csv"  # A table whose header names fields of `Arrival`; `gang_least` and `gang_most` specify a gang
 
 
 _JOBS = frozenset({TraceFormat.PHILLY, TraceFormat.ELASTICFLOW})
-_NAMED = frozenset({TraceFormat.PHILLY, TraceFormat.ELASTICFLOW, TraceFormat.SLINFER})
+_NAMED = _JOBS | {TraceFormat.SLINFER}
 
 
 class Trace(
@@ -181,11 +158,8 @@ class Trace(
 ):  # fmt: skip
     """Recorded calls. `file` is relative to the scenario's folder and may be gzipped.
 
-    `context`: one name, or a list of names. The models (ElasticFlow), functions (SLINFER) or clusters (Philly) of the
-    trace get these names in turn, in order of appearance. `contexts` assigns contexts by name: `{bert = "encoder"}`.
-    `cluster`: the cluster of a Philly trace to use (empty = all). `item`: duration of one item of a job. `speedup`
-    divides only the arrival times. `start`, `for`, `count`: the part of the trace to use, in the trace's time (0 =
-    all).
+    `context`: one name, or a list of names, which the models, functions or clusters of the trace get in turn.
+    `contexts` assigns contexts by name. `start`, `for`, `count`: the part of the trace to use, in the trace's time.
     """
 
     format: TraceFormat
@@ -250,13 +224,26 @@ def has_deadlines(workload: Workload) -> bool:
 
 
 def arrivals(workload: Generated, *, seed: int) -> Iterator[Arrival]:
-    dress = ArrivalFactory(workload, seed)
+    of, which = workload, Stream(seed, "arrivals/contexts")
+    inputs, outputs = Stream(seed, "arrivals/inputs"), Stream(seed, "arrivals/outputs")
+    weights = {of.context: 1.0} if isinstance(of.context, str) else of.context
+    names, up_to = tuple(weights), tuple(accumulate(weights.values()))
+    objective = replace(of.tokens.objective, latency_s=float(of.latency_s))
+
+    def call(number: int, at_s: float, items: int) -> Arrival:
+        drawn = which.uniform(number) * up_to[-1] if len(names) > 1 else 0.0
+        return Arrival(
+            at_s, names[bisect(up_to, drawn, hi=len(names) - 1)], items,
+            _length(of.input_length, inputs, number, cv=of.input_cv),
+            of.expected_output, of.priority, float(of.deadline_s), of.gang,
+            output=_length(of.expected_output, outputs, number, cv=of.output_cv), objective=objective,
+        )  # fmt: skip
+
     if isinstance(workload, SweepCalls):
         whole, rest = divmod(workload.inputs, workload.items)
-        for number in range(whole):
-            yield dress.call(number, at_s=0.0, items=workload.items)
+        yield from (call(number, 0.0, workload.items) for number in range(whole))
         if rest:
-            yield dress.call(whole, at_s=0.0, items=rest)
+            yield call(whole, 0.0, rest)
         return
     times = _times(workload, seed)
     if workload.for_s:
@@ -264,34 +251,7 @@ def arrivals(workload: Generated, *, seed: int) -> Iterator[Arrival]:
         times = takewhile(lambda at_ns: at_ns < end_ns, times)
     if workload.count:
         times = islice(times, workload.count)
-    for number, at_ns in enumerate(times):
-        yield dress.call(number, at_s=at_ns / _NANO, items=workload.items)
-
-
-class ArrivalFactory:
-    def __init__(self, workload: Generated, seed: int) -> None:
-        self._of = workload
-        self._which = Stream(seed, "arrivals/contexts")
-        self._inputs, self._outputs = Stream(seed, "arrivals/inputs"), Stream(seed, "arrivals/outputs")
-        weights = {workload.context: 1.0} if isinstance(workload.context, str) else workload.context
-        self._names = tuple(weights)
-        self._objective = msgspec.structs.replace(workload.tokens.objective, latency_s=float(workload.latency_s))
-        self._up_to = tuple(accumulate(weights.values()))
-
-    def call(self, number: int, *, at_s: float, items: int) -> Arrival:
-        of = self._of
-        return Arrival(
-            at_s, self._context(number), items, _length(of.input_length, self._inputs, number, cv=of.input_cv),
-            of.expected_output, of.priority, float(of.deadline_s), of.gang,
-            output=_length(of.expected_output, self._outputs, number, cv=of.output_cv),
-            objective=self._objective,
-        )  # fmt: skip
-
-    def _context(self, number: int) -> str:
-        if len(self._names) == 1:
-            return self._names[0]
-        drawn = self._which.uniform(number) * self._up_to[-1]
-        return self._names[bisect(self._up_to, drawn, hi=len(self._names) - 1)]
+    yield from (call(number, at_ns / _NANO, workload.items) for number, at_ns in enumerate(times))
 
 
 def _length(mean: int, stream: Stream, number: int, *, cv: float) -> int:
@@ -317,9 +277,9 @@ def _bursts(workload: Bursts, gaps: Stream, stays: Stream) -> Iterator[int]:
     bursting = stays.uniform(0) < workload.burst_s / (workload.burst_s + workload.calm_s)
     now_ns, drawn = 0, count()
     for stay in count(1):
-        rate, mean_s = (
-            (workload.burst_rate_per_s, workload.burst_s) if bursting else (workload.rate_per_s, workload.calm_s)
-        )
+        rate, mean_s = workload.rate_per_s, workload.calm_s
+        if bursting:
+            rate, mean_s = workload.burst_rate_per_s, workload.burst_s
         ends_ns = now_ns + _to_nanoseconds(stays.exponential(stay, mean=mean_s))
         while rate:
             now_ns += _to_nanoseconds(gaps.exponential(next(drawn), mean=1.0 / rate))
@@ -349,10 +309,7 @@ def expand_family_names(world: World, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def of_lengths(world: World, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
-    """Yield the calls. A call to a family of contexts gets those contexts that accept its input length.
-
-    Raises ConfigError for a call that is too long for all contexts of its family.
-    """
+    """Yield the calls. A call to a family gets the shortest context for its length; longer ones become its variants."""
     families = _families(world)
     if not families:
         yield from arrivals
@@ -372,10 +329,7 @@ def of_lengths(world: World, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
 
 def _families(world: World) -> dict[str, tuple[str, ...]]:
     found: dict[str, list[str]] = {}
-    for name, model in world.contexts.items():
+    for name, model in sorted(world.contexts.items(), key=lambda item: item[1].longest_input):
         if model.family:
             found.setdefault(model.family, []).append(name)
-    return {
-        family: tuple(sorted(names, key=lambda name: world.contexts[name].longest_input))
-        for family, names in found.items()
-    }
+    return {family: tuple(names) for family, names in found.items()}

@@ -1,4 +1,4 @@
-"""The parts of a simulated world. A duration that a scenario omits is 0."""
+"""The parts of a simulated world (docs/scenarios.md). A duration that a scenario omits is 0."""
 
 from __future__ import annotations
 
@@ -18,17 +18,11 @@ from stoker.site import Duration, Name, Size
 _Rows = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=1_000_000_000)]
 _NONE = Size(0)
-TICK_S = 1e-6
-"""Resolution of the agenda in seconds. Rounding may shorten each step of a run by this time."""
+TICK_S = 1e-6  # Resolution of the agenda; rounding may shorten each step of a run by this time
 
 
 class EngineModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An engine on one kind of device. `stoker.contexts.batching` explains the limits of its batch.
-
-    `times`: seconds of the engine's steps at speed 1; in a scenario, a table or a file of `stoker profile --json`.
-    `token`: bytes per cached token; if set, the cache gets the reserved memory minus `weights`. `most_output`: output
-    tokens reserved per request (0 = the request's own output).
-    """
+    """An engine on one kind of device. `times`: at speed 1. `most_output`: output tokens reserved (0 = own)."""
 
     times: StepTimes
     rows: _Rows = 32
@@ -43,18 +37,14 @@ class EngineModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if not self.times.prefill or not self.times.decode:
-            raise ValueError(
-                "times: an engine needs prefill and decode, each with at least one cell [tokens, length, seconds]"
-            )
+            raise ValueError("times: an engine needs prefill and decode, each with a cell [tokens, length, seconds]")
         if not self.times.is_sound():
             raise ValueError("times: a number is negative, not finite or otherwise impossible")
         for cell in (*self.times.prefill, *self.times.decode):
             if not cell.seconds > 0:
                 raise ValueError(f"times: a step of {cell.tokens:g} tokens takes {cell.seconds:g} s")
         if self.token_bytes and self.cache_tokens:
-            raise ValueError(
-                "cache_tokens: the setting token already sets the size of the cache; leave cache_tokens out"
-            )
+            raise ValueError("cache_tokens: the setting token already sets the size of the cache; leave it out")
 
     def limits(self, memory_bytes: int) -> BatchLimits:
         cache_tokens = self.cache_tokens
@@ -98,11 +88,7 @@ Positive = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 Share = Annotated[float, msgspec.Meta(ge=0.0, le=10.0)]
 
 
-class _WorldPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    pass
-
-
-class DeviceKind(_WorldPart, frozen=True, forbid_unknown_fields=True):
+class DeviceKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A kind of device. `speed`: speed relative to the device kind for which the call times are given."""
 
     memory_bytes: Size = msgspec.field(name="memory")
@@ -113,14 +99,8 @@ class DeviceKind(_WorldPart, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"speed = {self.speed}: it must be more than 0")
 
 
-class Links(_WorldPart, frozen=True, forbid_unknown_fields=True):
-    """Bandwidths of links. Transfers on a link share its bandwidth fairly (`stoker.manager.sim.flows`).
-
-    `shared`: total bandwidth of the shared file system. `shared_node`: maximum of `shared` for one node.
-    `shared_operations`: file operations per second on the shared file system (0 = no limit). `memory`: bandwidth of the
-    page cache. `network`: bandwidth of a node's network link, in each direction. `bus`: bandwidth from host memory to a
-    device.
-    """
+class Links(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Bandwidths of links. `shared_operations`: file operations per second on the shared storage (0 = no limit)."""
 
     shared: Rate = FREE
     shared_node: Rate = FREE
@@ -136,7 +116,7 @@ class Links(_WorldPart, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"{field}: the bandwidth must be more than 0")
 
 
-class Files(_WorldPart, frozen=True, forbid_unknown_fields=True):
+class Files(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Files of a context. `operations`: number of file operations (opens, stats) to read them."""
 
     name: Name
@@ -144,26 +124,13 @@ class Files(_WorldPart, frozen=True, forbid_unknown_fields=True):
     operations: Count = 0
 
 
-class ContextModel(_WorldPart, frozen=True, forbid_unknown_fields=True):
+class ContextModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The costs of a context, in seconds per kind of device. The kind `""` is the default.
 
-    `slots`: number of calls that a library runs at the same time at full speed (0 = the engine's `rows`). If more calls
-    run, all calls slow down equally (`stoker.manager.sim.device`).
-
-    A library starts (`start`), reads its files, initializes (`load`), and moves `device_memory` over the bus. A call
-    takes `call` plus `item` per item, divided by the speed of the device. A `_cv` is a coefficient of variation. Each
-    of the first `warm_items` items of a process takes `warm_item` longer.
-
-    A library uses a number of `devices` on one node, and `device_memory` on each device. Only devices of `kinds` are
-    used (empty = any kind). A change of the reserved memory takes `resize` per GB. A library that `sleeps` moves
-    `device_memory` over the bus to sleep and to wake. A gang needs the time `gang` to connect. Each time the number of
-    its libraries doubles, a gang keeps the share `gang_efficiency` of a linear speedup.
-
-    With an `engine`, a call is a request of `input_length` tokens. All calls of a library form one batch. The steps of
-    the batch determine the times of the calls (`stoker.manager.sim.virtual_engine`).
-
-    At most `max_libraries` are loaded (0 = no limit). A library that is idle for `keep_alive` is unloaded while more
-    than `min_libraries` remain. Contexts of one `family` serve the same calls, each up to `longest_input` tokens.
+    If a library runs more calls than `slots` (0 = the engine's `rows`), all calls slow down equally. A library starts
+    (`start`), reads its files, initializes (`load`), and moves `device_memory` over the bus. A call takes `call` plus
+    `item` per item, divided by the speed of the device. With an `engine`, a call is a request of `input_length` tokens,
+    and the steps of its batch determine the times (`stoker.manager.sim.virtual_engine`).
     """
 
     files: tuple[Files, ...] = ()
@@ -207,7 +174,6 @@ class ContextModel(_WorldPart, frozen=True, forbid_unknown_fields=True):
         return self.slots or (engine.rows if engine is not None else 1)
 
     def can_use_device_kind(self, kind: str) -> bool:
-        """Return True if the context may use the device kind. `kinds` contains full names or first words."""
         return not self.kinds or kind in self.kinds or kind.partition(" ")[0] in self.kinds
 
     def of_kind(self, times: dict[str, Duration], kind: str) -> float:
@@ -221,13 +187,8 @@ class Preempt(enum.Enum):
     OLDEST = "oldest"
 
 
-class SourceModel(_WorldPart, frozen=True, forbid_unknown_fields=True):
-    """A batch system, or a part of one, with nodes of one kind.
-
-    `capacity`: number of blocks that may run, as one number or steps `[seconds, blocks]`. `wait`: queue time of a block
-    before it waits for capacity. `boot`: time from the start of a job to the start of its pilots. `sleepers`: a pilot's
-    host memory for sleeping contexts. Other fields mean the same as in a site file.
-    """
+class SourceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A batch system with nodes of one kind. `capacity`: running blocks, as one number or steps `[seconds, blocks]`."""
 
     name: Name
     kind: str
@@ -261,14 +222,8 @@ class SourceModel(_WorldPart, frozen=True, forbid_unknown_fields=True):
         return ((0.0, self.capacity),) if isinstance(self.capacity, int) else self.capacity
 
 
-class Delays(_WorldPart, frozen=True, forbid_unknown_fields=True):
-    """Delays in seconds.
-
-    `message`: travel time of a message. `frame`: how long a pilot collects messages before it sends them. With counted
-    calls (`outputs.calls`), a program collects its calls for the same time. `back`: how long the manager waits for a
-    disconnected pilot. `poll`: delay until the manager learns of a change in the batch system. `progress`: time between
-    two checkpoints of a call (0 = no checkpoints).
-    """
+class Delays(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Delays in seconds. With counted calls, a program also collects its calls for the time `frame`."""
 
     message_s: Duration = msgspec.field(default=Duration(0.0005), name="message")
     frame_s: Duration = msgspec.field(default=NO_TIME, name="frame")
@@ -277,7 +232,7 @@ class Delays(_WorldPart, frozen=True, forbid_unknown_fields=True):
     progress_s: Duration = msgspec.field(default=NO_TIME, name="progress")
 
 
-class World(_WorldPart, frozen=True, forbid_unknown_fields=True):
+class World(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     devices: dict[str, DeviceKind]
     sources: tuple[SourceModel, ...]
     contexts: dict[str, ContextModel]
@@ -285,15 +240,14 @@ class World(_WorldPart, frozen=True, forbid_unknown_fields=True):
     delays: Delays = Delays()
 
 
-_AWARENESS_LEVELS = (Awareness.NONE, Awareness.DISK, Awareness.FULL)
-
-
 def limited(world: World, most: Awareness | None) -> World:
     """Return a baseline world, in which no context has a higher `awareness` than `most` (None = no limit)."""
     if most is None:
         return world
     contexts = {
-        name: replace(model, awareness=min(model.awareness, most, key=_AWARENESS_LEVELS.index))
+        name: replace(
+            model, awareness=min(model.awareness, most, key=(Awareness.NONE, Awareness.DISK, Awareness.FULL).index)
+        )
         for name, model in world.contexts.items()
     }
     return replace(world, contexts=contexts)

@@ -1,13 +1,11 @@
 """Create a simulated world from a live session's measurements.
 
-The module replays the session's journal through the manager's core. The core's commands show which pilots loaded
-libraries and which libraries received calls. Pilots become sources of the world, one per kind of node. A context's load
-time is the mean of its loads, per kind of device. The run time of a context's calls is their mean. If calls have
-different numbers of items, the run time is a fixed time plus a time per item (least squares). The extra time of a
-library's first call is its warm-up. The gap between two calls of a library is the library's own time, plus the time of
-two messages if the second call was sent after the first call ended.
-
-Links are not modelled. Calls keep their recorded arrival times.
+The module replays the session's journal through the manager's core, whose commands show which pilots loaded libraries
+and which libraries received calls. Pilots become sources of the world, one per kind of node. A context's load time is
+the mean of its loads, per kind of device. The run time of a context's calls is their mean, or for different numbers of
+items a fixed time plus a time per item (least squares). The extra time of a library's first call is its warm-up. The
+gap between two calls of a library is the library's own time, plus the time of two messages if the second call was sent
+after the first call ended. Links are not modelled. Calls keep their recorded arrival times.
 """
 
 from __future__ import annotations
@@ -16,26 +14,15 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from statistics import fmean, median, pstdev
+from statistics import fmean, linear_regression, median, pstdev
 from typing import TypeVar
 
 import msgspec
 
 from stoker.contexts.recipe import Recipe
 from stoker.errors import SessionError
-from stoker.manager.core.events import (
-    AdviceArrived,
-    Command,
-    ContextAdvice,
-    CostAdvice,
-    Event,
-    FromClient,
-    FromPilot,
-    OfContext,
-    PilotCut,
-    PilotLost,
-    ToPilot,
-)
+from stoker.manager.core import events
+from stoker.manager.core.events import Command, ContextAdvice, Event
 from stoker.manager.core.seams import Policies
 from stoker.manager.core.state import State
 from stoker.manager.live.restore import JournalPast
@@ -63,11 +50,9 @@ class RecordedLoad(msgspec.Struct, frozen=True):
 
 
 class RecordedRun(msgspec.Struct, frozen=True):
-    """A run of a call.
+    """A run of a call. `first`: the library's first. `waiting`: sent before the library was free.
 
-    `first`: True for the library's first call. `between_s`: seconds without a run since the library's previous call
-    ended or this call was dispatched, whichever is later (-1: unknown, for several slots). `waiting`: True if the call
-    was sent before the library was free.
+    `between_s`: seconds in which the library could have run it but did not (-1: unknown, for several slots).
     """
 
     recipe: str
@@ -77,14 +62,6 @@ class RecordedRun(msgspec.Struct, frozen=True):
     first: bool
     between_s: float
     waiting: bool
-
-
-class RecordedCall(msgspec.Struct, frozen=True):
-    at: float
-    call: int
-    recipe: str
-    items: int
-    priority: int
 
 
 class RecordedStay(msgspec.Struct):
@@ -107,31 +84,28 @@ class _LoadedLibrary(msgspec.Struct):
 
 
 class RecordedSession:
-    """The measurements of a session, read from its journal. Times are in seconds since the epoch."""
+    """The measurements of a session, in seconds since the epoch. `since`: start of a compacted journal, else 0."""
 
     def __init__(self, session: str) -> None:
         self.session = session
         self.since = 0.0
-        """Time from which a compacted journal contains events; 0 for a complete journal."""
         self.recipes: dict[str, Recipe] = {}
         self.advice: dict[str, dict[str, ContextAdvice]] = {}
         self.loads: list[RecordedLoad] = []
         self.runs: list[RecordedRun] = []
-        self.asked: dict[int, RecordedCall] = {}
+        self.asked: dict[int, Arrival] = {}  # Context = recipe key
         self.ended: dict[int, float] = {}
         self.stays: dict[str, RecordedStay] = {}
         self._libraries: dict[int, _LoadedLibrary] = {}
 
     @property
-    def calls(self) -> list[RecordedCall]:
-        return [call for call in self.asked.values() if call.call in self.ended]
+    def calls(self) -> list[Arrival]:
+        return [call for id, call in self.asked.items() if id in self.ended]
 
     @property
     def makespan_s(self) -> float:
         calls = self.calls
-        return max(self.ended.values()) - calls[0].at if calls else 0.0
-
-    # ---- updates while the journal is read
+        return max(self.ended.values()) - calls[0].at_s if calls else 0.0
 
     def begin(self, state: State, *, since: float) -> None:
         self.since = since
@@ -142,7 +116,7 @@ class RecordedSession:
             self.stays[pilot.id] = RecordedStay(devices, since)
         for call in state.calls.values():
             key, priority = call.group.context.recipe.key, call.group.options.priority
-            self.asked[call.id] = RecordedCall(call.submitted_at, call.id, key, items_of(call.spec), priority)
+            self.asked[call.id] = Arrival(call.submitted_at, key, items_of(call.spec), priority=priority)
         kinds = [device.facts.kind for device in state.devices()]
         for key, context in state.contexts.items():
             if context.loads:
@@ -157,26 +131,26 @@ class RecordedSession:
 
     def happened(self, now: float, event: Event) -> None:
         match event:
-            case FromClient(messages=messages):
+            case events.FromClient(messages=messages):
                 for message in messages:
                     self._on_client_message(now, message)
-            case FromPilot(pilot=pilot, messages=said):
+            case events.FromPilot(pilot=pilot, messages=said):
                 for each in said:
                     self._on_pilot_message(now, pilot, each)
-            case PilotCut(pilot=pilot) if pilot in self.stays:
+            case events.PilotCut(pilot=pilot) if pilot in self.stays:
                 self.stays[pilot].cut_at = now
-            case PilotLost(pilot=pilot):
+            case events.PilotLost(pilot=pilot):
                 self._on_pilot_left(now, pilot)
-            case AdviceArrived(about=OfContext(recipe=recipe), advice=advice) if not self.loads:
-                self.advice[recipe] = advice.by_kind if isinstance(advice, CostAdvice) else {}
+            case events.AdviceArrived(about=events.OfContext(recipe=recipe), advice=advice) if not self.loads:
+                self.advice[recipe] = advice.by_kind if isinstance(advice, events.CostAdvice) else {}
 
     def decided(self, now: float, commands: list[Command]) -> None:
         for command in commands:
             match command:
-                case ToPilot(pilot=pilot, message=to_pilot.StartLibrary() as order):
+                case events.ToPilot(pilot=pilot, message=to_pilot.StartLibrary() as order):
                     kinds = {facts.device: facts.kind for facts in self.stays[pilot].devices}
                     self._libraries[order.library] = _LoadedLibrary(order.recipe, kinds[order.devices[0]], now, sent={})
-                case ToPilot(message=to_pilot.RunCalls() as order) if order.library in self._libraries:
+                case events.ToPilot(message=to_pilot.RunCalls() as order) if order.library in self._libraries:
                     self._libraries[order.library].sent.update((spec.call, now) for spec in order.calls)
 
     def _on_client_message(self, now: float, message: to_manager.FromClient) -> None:
@@ -185,7 +159,7 @@ class RecordedSession:
         elif isinstance(message, to_manager.Submit):
             priority = message.options.priority
             for spec in message.calls:
-                call = RecordedCall(now, spec.call, message.recipe, items_of(spec), priority)
+                call = Arrival(now, message.recipe, items_of(spec), priority=priority)
                 self.asked.setdefault(spec.call, call)
 
     def _on_pilot_message(self, now: float, pilot: str, message: to_manager.FromPilot) -> None:
@@ -247,17 +221,13 @@ def read_session(path: Path, *, session: str, policies: Policies) -> RecordedSes
 
 
 MOST_CV = 5.0
-WARM_UP = 0.05
-"""A first call shows a warm-up if its run time exceeds the normal run time by more than this share."""
+WARM_UP = 0.05  # A first call shows a warm-up if its run time exceeds the normal run time by more than this share
 _SOON_S = 1e-6
 M = TypeVar("M", RecordedLoad, RecordedRun)
 
 
 class Calibrated(msgspec.Struct, frozen=True):
-    """The simulated world and the calls of a recorded session.
-
-    `makespan_s`: makespan of the live session. `advice`: the manager's estimates before a context's first load.
-    """
+    """The simulated world and calls of a session. `advice`: the manager's estimates before a context's first load."""
 
     session: str
     world: World
@@ -277,18 +247,16 @@ class MakespanComparison(msgspec.Struct, frozen=True):
 
 
 def calibrate(recorded: RecordedSession) -> Calibrated:
-    """Return the simulated world that a recorded session implies. Raises SessionError for contexts on several
-    devices."""
+    """Return the simulated world of a recorded session. Raises SessionError for contexts on several devices."""
     calls = recorded.calls
-    wanted = {call.recipe: recorded.recipes[call.recipe] for call in calls}
+    wanted = {call.context: recorded.recipes[call.context] for call in calls}
     for recipe in wanted.values():
         if recipe.needs.devices > 1:
             raise SessionError(f"context {recipe.name} spans {recipe.needs.devices} devices: that is not simulated yet")
     names: dict[str, str] = {}
     for key, recipe in wanted.items():
-        taken = recipe.name in names.values()
-        names[key] = f"{recipe.name}-{key[:12]}" if taken else recipe.name
-    start = min([calls[0].at, *(stay.came_at for stay in recorded.stays.values())])
+        names[key] = f"{recipe.name}-{key[:12]}" if recipe.name in names.values() else recipe.name
+    start = min([calls[0].at_s, *(stay.came_at for stay in recorded.stays.values())])
     own_s, message_s = _call_gaps(recorded.runs)
     contexts = {
         names[key]: _context(
@@ -305,8 +273,8 @@ def calibrate(recorded: RecordedSession) -> Calibrated:
         delays=Delays(message_s=Duration(message_s), poll_s=Duration(0.0)),
     )
     arrivals = tuple(
-        Arrival(call.at - start, names[call.recipe], items=call.items, priority=call.priority)
-        for call in sorted(calls, key=lambda call: call.at)
+        msgspec.structs.replace(call, at_s=call.at_s - start, context=names[call.context])
+        for call in sorted(calls, key=lambda call: call.at_s)
     )
     advice = {names[key]: said for key, said in recorded.advice.items() if key in names}
     return Calibrated(recorded.session, world, arrivals, recorded.makespan_s, advice)
@@ -323,12 +291,9 @@ def _simulated_s(calibrated: Calibrated, policies: Policies, seed: int) -> float
     for arrival in calibrated.arrivals:
         first.setdefault(arrival.context, arrival.at_s)
     for context, by_kind in calibrated.advice.items():
-        advice = AdviceArrived(OfContext(RecipeKey(context)), CostAdvice(by_kind))
+        advice = events.AdviceArrived(events.OfContext(RecipeKey(context)), events.CostAdvice(by_kind))
         simulation.agenda.at(first[context] + _SOON_S, simulation.handle, advice)
     return simulation.run().ended_at - calibrated.arrivals[0].at_s
-
-
-# ---- pilots
 
 
 def _sources(stays: Sequence[RecordedStay], *, start: float, until: float) -> tuple[SourceModel, ...]:
@@ -355,9 +320,6 @@ def _capacity_steps(stays: Sequence[RecordedStay], *, start: float, until: float
         after = round(at - start, 6)
         steps.append((max(after, steps[-1][0] + _SOON_S) if steps else after, count))
     return tuple(steps)
-
-
-# ---- contexts
 
 
 def _context(
@@ -402,15 +364,11 @@ def _by_kind(measured: Sequence[M]) -> dict[str, list[M]]:
 
 def _fit(runs: Sequence[RecordedRun]) -> tuple[float, float]:
     """Return fitted seconds per call and per item. If the slope is not positive, return the mean run time and 0."""
-    mean_s, mean_items = fmean(run.run_s for run in runs), fmean(run.items for run in runs)
-    square = sum((run.items - mean_items) ** 2 for run in runs)
-    if not square:
-        return mean_s, 0.0
-    each = sum((run.items - mean_items) * (run.run_s - mean_s) for run in runs) / square
-    fixed = mean_s - each * mean_items
+    items, seconds = [run.items for run in runs], [run.run_s for run in runs]
+    each, fixed = linear_regression(items, seconds) if len(set(items)) > 1 else (0.0, 0.0)
     if each <= 0.0:
-        return mean_s, 0.0
-    return (fixed, each) if fixed >= 0.0 else (0.0, mean_s / mean_items)
+        return fmean(seconds), 0.0
+    return (fixed, each) if fixed >= 0.0 else (0.0, fmean(seconds) / fmean(items))
 
 
 def _expected(run: RecordedRun, fits: dict[str, tuple[float, float]]) -> float:

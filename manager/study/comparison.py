@@ -1,6 +1,6 @@
 """Compare policies: means over seeds with 95 % intervals, and sentences (verdicts) that name the better policy.
 
-All policies run in the same world. Two policies are compared by their runs with equal seeds (`statistics`).
+Two policies are compared by their runs with equal seeds (`statistics`).
 """
 
 from __future__ import annotations
@@ -12,18 +12,13 @@ import msgspec
 from msgspec.structs import replace
 
 from stoker.manager.sim.workload import SweepCalls, has_deadlines
-from stoker.manager.study.measures import TokenFigures
 from stoker.manager.study.running import FinishedRun
 from stoker.manager.study.scenario import Scenario, label
 from stoker.manager.study.statistics import MeanEstimate, estimate
 
 
 class Column(msgspec.Struct, frozen=True):
-    """A column of the comparison table: one number per run, with a key for programs and a title for people.
-
-    `value` returns None for a run without this number. The mean then includes only the other runs; with `of_all`, the
-    mean is None. Tables show `scale` times the value. `may_lack`: hide the column if its value is 0 in all rows.
-    """
+    """A column: one number per run. `of_all`: no mean if a run lacks it. `may_lack`: hidden if it is 0 in all rows."""
 
     key: str
     title: str
@@ -56,6 +51,12 @@ def columns_for(scenario: Scenario) -> tuple[Column, ...]:
         Column("wait_p50_s", "wait, median (s)", lambda run: run.figures.wait_p50_s),
         Column(WAIT_P95_S, "wait, p95 (s)", lambda run: run.figures.wait_p95_s),
     )
+    tokens = (
+        Column("objectives_met", "objectives met (%)", _of_tokens("met_objective_share"), scale=100.0),
+        Column("ttft_p50_s", "first token, median (s)", _of_tokens("ttft_p50_s")),
+        Column("ttft_p99_s", "first token, p99 (s)", _of_tokens("ttft_p99_s")),
+        Column("tpot_p50_s", "a token, median (ms)", _of_tokens("tpot_p50_s"), scale=1000.0),
+    )
     return (
         Column(DONE_AFTER, "done after (s)", lambda run: run.outcome.ended_at if run.outcome.complete else None),
         Column("of_bound", "x bound", _ratio_to_lower_bound, of_all=False),
@@ -63,7 +64,7 @@ def columns_for(scenario: Scenario) -> tuple[Column, ...]:
         Column(ITEMS_PER_S, "items/s", lambda run: run.figures.items_per_s),
         *(() if isinstance(scenario.workload, SweepCalls) else waits),
         *(in_time if dated else ()),
-        *(_TOKENS if any(model.engine for model in scenario.world.contexts.values()) else ()),
+        *(tokens if any(model.engine for model in scenario.world.contexts.values()) else ()),
         Column("device_hours", "device-hours", lambda run: run.figures.held_s / 3600),
         *((warm,) if dated else ()),
         Column("busy", "busy (%)", lambda run: run.figures.busy, scale=100.0),
@@ -73,21 +74,8 @@ def columns_for(scenario: Scenario) -> tuple[Column, ...]:
     )
 
 
-def _token_figure_getter(value: Callable[[TokenFigures], float | None]) -> Callable[[FinishedRun], float | None]:
-    return lambda run: None if run.figures.tokens is None else value(run.figures.tokens)
-
-
-_TOKENS = (
-    Column(
-        "objectives_met",
-        "objectives met (%)",
-        _token_figure_getter(lambda tokens: tokens.met_objective_share),
-        scale=100.0,
-    ),
-    Column("ttft_p50_s", "first token, median (s)", _token_figure_getter(lambda tokens: tokens.ttft_p50_s)),
-    Column("ttft_p99_s", "first token, p99 (s)", _token_figure_getter(lambda tokens: tokens.ttft_p99_s)),
-    Column("tpot_p50_s", "a token, median (ms)", _token_figure_getter(lambda tokens: tokens.tpot_p50_s), scale=1000.0),
-)
+def _of_tokens(name: str) -> Callable[[FinishedRun], float | None]:
+    return lambda run: getattr(run.figures.tokens, name, None)
 
 
 def copy_bounds_to_all_runs(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
@@ -98,10 +86,7 @@ def copy_bounds_to_all_runs(runs: Sequence[FinishedRun]) -> list[FinishedRun]:
 def compare(
     runs: Sequence[FinishedRun], columns: Sequence[Column], *, policies: Sequence[str], all_at_once: bool = True
 ) -> list[PolicyRow]:
-    """Return one row for each policy that has runs.
-
-    With `all_at_once`, rows also contain the speed (items per second) relative to the first policy.
-    """
+    """Return one row for each policy that has runs. `all_at_once`: also compare speeds with the first policy."""
     rows: list[PolicyRow] = []
     there = [policy for policy in policies if any(run.policy == policy for run in runs)]
     for policy in there:
@@ -118,9 +103,7 @@ def compare(
 
 
 class Criterion(msgspec.Struct, frozen=True):
-    """The number by which a verdict ranks two policies. `key`: key of its column. `lead`: how much better the first run
-    is than the second run, or None if unknown. `shown`: template of the verdict's sentence.
-    """
+    """The number that ranks two policies. `lead`: how much better the first run is. `shown`: template of a sentence."""
 
     key: str
     lead: Callable[[FinishedRun, FinishedRun], float | None]
@@ -128,31 +111,25 @@ class Criterion(msgspec.Struct, frozen=True):
 
 
 _IN_TIME = Criterion(
-    "in_time",
-    lambda a, b: _percentage_point_difference(a.figures.in_time, b.figures.in_time),
-    "of every 100 deadlines it meets {lead} more",
+    "in_time", lambda a, b: _points(a.figures.in_time, b.figures.in_time), "of every 100 deadlines it meets {lead} more"
 )
 _WAITS = Criterion(
-    WAIT_P95_S,
-    lambda a, b: b.figures.wait_p95_s - a.figures.wait_p95_s,
+    WAIT_P95_S, lambda a, b: b.figures.wait_p95_s - a.figures.wait_p95_s,
     "at the 95th percentile a call waits {lead} s less",
-)
+)  # fmt: skip
 _ITEMS = Criterion(
     ITEMS_PER_S,
-    lambda a, b: _percent_difference(a.figures.items_per_s, b.figures.items_per_s),
+    lambda a, b: _percent(a.figures.items_per_s, b.figures.items_per_s),
     "it does {lead} % more items a second",
 )
 _TIME = Criterion(
-    DONE_AFTER,
-    lambda a, b: _percent_difference(b.outcome.ended_at, a.outcome.ended_at),
-    "{other} takes {lead} % longer",
+    DONE_AFTER, lambda a, b: _percent(b.outcome.ended_at, a.outcome.ended_at), "{other} takes {lead} % longer"
 )
 
 
 def choose_ranking_criterion(scenario: Scenario, runs: Sequence[FinishedRun]) -> Criterion:
-    """Return the criterion that ranks policies: met deadlines, if the workload has deadlines; items per second, if
-    calls failed; wait times, if calls arrive separately; otherwise the end of the run, or items per second if a run was
-    cut off.
+    """Return the criterion: met deadlines, or items per second if calls failed, or wait times if calls arrive
+    separately, or the end of the run, or items per second if a run was cut off.
     """
     if any(run.figures.in_time is not None for run in runs):
         return _IN_TIME
@@ -200,11 +177,11 @@ def _speed(run: FinishedRun, against: FinishedRun) -> float | None:
     return run.figures.items_per_s / against.figures.items_per_s if against.figures.items_per_s else None
 
 
-def _percent_difference(one: float, other: float) -> float | None:
+def _percent(one: float, other: float) -> float | None:
     return 100.0 * (one / other - 1.0) if other else None
 
 
-def _percentage_point_difference(one: float | None, other: float | None) -> float | None:
+def _points(one: float | None, other: float | None) -> float | None:
     return None if one is None or other is None else 100.0 * (one - other)
 
 

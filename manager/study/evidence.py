@@ -1,12 +1,8 @@
 """The measurements that `stoker plan` uses, and their reliability.
 
-The performance store describes functions and contexts. Managers' records (`stoker.contexts.performance`) and the site
-file describe the site.
-
-Pilots are assumed to be lost at a constant rate: the number of lost pilots divided by the total connected time of all
-pilots (the maximum-likelihood estimate for censored exponential times).
-
-The cost per input is assumed to be the same in calls with many inputs and in calls with few inputs.
+The performance store describes functions and contexts, records of managers (`stoker.contexts.performance`) and the site
+file the site. Pilots are lost at a constant rate: lost pilots by connected time of all pilots (the maximum-likelihood
+estimate for censored exponential times). The cost per input is the same in calls of any size.
 """
 
 from __future__ import annotations
@@ -27,8 +23,7 @@ from stoker.protocol.blocks import PilotEnd
 from stoker.site import Site
 from stoker.units import show_seconds
 
-RUNS, LOADS, WAITS = (30, 5), (3, 1), (10, 3)
-"""Minimum numbers of measured runs, loads and queue waits: for a good forecast, and for a fair forecast."""
+RUNS, LOADS, WAITS = (30, 5), (3, 1), (10, 3)  # Measurements for a good, and for a fair forecast
 ANOTHER_DAY = 0.1
 UNKNOWN_MEMORY_BYTES = 16_000_000_000
 _SHOWN_SIMILAR = 3
@@ -37,10 +32,8 @@ _HOUR_S = 3600.0
 
 class Sureness(enum.Enum):
     GOOD = "good"
-    FAIR = "fair"
-    """The forecast uses few measurements, or measurements from other sites or functions."""
-    POOR = "poor"
-    """An important value has hardly any measurements."""
+    FAIR = "fair"  # The forecast uses few measurements, or measurements from other sites or functions
+    POOR = "poor"  # An important value has hardly any measurements
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -68,7 +61,7 @@ class Work(msgspec.Struct, frozen=True):
 
     @property
     def larger(self) -> float:
-        """Number of inputs of a planned call, divided by the number of inputs of a measured call."""
+        """Inputs of a planned call, divided by the inputs of a measured call."""
         return self.inputs_per_call / (self.measured_per_call or self.inputs_per_call)
 
 
@@ -85,8 +78,7 @@ class MeasuredTime(msgspec.Struct, frozen=True):
         return math.hypot(self.cv, ANOTHER_DAY) / math.sqrt(self.count) if self.count else 0.0
 
 
-LOCAL_PILOT_START = MeasuredTime(1.0, 0.5)
-"""Assumed time until a local pilot has started, because no record contains this time."""
+LOCAL_PILOT_START = MeasuredTime(1.0, 0.5)  # Assumed time until a local pilot has started; no record contains it
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -95,10 +87,7 @@ class Reason(msgspec.Struct, frozen=True):
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """The measurements and assumptions that a forecast uses.
-
-    `lost_per_s`: lost pilots per second of pilot time. `most`: maximum number of pilots seen at once; 0 if unknown.
-    """
+    """The measurements and assumptions of a forecast. `most`: maximum number of pilots seen at once; 0 if unknown."""
 
     kind: str
     devices: int
@@ -124,19 +113,10 @@ class MeasuredCosts(Protocol):
 
 
 def gather(
-    site: Site,
-    work: Work,
-    *,
-    performance: MeasuredCosts,
-    availability: Availability,
-    kind: str = "",
+    site: Site, work: Work, *, performance: MeasuredCosts, availability: Availability, kind: str = "",
     similar: Sequence[str] = (),
-) -> Evidence:
-    """Return the measurements for a forecast of this work on this site.
-
-    `kind`: device kind to use instead of the site's kind. `similar`: recipes from which times are estimated. Raises
-    SessionError if there are no measurements.
-    """
+) -> Evidence:  # fmt: skip
+    """Return the measurements for a forecast. `kind`: of device. `similar`: recipes from which times are estimated."""
     found, measured = _measured(performance, work)
     waits, stays = availability.waits, availability.stays
     seen = waits[-1].devices if waits else None
@@ -156,9 +136,8 @@ def gather(
     else:
         reasons = _reasons_of_function(work, expected if target == chosen else "", facts=facts, kind=chosen, load=load)
     if target != chosen:
-        reasons.append(
-            Reason(f"by other calls of its context, {target} takes {slower:.2f} times as long", Sureness.FAIR)
-        )
+        text = f"by other calls of its context, {target} takes {slower:.2f} times as long"
+        reasons.append(Reason(text, Sureness.FAIR))
     return Evidence(
         kind=target, devices=devices,
         memory_bytes=memory or max(UNKNOWN_MEMORY_BYTES, 2 * (facts.device_bytes or facts.resident_bytes)),
@@ -171,8 +150,7 @@ def gather(
 
 
 def _measured(store: MeasuredCosts, work: Work) -> tuple[Mapping[str, Estimate], Mapping[str, Estimate]]:
-    """Return the estimates for the function's context by device kind: for all measured kinds, and only for the kinds on
-    which the function ran."""
+    """Return the estimates for the function's context by device kind: all kinds, and those on which it ran."""
     recipes = store.recipes_of(work.function)
     found = store.estimates(recipes[0].recipe) if recipes else {}
     useful = {kind: facts for kind, facts in found.items() if work.function in facts.functions}
@@ -186,20 +164,15 @@ def _measured(store: MeasuredCosts, work: Work) -> tuple[Mapping[str, Estimate],
     return found, useful
 
 
-# ---- the kind of device
-
-
 def _nearest_kind(expected: str, measured: Mapping[str, Estimate]) -> str:
-    """Return the measured device kind that the site file names (`a10`: `NVIDIA A10`). If no measured kind matches,
-    return the kind with the most measured runs."""
+    """Return the measured kind that the site file names (`a10`: `NVIDIA A10`), else the kind with the most runs."""
     meant = [kind for kind in measured if kind == expected]
     meant = meant or [kind for kind in measured if expected and _matches_kind(expected, kind)]
     return max(meant or measured, key=lambda kind: measured[kind].runs)
 
 
 def _choose_kind_by_speed(expected: str, chosen: str, found: Mapping[str, Estimate]) -> str:
-    """Return the device kind that the site file names, if its speed relative to the measured kind is known; else the
-    measured kind."""
+    """Return the kind that the site file names if its speed relative to the measured kind is known, else that kind."""
     if _matches_kind(expected, chosen) or not found[chosen].speed:
         return chosen
     return next((kind for kind in sorted(found) if _matches_kind(expected, kind) and found[kind].speed), chosen)
@@ -221,9 +194,6 @@ def _devices_of(site: Site, kind: str) -> int:
     return 1
 
 
-# ---- number of measurements
-
-
 def _reasons_of_function(work: Work, expected: str, *, facts: Estimate, kind: str, load: MeasuredTime) -> list[Reason]:
     run, calls = facts.functions[work.function], facts.calls[work.function]
     fits = _matches_kind(expected, kind)
@@ -233,11 +203,10 @@ def _reasons_of_function(work: Work, expected: str, *, facts: Estimate, kind: st
     sure = _level(calls, RUNS) if fits else Sureness.POOR
     reasons = [Reason(f"{ran} ({_count_with_noun(calls, 'call')} measured){elsewhere}", sure)]
     if work.larger != 1.0:
-        text = (
-            "the measured calls are assumed to have had {} each, and all inputs to cost the same: a call of {} runs {}"
-        )
-        sizes = _count_with_noun(work.measured_per_call, "input"), _count_with_noun(work.inputs_per_call, "input")
-        reasons.append(Reason(text.format(*sizes, show_seconds(run.mean * work.larger)), Sureness.FAIR))
+        had, has = (_count_with_noun(count, "input") for count in (work.measured_per_call, work.inputs_per_call))
+        assumed = f"the measured calls are assumed to have had {had} each, and all inputs to cost the same"
+        runs = f"a call of {has} runs {show_seconds(run.mean * work.larger)}"
+        reasons.append(Reason(f"{assumed}: {runs}", Sureness.FAIR))
     loads = f"its context loaded in {show_seconds(load.mean_s)}" if load.count else "no load of its context"
     sure = _level(load.count, LOADS)
     return [*reasons, Reason(f"{loads} ({_count_with_noun(load.count, 'load')} measured)", sure)]
@@ -249,16 +218,12 @@ def _reasons_of_estimate(
     run = facts.functions[work.function]
     some = ", ".join(similar[:_SHOWN_SIMILAR])
     more = f" and {len(similar) - _SHOWN_SIMILAR} more" if len(similar) > _SHOWN_SIMILAR else ""
-    text = f"no call of {work.called} was measured; one is estimated to run {show_seconds(run.mean)} on {kind}, give"
-    reasons = [
-        Reason(f"{text} or take {_share(_relative_deviation(run.sd, run.mean))}, by {some}{more}", Sureness.POOR)
-    ]
-    loads = (
-        f"its context is estimated to load in {show_seconds(load.mean_s)}"
-        if load.count
-        else "the time of a load is not"
-    )
-    return [*reasons, Reason(loads + ("" if load.count else " known, and assumed to be zero"), Sureness.POOR)]
+    spread = f"give or take {_share(_relative_deviation(run.sd, run.mean))}, by {some}{more}"
+    ran = f"no call of {work.called} was measured; one is estimated to run {show_seconds(run.mean)} on {kind}, {spread}"
+    loads = "the time of a load is not known, and assumed to be zero"
+    if load.count:
+        loads = f"its context is estimated to load in {show_seconds(load.mean_s)}"
+    return [Reason(ran, Sureness.POOR), Reason(loads, Sureness.POOR)]
 
 
 def _count_with_noun(count: int, what: str) -> str:

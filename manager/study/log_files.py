@@ -5,8 +5,9 @@ from __future__ import annotations
 import gzip
 from array import array
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -96,19 +97,17 @@ def _arrow_type(column: array[Any]) -> Any:
     return pa.float64() if column.typecode == "d" else {4: pa.int32(), 8: pa.int64()}[column.itemsize]
 
 
-MOST_CALLS = 200_000
-"""Maximum number of calls in a run for which each call has a separate bar."""
+MOST_CALLS = 200_000  # Maximum number of calls in a run for which each call has a separate bar
 
 _RUN, _BLOCKS, _FIRST_PILOT = 1, 2, 10
 _OWN_ROW = 0
-_SHORT_GAP_S = 0.002
-"""Gaps between calls of at most this many seconds are not drawn. Gaps below a tenth of a call are not drawn either."""
+_SHORT_GAP_S = 0.002  # Longer gaps between calls are drawn, if they are longer than a tenth of a call
 
 TraceEvent = dict[str, Any]
 
 
 def write_timeline(path: Path, log: EventLog, curves: Curves, *, most_calls: int = MOST_CALLS) -> None:
-    """Write the timeline of a run atomically. If the name ends in `.gz`, the file is gzipped."""
+    """Write the timeline of a run atomically, gzipped if the name ends in `.gz`."""
     write_events(path, events_of(log, curves, most_calls=most_calls))
 
 
@@ -130,132 +129,114 @@ def events_of(log: EventLog, curves: Curves, *, most_calls: int = MOST_CALLS) ->
     yield from _Rows(log, together=max(1, -(-began // most_calls))).events()
 
 
+@dataclass(slots=True)
 class _Span:
-    __slots__ = ("began_at", "calls", "ended_at", "first", "items")
+    """The bar of one or more calls in a row of a library."""
 
-    def __init__(self, first: int, began_at: float) -> None:
-        self.first = first
-        self.began_at = began_at
-        self.ended_at = began_at
-        self.calls = 0
-        self.items = 0.0
+    first: int
+    began_at: float
+    ended_at: float
+    calls: int = 0
+    items: float = 0.0
 
     def follows(self, began_at: float) -> bool:
         gap_s = (self.ended_at - self.began_at) / (10 * self.calls)
         return began_at - self.ended_at <= max(gap_s, _SHORT_GAP_S)
 
-    @property
-    def name(self) -> str:
-        return f"call {self.first}" if self.calls == 1 else f"{self.calls} calls"
+    def event(self, pilot: int, row: int) -> TraceEvent:
+        name = f"call {self.first}" if self.calls == 1 else f"{self.calls} calls"
+        args = {"calls": self.calls, "items": self.items, "first": self.first}
+        return slice_event(name, self.began_at, self.ended_at, pid=_FIRST_PILOT + pilot, tid=row, args=args)
 
 
+@dataclass(slots=True)
 class _LibraryRows:
-    def __init__(self, pilot: int, ordered_at: float) -> None:
-        self.pilot = pilot
-        self.ordered_at = ordered_at
-        self.ready = False
-        self.rows: list[int] = []
-        self.busy: dict[int, tuple[int, float, int]] = {}
-        self.spans: dict[int, _Span] = {}
+    """`busy`: row, start and rank of each running call. `spans`: open bars by row."""
 
-    def free_row(self) -> int | None:
-        taken = {row for row, _, _ in self.busy.values()}
-        return next((row for row in self.rows if row not in taken), None)
+    pilot: int
+    ordered_at: float
+    ready: bool = False
+    rows: list[int] = field(default_factory=list)
+    busy: dict[int, tuple[int, float, int]] = field(default_factory=dict)
+    spans: dict[int, _Span] = field(default_factory=dict)
+
+
+_PHASES = {Happened.BLOCK_ASKED: "in the queue", Happened.BLOCK_STARTED: "running", Happened.BLOCK_OVER: ""}
 
 
 class _Rows:
+    """Draws the rows of libraries, pilots and blocks. `together`: number of calls per bar."""
+
     def __init__(self, log: EventLog, *, together: int) -> None:
         self._log = log
         self._together = together
         self._libraries: dict[int, _LibraryRows] = {}
-        self._runs_in: dict[int, int] = {}
         self._pilots: dict[int, float] = {}
-        self._rows: Counter[int] = Counter()
-        """Number of library rows drawn for each pilot."""
+        self._rows: Counter[int] = Counter()  # Number of library rows drawn for each pilot
         self._blocks: dict[int, tuple[str, float]] = {}
 
     def events(self) -> Iterator[TraceEvent]:
-        """Yield all timeline events. For example, the method `_pilot_came` draws rows with the event PILOT_CAME."""
         log, at_s = self._log, 0.0
-        names = {event: f"_{event.name.lower()}" for event in Happened}
-        draws: dict[int, Callable[[float, int], Iterable[TraceEvent]]] = {
-            event: getattr(self, name) for event, name in names.items() if hasattr(self, name)
-        }
         yield name_event("process_name", "blocks", pid=_BLOCKS)
-        for row, (what, at_s) in enumerate(zip(log.what, log.at_s, strict=True)):
-            draw = draws.get(what)
-            if draw is not None:
-                yield from draw(at_s, row)
-        for library in list(self._libraries):
-            yield from self._library_end_events(library, at_s, cut=False)
+        columns = zip(log.what, log.at_s, log.call, log.library, log.pilot, log.block, log.value, strict=True)
+        for what, at_s, call, number, pilot, block, value in columns:
+            library = self._libraries.get(number)
+            match what:
+                case Happened.CALL_BEGAN | Happened.PART_BEGAN if library is not None:
+                    row = yield from self._free_row(number, library)
+                    library.busy[call] = row, at_s, int(value) if what == Happened.PART_BEGAN else 0
+                case Happened.CALL_ENDED if library is not None and call in library.busy:
+                    yield from self._join(library, call, at_s, value)
+                case Happened.PART_ENDED if library is not None and call in library.busy:
+                    yield self._bar(library, call, at_s, "")
+                case Happened.CALL_LEFT | Happened.PART_LEFT if library is not None and call in library.busy:
+                    yield self._bar(library, call, at_s, ", checkpointed" if value else ", lost")
+                case Happened.LIBRARY_STARTED:
+                    self._libraries[number] = _LibraryRows(pilot, at_s)
+                case Happened.LIBRARY_READY if library is not None and not library.ready:
+                    library.ready = True
+                    yield from self._load(number, library, at_s, "load")
+                case Happened.LIBRARY_ENDED if library is not None:
+                    yield from self._end_library(number, at_s, cut=True)
+                case Happened.PILOT_CAME:
+                    self._pilots[pilot] = at_s
+                    yield name_event("process_name", f"pilot {pilot}", pid=_FIRST_PILOT + pilot)
+                    yield name_event("thread_name", "pilot", pid=_FIRST_PILOT + pilot, tid=_OWN_ROW)
+                case Happened.PILOT_WENT if pilot in self._pilots:
+                    yield self._end_pilot(pilot, at_s)
+                case Happened.BLOCK_ASKED | Happened.BLOCK_STARTED | Happened.BLOCK_OVER:
+                    yield self._block_phase(block, at_s, _PHASES[Happened(what)])
+        for number in list(self._libraries):
+            yield from self._end_library(number, at_s, cut=False)
         for pilot in list(self._pilots):
-            yield from self._pilot_end_events(pilot, at_s)
+            yield self._end_pilot(pilot, at_s)
         for block in list(self._blocks):
-            yield from self._block_phase_events(block, at_s, "")
+            yield self._block_phase(block, at_s, "")
 
-    # ---- calls, and parts of gangs
-
-    def _call_began(self, at_s: float, row: int) -> Iterator[TraceEvent]:
-        call = self._log.call[row]
-        before = self._libraries.get(self._runs_in.pop(call, -1))
-        if before is not None and call in before.busy:  # old logs have no row for an eviction
-            yield self._cut(before, call, at_s, ", evicted")
-        if self._log.library[row] in self._libraries:
-            yield from self._begins(at_s, row, rank=0)
-            self._runs_in[call] = self._log.library[row]
-
-    def _part_began(self, at_s: float, row: int) -> Iterator[TraceEvent]:
-        if self._log.library[row] in self._libraries:
-            yield from self._begins(at_s, row, rank=int(self._log.value[row]))
-
-    def _begins(self, at_s: float, row: int, *, rank: int) -> Iterator[TraceEvent]:
-        number = self._log.library[row]
-        library = self._libraries[number]
-        place = library.free_row()
-        if place is None:
-            place = yield from self._new_row(number, library)
-        library.busy[self._log.call[row]] = place, at_s, rank
-
-    def _call_ended(self, at_s: float, row: int) -> Iterator[TraceEvent]:
-        call, library = self._log.call[row], self._libraries.get(self._log.library[row])
-        if library is None or call not in library.busy:
-            return
-        del self._runs_in[call]
-        place, began_at, _ = library.busy.pop(call)
-        span = library.spans.get(place)
+    def _join(self, library: _LibraryRows, call: int, at_s: float, items: float) -> Iterator[TraceEvent]:
+        """Add an ended call to the bar of its row, and draw the bar when it has enough calls."""
+        row, began_at, _ = library.busy.pop(call)
+        span = library.spans.get(row)
         if span is not None and not span.follows(began_at):
-            yield _span_event(library.pilot, place, library.spans.pop(place))
+            yield library.spans.pop(row).event(library.pilot, row)
             span = None
         if span is None:
-            span = library.spans[place] = _Span(call, began_at)
-        span.calls, span.items, span.ended_at = span.calls + 1, span.items + self._log.value[row], at_s
+            span = library.spans[row] = _Span(call, began_at, began_at)
+        span.calls, span.items, span.ended_at = span.calls + 1, span.items + items, at_s
         if span.calls >= self._together:
-            yield _span_event(library.pilot, place, library.spans.pop(place))
+            yield library.spans.pop(row).event(library.pilot, row)
 
-    def _call_left(self, at_s: float, row: int) -> Iterator[TraceEvent]:
-        call, library = self._log.call[row], self._libraries.get(self._log.library[row])
-        if library is not None and call in library.busy:
-            kept_s = self._log.value[row]
-            yield self._cut(library, call, at_s, ", checkpointed" if kept_s else ", lost", lost=not kept_s)
-
-    _part_left = _call_left
-
-    def _part_ended(self, at_s: float, row: int) -> Iterator[TraceEvent]:
-        call, library = self._log.call[row], self._libraries.get(self._log.library[row])
-        if library is not None and call in library.busy:
-            yield self._cut(library, call, at_s, "")
-
-    def _cut(self, library: _LibraryRows, call: int, at_s: float, how: str, *, lost: bool = False) -> TraceEvent:
+    def _bar(self, library: _LibraryRows, call: int, at_s: float, how: str) -> TraceEvent:
         row, began_at, rank = library.busy.pop(call)
-        if not rank:
-            self._runs_in.pop(call, None)
         text = f"call {call}{f', rank {rank}' if rank else ''}{how}"
-        color = {"cname": "terrible"} if lost else {}
+        color = {"cname": "terrible"} if how == ", lost" else {}
         return slice_event(text, began_at, at_s, pid=_FIRST_PILOT + library.pilot, tid=row, **color)
 
-    # ---- libraries
-
-    def _new_row(self, number: int, library: _LibraryRows) -> Generator[TraceEvent, None, int]:
+    def _free_row(self, number: int, library: _LibraryRows) -> Generator[TraceEvent, None, int]:
+        taken = {row for row, _, _ in library.busy.values()}
+        for row in library.rows:
+            if row not in taken:
+                return row
         self._rows[library.pilot] += 1
         row = self._rows[library.pilot]
         library.rows.append(row)
@@ -264,73 +245,29 @@ class _Rows:
         yield name_event("thread_name", text, pid=_FIRST_PILOT + library.pilot, tid=row)
         return row
 
-    def _library_started(self, at_s: float, row: int) -> Iterable[TraceEvent]:
-        self._libraries[self._log.library[row]] = _LibraryRows(self._log.pilot[row], at_s)
-        return ()
-
-    def _library_ready(self, at_s: float, row: int) -> Iterator[TraceEvent]:
-        number = self._log.library[row]
-        library = self._libraries.get(number)
-        if library is not None and not library.ready:
-            library.ready = True
-            yield from self._load(number, library, at_s, "load")
-
     def _load(self, number: int, library: _LibraryRows, at_s: float, text: str) -> Iterator[TraceEvent]:
-        row = library.rows[0] if library.rows else (yield from self._new_row(number, library))
+        row = yield from self._free_row(number, library)
         yield slice_event(text, library.ordered_at, at_s, pid=_FIRST_PILOT + library.pilot, tid=row, cname="grey")
 
-    def _library_ended(self, at_s: float, row: int) -> Iterator[TraceEvent]:
-        return self._library_end_events(self._log.library[row], at_s, cut=True)
-
-    def _library_end_events(self, number: int, at_s: float, *, cut: bool) -> Iterator[TraceEvent]:
-        library = self._libraries.pop(number, None)
-        if library is None:
-            return
+    def _end_library(self, number: int, at_s: float, *, cut: bool) -> Iterator[TraceEvent]:
+        library = self._libraries.pop(number)
         if not library.ready:
             yield from self._load(number, library, at_s, "load, cut off" if cut else "load")
         for row, span in library.spans.items():
-            yield _span_event(library.pilot, row, span)
+            yield span.event(library.pilot, row)
         for call in tuple(library.busy):
-            yield self._cut(library, call, at_s, ", lost" if cut else "", lost=cut)
+            yield self._bar(library, call, at_s, ", lost" if cut else "")
 
-    # ---- pilots and blocks
+    def _end_pilot(self, pilot: int, at_s: float) -> TraceEvent:
+        return slice_event("connected", self._pilots.pop(pilot), at_s, pid=_FIRST_PILOT + pilot, tid=_OWN_ROW)
 
-    def _pilot_came(self, at_s: float, row: int) -> Iterator[TraceEvent]:
-        pilot = self._log.pilot[row]
-        self._pilots[pilot] = at_s
-        yield name_event("process_name", f"pilot {pilot}", pid=_FIRST_PILOT + pilot)
-        yield name_event("thread_name", "pilot", pid=_FIRST_PILOT + pilot, tid=_OWN_ROW)
-
-    def _pilot_went(self, at_s: float, row: int) -> Iterator[TraceEvent]:
-        return self._pilot_end_events(self._log.pilot[row], at_s)
-
-    def _pilot_end_events(self, pilot: int, at_s: float) -> Iterator[TraceEvent]:
-        came_at = self._pilots.pop(pilot, None)
-        if came_at is not None:
-            yield slice_event("connected", came_at, at_s, pid=_FIRST_PILOT + pilot, tid=_OWN_ROW)
-
-    def _block_asked(self, at_s: float, row: int) -> Iterator[TraceEvent]:
-        return self._block_phase_events(self._log.block[row], at_s, "in the queue")
-
-    def _block_started(self, at_s: float, row: int) -> Iterator[TraceEvent]:
-        return self._block_phase_events(self._log.block[row], at_s, "running")
-
-    def _block_over(self, at_s: float, row: int) -> Iterator[TraceEvent]:
-        return self._block_phase_events(self._log.block[row], at_s, "")
-
-    def _block_phase_events(self, block: int, at_s: float, now: str) -> Iterator[TraceEvent]:
+    def _block_phase(self, block: int, at_s: float, now: str) -> TraceEvent:
         before = self._blocks.pop(block, None)
-        if before is None:
-            yield name_event("thread_name", f"block {block}", pid=_BLOCKS, tid=block)
-        else:
-            yield slice_event(before[0], before[1], at_s, pid=_BLOCKS, tid=block)
         if now:
             self._blocks[block] = now, at_s
-
-
-def _span_event(pilot: int, row: int, span: _Span) -> TraceEvent:
-    args = {"calls": span.calls, "items": span.items, "first": span.first}
-    return slice_event(span.name, span.began_at, span.ended_at, pid=_FIRST_PILOT + pilot, tid=row, args=args)
+        if before is None:
+            return name_event("thread_name", f"block {block}", pid=_BLOCKS, tid=block)
+        return slice_event(before[0], before[1], at_s, pid=_BLOCKS, tid=block)
 
 
 def slice_event(name: str, began_at: float, ended_at: float, *, pid: int, tid: int, **more: Any) -> TraceEvent:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import msgspec
 
@@ -48,19 +47,14 @@ class Steps:
             before, value = self.at_s[place], self.values[place]
         return total + value * max(0.0, until_s - before)
 
-    @property
-    def highest(self) -> float:
-        return max(self.values, default=0.0)
-
 
 class Measures(msgspec.Struct, frozen=True):
     """The measured numbers and curves of a run.
 
-    `completed`: number of completed items. `queue`: number of calls that have arrived and do not run. `capacity`:
-    number of allowed blocks. `ended_at`: time of the last end of a call, or end of the log if calls are `unfinished`.
-    `waits_s`, `turnarounds_s` (sorted): seconds of each call from its arrival to its first start, and to its end.
-    `held_s`: device-seconds of pilots. Completed calls used `useful_s` of them, interrupted calls `lost_s`, and loads
-    `loading_s`. `deadlines`: number of deadlines met or missed. `late`: calls that missed their deadlines.
+    `completed`: number of completed items. `queue`: number of calls that have arrived and do not run. `ended_at`: last
+    end of a call, or end of the log if calls are `unfinished`. `waits_s`, `turnarounds_s` (sorted): seconds of each
+    call from its arrival to its first start, and to its end. `held_s`: device-seconds of pilots, of which completed
+    calls used `useful_s`, interrupted calls `lost_s`, loads `loading_s`. `late`: calls that missed their deadlines.
     """
 
     began_at: float
@@ -72,7 +66,6 @@ class Measures(msgspec.Struct, frozen=True):
     completed: Steps
     devices: Steps
     queue: Steps
-    capacity: Steps
     waits_s: array[float]
     turnarounds_s: array[float]
     held_s: float
@@ -105,41 +98,28 @@ def measure(log: EventLog, *, until_s: float | None = None) -> Measures:
 class _Pass:
     def __init__(self, log: EventLog) -> None:
         self.log = log
-        self.completed, self.devices, self.queue, self.capacity = Steps(), Steps(), Steps(), Steps()
+        self.completed, self.devices, self.queue = Steps(), Steps(), Steps()
         self.waits_s, self.turnarounds_s = array("d"), array("d")
         self.calls = self.failed = self.waiting = 0
-        self.left = 0
-        """Number of calls that have not ended, for logs that contain only numbers of calls."""
+        self.left = 0  # Number of calls that have not ended, in logs of counted calls
         self.began_at = self.ended_at = self.items = self.useful_s = self.lost_s = self.loading_s = 0.0
         self.shared_bytes = self.peer_bytes = 0.0
         self.open: dict[int, float] = {}
         self.begun: set[int] = set()
-        self.running: dict[int, tuple[float, int]] = {}
-        """Start time and library of each running call."""
-        self.held_by: defaultdict[int, set[int]] = defaultdict(set)
+        self.running: dict[int, tuple[float, int]] = {}  # Start time and library of each running call
         self.parts: dict[tuple[int, int], float] = {}
         """Time at which a gang member began its part of a call, by library and call."""
         self.again: set[int] = set()
-        self.devices_of: dict[int, float] = {}
-        """Number of devices of each library that uses several devices."""
+        self.devices_of: dict[int, float] = {}  # Of each library that uses several devices
         self.due: dict[int, float] = {}
-        self.late: dict[int, bool] = {}
-        """For each call with a known outcome of its deadline: True if the deadline was missed."""
+        self.late: dict[int, bool] = {}  # By call with a known outcome: True if the deadline was missed
         self.loading: dict[int, float] = {}
-        self.here: dict[int, float] = {}
-        """Number of devices of each connected pilot."""
-        self.may_have: dict[int, float] = {}
+        self.here: dict[int, float] = {}  # Number of devices of each connected pilot
 
     def result(self, until_s: float | None) -> Measures:
         log = self.log
-        names = {event: f"_{event.name.lower()}" for event in Happened}
-        hears: dict[int, Callable[[float, int], None]] = {
-            event: getattr(self, name) for event, name in names.items() if hasattr(self, name)
-        }
-        for row, (what, at_s) in enumerate(zip(log.what, log.at_s, strict=True)):
-            hear = hears.get(what)
-            if hear is not None:
-                hear(at_s, row)
+        for row in zip(log.what, log.at_s, log.call, log.library, log.pilot, log.value, strict=True):
+            self._event(*row)
         if until_s is not None:
             self.ended_at = until_s
         elif self.open or self.left:
@@ -148,38 +128,95 @@ class _Pass:
         self.late.update((call, True) for call, due_at in self.due.items() if due_at <= self.ended_at)
         return Measures(
             self.began_at, self.ended_at, self.calls, self.failed, len(self.open) + self.left, self.items,
-            self.completed, self.devices, self.queue, self.capacity, array("d", sorted(self.waits_s)),
+            self.completed, self.devices, self.queue, array("d", sorted(self.waits_s)),
             array("d", sorted(self.turnarounds_s)), self.devices.integral(until_s=self.ended_at), self.useful_s,
             self.lost_s, self.loading_s, self.shared_bytes, self.peer_bytes,
             len(self.late), tuple(sorted(call for call, is_late in self.late.items() if is_late)),
         )  # fmt: skip
 
-    def _call_came(self, at_s: float, row: int) -> None:
-        if not self.calls:
-            self.began_at = at_s
-        self.calls += 1
-        self.open[self.log.call[row]] = at_s
-        self._waits(at_s, more=1)
+    def _event(self, what: int, at_s: float, call: int, library: int, pilot: int, value: float) -> None:
+        devices = self.devices_of.get(library, 1.0)
+        match what:
+            case Happened.CALL_CAME:
+                self._came(at_s, 1)
+                self.open[call] = at_s
+            case Happened.CALL_BEGAN:
+                self._call_began(at_s, call, library)
+            case Happened.CALL_ENDED:
+                self._call_ended(at_s, call, devices, value)
+            case Happened.CALL_LEFT if self.running.get(call, (0.0, -1))[1] == library:
+                self._left(at_s - self.running.pop(call)[0], devices, kept_s=value)
+                if call in self.open:
+                    self._waits(at_s, more=1)
+            case Happened.CALL_FAILED if call in self.open:
+                self._call_failed(at_s, call)
+            case Happened.CALL_DUE:
+                self.due[call] = value
+            case Happened.PART_BEGAN:
+                self.parts[library, call] = at_s
+            case Happened.PART_ENDED:
+                ran_s = (at_s - self.parts.pop((library, call), at_s)) * devices
+                if call in self.again:
+                    self.lost_s += ran_s
+                else:
+                    self.useful_s += ran_s
+            case Happened.PART_LEFT:
+                self._left(at_s - self.parts.pop((library, call), at_s), devices, kept_s=value)
+            case Happened.LIBRARY_STARTED:
+                self.loading[library] = at_s
+                if value > 1:
+                    self.devices_of[library] = value
+            case Happened.LIBRARY_READY | Happened.LIBRARY_ENDED:
+                self.loading_s += (at_s - self.loading.pop(library, at_s)) * devices
+            case Happened.PILOT_CAME:
+                self.here[pilot] = value
+                self.devices.set(at_s, sum(self.here.values()))
+            case Happened.PILOT_WENT if self.here.pop(pilot, None) is not None:  # else it never connected
+                self.devices.set(at_s, sum(self.here.values()))
+            case Happened.BYTES_SHARED:
+                self.shared_bytes += value
+            case Happened.BYTES_PEER:
+                self.peer_bytes += value
+            case _:
+                self._counted(what, at_s, call, value)
 
-    def _call_began(self, at_s: float, row: int) -> None:
-        call, library = self.log.call[row], self.log.library[row]
+    def _counted(self, what: int, at_s: float, calls: int, value: float) -> None:
+        match what:
+            case Happened.CALLS_CAME:
+                self._came(at_s, int(value))
+                self.left += int(value)
+            case Happened.CALLS_BEGAN:
+                self._waits(at_s, more=-int(value))
+            case Happened.CALLS_BACK:
+                self._waits(at_s, more=int(value))
+            case Happened.CALLS_ENDED:
+                self.left -= calls
+                self._done(at_s, value)
+            case Happened.CALLS_FAILED:
+                self.left -= int(value)
+                self.failed += int(value)
+                self.ended_at = at_s
+            case Happened.SECONDS_USED:
+                self.useful_s += value
+            case Happened.SECONDS_LOST:
+                self.lost_s += value
+            case Happened.WAITED:
+                self.waits_s.extend([value] * calls)
+            case Happened.TOOK:
+                self.turnarounds_s.extend([value] * calls)
+
+    def _call_began(self, at_s: float, call: int, library: int) -> None:
         came_at = self.open.get(call)
         if came_at is not None and call not in self.running:
             self._waits(at_s, more=-1)
         if came_at is not None and call not in self.begun:
             self.begun.add(call)
             self.waits_s.append(at_s - came_at)
-        self._stops(call)
         self.running[call] = at_s, library
-        self.held_by[library].add(call)
 
-    def _call_due(self, _: float, row: int) -> None:
-        self.due[self.log.call[row]] = self.log.value[row]
-
-    def _call_ended(self, at_s: float, row: int) -> None:
-        call = self.log.call[row]
-        came_at, ran_s = self.open.pop(call, None), at_s - self._stops(call, otherwise=at_s)
-        ran_s *= self._devices_of(row)
+    def _call_ended(self, at_s: float, call: int, devices: float, items: float) -> None:
+        came_at, (began_at, _) = self.open.pop(call, None), self.running.pop(call, (at_s, -1))
+        ran_s = (at_s - began_at) * devices
         if came_at is None:
             self.again.add(call)
             self.lost_s += ran_s
@@ -188,18 +225,14 @@ class _Pass:
             self.late[call] = at_s > self.due.pop(call)
         self.begun.discard(call)
         self.useful_s += ran_s
-        self.items += self.log.value[row]
-        self.completed.set(at_s, self.items)
+        self._done(at_s, items)
         self.turnarounds_s.append(at_s - came_at)
-        self.ended_at = at_s
 
-    def _call_failed(self, at_s: float, row: int) -> None:
-        call = self.log.call[row]
-        if self.open.pop(call, None) is None:
-            return
+    def _call_failed(self, at_s: float, call: int) -> None:
+        del self.open[call]
         if call in self.running:
-            self.lost_s += (at_s - self.running[call][0]) * self.devices_of.get(self.running[call][1], 1.0)
-            self._stops(call)
+            began_at, library = self.running.pop(call)
+            self.lost_s += (at_s - began_at) * self.devices_of.get(library, 1.0)
         else:
             self._waits(at_s, more=-1)
         if self.due.pop(call, None) is not None:
@@ -207,134 +240,29 @@ class _Pass:
         self.failed += 1
         self.ended_at = at_s
 
-    def _call_left(self, at_s: float, row: int) -> None:
-        call = self.log.call[row]
-        if self.running.get(call, (0.0, -1))[1] != self.log.library[row]:
-            return
-        self._add_useful_and_lost_time(at_s - self._stops(call), row)
-        if call in self.open:
-            self._waits(at_s, more=1)
-
-    def _add_useful_and_lost_time(self, ran_s: float, row: int) -> None:
-        kept_s = min(self.log.value[row], ran_s)
-        self.useful_s += kept_s * self._devices_of(row)
-        self.lost_s += (ran_s - kept_s) * self._devices_of(row)
-
-    # ---- other members of gangs
-
-    def _part_began(self, at_s: float, row: int) -> None:
-        self.parts[self.log.library[row], self.log.call[row]] = at_s
-
-    def _part_ended(self, at_s: float, row: int) -> None:
-        call = self.log.call[row]
-        ran_s = (at_s - self.parts.pop((self.log.library[row], call), at_s)) * self._devices_of(row)
-        if call in self.again:
-            self.lost_s += ran_s
-        else:
-            self.useful_s += ran_s
-
-    def _part_left(self, at_s: float, row: int) -> None:
-        self._add_useful_and_lost_time(at_s - self.parts.pop((self.log.library[row], self.log.call[row]), at_s), row)
-
-    def _devices_of(self, row: int) -> float:
-        return self.devices_of.get(self.log.library[row], 1.0)
-
-    # ---- calls that were counted
-
-    def _calls_came(self, at_s: float, row: int) -> None:
+    def _came(self, at_s: float, count: int) -> None:
         if not self.calls:
             self.began_at = at_s
-        count = int(self.log.value[row])
         self.calls += count
-        self.left += count
         self._waits(at_s, more=count)
-
-    def _calls_began(self, at_s: float, row: int) -> None:
-        self._waits(at_s, more=-int(self.log.value[row]))
-
-    def _calls_back(self, at_s: float, row: int) -> None:
-        self._waits(at_s, more=int(self.log.value[row]))
-
-    def _calls_ended(self, at_s: float, row: int) -> None:
-        self.left -= self.log.call[row]
-        self.items += self.log.value[row]
-        self.completed.set(at_s, self.items)
-        self.ended_at = at_s
-
-    def _calls_failed(self, at_s: float, row: int) -> None:
-        count = int(self.log.value[row])
-        self.left -= count
-        self.failed += count
-        self.ended_at = at_s
-
-    def _seconds_used(self, _: float, row: int) -> None:
-        self.useful_s += self.log.value[row]
-
-    def _seconds_lost(self, _: float, row: int) -> None:
-        self.lost_s += self.log.value[row]
-
-    def _waited(self, _: float, row: int) -> None:
-        self.waits_s.extend([self.log.value[row]] * self.log.call[row])
-
-    def _took(self, _: float, row: int) -> None:
-        self.turnarounds_s.extend([self.log.value[row]] * self.log.call[row])
-
-    # ---- libraries, pilots and bytes
-
-    def _library_started(self, at_s: float, row: int) -> None:
-        self.loading[self.log.library[row]] = at_s
-        if self.log.value[row] > 1:
-            self.devices_of[self.log.library[row]] = self.log.value[row]
-
-    def _library_ready(self, at_s: float, row: int) -> None:
-        self.loading_s += (at_s - self.loading.pop(self.log.library[row], at_s)) * self._devices_of(row)
-
-    def _library_ended(self, at_s: float, row: int) -> None:
-        self._library_ready(at_s, row)
-        for call in self.held_by.pop(self.log.library[row], ()):  # old logs have no rows for these ends
-            self.lost_s += (at_s - self.running.pop(call)[0]) * self._devices_of(row)
-            if call in self.open:
-                self._waits(at_s, more=1)
-
-    def _pilot_came(self, at_s: float, row: int) -> None:
-        self.here[self.log.pilot[row]] = self.log.value[row]
-        self.devices.set(at_s, sum(self.here.values()))
-
-    def _pilot_went(self, at_s: float, row: int) -> None:
-        if self.here.pop(self.log.pilot[row], None) is not None:  # None if the job ended before its pilot connected
-            self.devices.set(at_s, sum(self.here.values()))
-
-    def _capacity(self, at_s: float, row: int) -> None:
-        self.may_have[self.log.block[row]] = self.log.value[row]
-        self.capacity.set(at_s, sum(self.may_have.values()))
-
-    def _bytes_shared(self, _: float, row: int) -> None:
-        self.shared_bytes += self.log.value[row]
-
-    def _bytes_peer(self, _: float, row: int) -> None:
-        self.peer_bytes += self.log.value[row]
 
     def _waits(self, at_s: float, *, more: int) -> None:
         self.waiting += more
         self.queue.set(at_s, self.waiting)
 
-    def _stops(self, call: int, *, otherwise: float = 0.0) -> float:
-        if call not in self.running:
-            return otherwise
-        since, library = self.running.pop(call)
-        self.held_by[library].discard(call)
-        return since
+    def _left(self, ran_s: float, devices: float, *, kept_s: float) -> None:
+        kept_s = min(kept_s, ran_s)
+        self.useful_s += kept_s * devices
+        self.lost_s += (ran_s - kept_s) * devices
 
-
-# ---- tokens of engines
+    def _done(self, at_s: float, items: float) -> None:
+        self.items += items
+        self.completed.set(at_s, self.items)
+        self.ended_at = at_s
 
 
 class TokenFigures(msgspec.Struct, frozen=True):
-    """Quantiles of token times over all ended calls to engines, in seconds.
-
-    `objectives`: number of calls with token deadlines. `met`: number of calls whose tokens were all in time (SLINFER
-    eq. 1).
-    """
+    """Quantiles of seconds over ended calls to engines. `met`: calls whose tokens were all in time (SLINFER eq. 1)."""
 
     objectives: int
     met: int
@@ -350,7 +278,7 @@ class TokenFigures(msgspec.Struct, frozen=True):
 
 
 def token_figures(log: EventLog) -> TokenFigures | None:
-    """Return the quantiles of token times of a run, or None if no call to an engine ended."""
+    """Return the quantiles of token times, or None if no call to an engine ended."""
     counted = Happened.CALLS_CAME in log.what  # in counted logs a row has a time and its number of calls
     kinds = (Happened.TOKEN_FIRST, Happened.TOKEN_MEAN, Happened.TOKEN_GAP, Happened.TOKEN_LATE)
     found = {what: array("d") for what in kinds}
@@ -371,9 +299,8 @@ def token_figures(log: EventLog) -> TokenFigures | None:
 class Figures(msgspec.Struct, frozen=True):
     """The numbers of a run that tables show. Units: seconds, device-seconds, shares from 0 to 1.
 
-    `busy`: share of the pilots' device time during which a call ran. `bound_s`: lower bound for the end of the run
-    under any policy; None if unknown or infinite. `in_time`: share of met deadlines; None without deadlines or for
-    counted calls. `warm_s`: device-seconds during which a device had a library.
+    `busy`: share of the pilots' device time during which a call ran. `bound_s`: lower bound for the end of the run;
+    None if unknown or infinite. `in_time`: share of met deadlines; None without deadlines or for counted calls.
     """
 
     items_per_s: float

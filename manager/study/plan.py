@@ -2,9 +2,7 @@
 
 The simulator runs a world with measured times (`evidence`) under the site's rules. The seed determines all random
 numbers: queue waits, variation of times, lost pilots, and the error of each measured mean. Many calls are simulated as
-fewer, longer calls.
-
-Not modelled: other users' load, time of day, links, and the earlier start of short jobs.
+fewer, longer calls. Other users' load, time of day, links, and the earlier start of short jobs are not modelled.
 """
 
 from __future__ import annotations
@@ -34,12 +32,10 @@ from stoker.site import Duration, Site, Size
 SEEDS, FEW_SEEDS = 20, 3
 CALLS, CALLS_A_DEVICE, CALLS_A_WALLTIME = 500, 20, 20
 WALLTIMES_S = (900.0, 3600.0, 14_400.0, 43_200.0)
-AS_GOOD = 1.05
-"""A plan is as good as the fastest plan if it takes at most this many times as long as the fastest plan."""
+AS_GOOD = 1.05  # A plan is as good as the fastest plan if it takes at most this many times as long
 _HOUR_S = 3600.0
 _DIP_S = 1.0
-_HOPELESS = 20
-"""If calls are longer than a walltime, a run that lasts this many walltimes counts as endless."""
+_HOPELESS = 20  # If calls are longer than a walltime, a run that lasts this many walltimes counts as endless
 _CONTEXT = "context"
 _ASKED = 1_000
 
@@ -51,9 +47,7 @@ class Range(msgspec.Struct, frozen=True):
 
 
 class PlanForecast(msgspec.Struct, frozen=True):
-    """Forecast of a run on at most `blocks` blocks of `walltime_s` seconds (0: no limit).
-
-    If the run never ends, the times are infinite."""
+    """Forecast of a run on at most `blocks` blocks of `walltime_s` seconds (0: no limit); infinite times = no end."""
 
     blocks: int
     walltime_s: float
@@ -62,12 +56,7 @@ class PlanForecast(msgspec.Struct, frozen=True):
 
 
 class RunPlan(msgspec.Struct, frozen=True):
-    """The forecasts of a run with different settings.
-
-    `as_written`: forecast with the settings of the site file. `by_blocks`, `by_walltime`: forecasts with other numbers
-    of blocks and other walltimes. `best_blocks`, `best_walltime_s`: the smallest values whose forecast is as good as
-    the best forecast (0: irrelevant). `price`: price of a device-hour, 0 if unknown.
-    """
+    """The forecasts of a run. `best_...`: the smallest values whose forecast is as good as the best (0: irrelevant)."""
 
     site: str
     work: Work
@@ -103,26 +92,22 @@ def make_plan(site: Site, work: Work, evidence: Evidence, *, tell: Callable[[str
         return found[blocks, walltime_s]
 
     source = source_of(site, kept=False)
-    most = source.first if source.rule in (Rule.FIXED, Rule.ONCE) else source.most
-    as_written = forecast_of(max(1, most), source.walltime_s, seeds=SEEDS)
-    by_blocks: list[PlanForecast] = []
-    by_walltime: list[PlanForecast] = []
+    most = max(1, source.first if source.rule in (Rule.FIXED, Rule.ONCE) else source.most)
+    as_written = forecast_of(most, source.walltime_s, seeds=SEEDS)
+    by_blocks, by_walltime, best_blocks, best_walltime_s = list[PlanForecast](), list[PlanForecast](), most, 0.0
     if not site.is_local:
-        counts = sorted({*(2**n for n in range(most.bit_length())), most} - {0})
-        by_blocks = [forecast_of(count, source.walltime_s, seeds=FEW_SEEDS) for count in counts if count <= most]
-    best_blocks = (
-        _cheapest_good_forecast(by_blocks, key=lambda each: each.blocks).blocks if by_blocks else as_written.blocks
-    )
-    if not site.is_local:
+        counts = sorted({*(2**n for n in range(most.bit_length())), most})
+        by_blocks = [forecast_of(count, source.walltime_s, seeds=FEW_SEEDS) for count in counts]
+        best_blocks = _cheapest_good_forecast(by_blocks, key=lambda each: each.blocks).blocks
         useful = [seconds for seconds in WALLTIMES_S if seconds > 2 * (evidence.load.mean_s + evidence.run.mean_s)]
         walltimes = sorted({*useful, source.walltime_s} - {0.0})
         by_walltime = [forecast_of(best_blocks, seconds, seeds=FEW_SEEDS) for seconds in walltimes]
+        if by_walltime:
+            best_walltime_s = _cheapest_good_forecast(by_walltime, key=lambda each: each.walltime_s).walltime_s
     return RunPlan(
         site=site.name, work=work, kind=evidence.kind, devices=evidence.devices, as_written=as_written,
         by_blocks=tuple(by_blocks), by_walltime=tuple(by_walltime), best_blocks=best_blocks,
-        best_walltime_s=(
-            _cheapest_good_forecast(by_walltime, key=lambda each: each.walltime_s).walltime_s if by_walltime else 0.0
-        ),
+        best_walltime_s=best_walltime_s,
         price=site.provider.price, sureness=evidence.sureness, reasons=evidence.reasons, policy=str(agreed([site])),
     )  # fmt: skip
 
@@ -131,9 +116,6 @@ def _cheapest_good_forecast(forecasts: Sequence[PlanForecast], *, key: Callable[
     quickest = min(each.finish_s.p50 for each in forecasts)
     good = [each for each in forecasts if each.finish_s.p50 <= quickest * AS_GOOD]
     return min(good or forecasts, key=key)
-
-
-# ---- one forecast
 
 
 def calls_per_simulated_call(work: Work, *, devices: int, walltime_s: float, each_s: float) -> int:
@@ -186,7 +168,7 @@ def _simulate(
 
 
 def _policies(site: Site, alone_s: float) -> Policies:
-    """Return the site's policies, adjusted to reconsider waiting calls about 1,000 times per run at most."""
+    """Return the site's policies, which reconsider waiting calls about 1,000 times per run at most."""
     policies = policies_for([site])
     residency = policies.residency
     residency = residency.default if isinstance(residency, WarmPools) else residency
@@ -200,16 +182,14 @@ def _with_random_mean(time: MeasuredTime, stream: Stream) -> MeasuredTime:
 
 
 def _capacity(blocks: int, lost_per_s: float, *, until_s: float, seed: int) -> tuple[tuple[float, int], ...]:
-    steps: list[tuple[float, int]] = [(0.0, blocks)]
-    if not lost_per_s:
-        return tuple(steps)
-    gaps, at, number = Stream(seed, "plan/lost"), 0.0, 0
-    while True:
+    steps, at, number = [(0.0, blocks)], 0.0, 0
+    gaps = Stream(seed, "plan/lost")
+    while lost_per_s and at <= until_s:
         at += max(2 * _DIP_S, gaps.exponential(number, mean=1.0 / (lost_per_s * blocks)))
         number += 1
-        if at > until_s:
-            return tuple(steps)
-        steps += (round(at, 3), blocks - 1), (round(at + _DIP_S, 3), blocks)
+        if at <= until_s:
+            steps += (round(at, 3), blocks - 1), (round(at + _DIP_S, 3), blocks)
+    return tuple(steps)
 
 
 def _range(values: Sequence[float]) -> Range:

@@ -1,6 +1,6 @@
-"""Curves of runs with few points, and plots as PNG and SVG.
+"""Curves of runs with few points, and plots as PNG and SVG. Equal runs produce equal files.
 
-Each policy has one line: the median over its seeds, in a band from minimum to maximum. Equal runs produce equal files.
+Each policy has one line: the median over its seeds, in a band from minimum to maximum.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 
 POINTS = 1_000
-SHARES = tuple(number / 200 for number in range(201))
-"""Shares (0 to 1) at which quantiles of wait times and turnaround times are stored."""
+SHARES = tuple(number / 200 for number in range(201))  # At which quantiles of wait and turnaround times are stored
 
 
 class Curves(msgspec.Struct, frozen=True):
@@ -41,14 +40,9 @@ class Curves(msgspec.Struct, frozen=True):
 
 
 def make_run_curves(measures: Measures) -> Curves:
-    return Curves(
-        measures.ended_at,
-        thin_curve(measures.completed),
-        thin_curve(measures.devices),
-        thin_curve(measures.queue),
-        _quantiles(measures.waits_s),
-        _quantiles(measures.turnarounds_s),
-    )
+    completed, devices, queue = map(thin_curve, (measures.completed, measures.devices, measures.queue))
+    waits_s, turnarounds_s = _quantiles(measures.waits_s), _quantiles(measures.turnarounds_s)
+    return Curves(measures.ended_at, completed, devices, queue, waits_s, turnarounds_s)
 
 
 def thin_curve(steps: Steps, *, points: int = POINTS) -> Steps:
@@ -65,9 +59,7 @@ def _quantiles(values: array[float]) -> tuple[float, ...]:
     return tuple(quantile(values, share) for share in SHARES) if values else ()
 
 
-Runs = Mapping[str, Sequence[Curves]]
-"""Curves of each policy's runs, one run per seed. Policies are in the order of the colours."""
-
+Runs = Mapping[str, Sequence[Curves]]  # Each policy's runs, one per seed, in the order of the colours
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")
 """Okabe and Ito's colours, which people with any colour vision can distinguish."""
 _DASHES = ("-", "--", ":", "-.")
@@ -83,24 +75,20 @@ _UNITS = ((2 * 86_400.0, 86_400.0, "days"), (3 * 3600.0, 3600.0, "h"), (15 * 60.
 
 
 def write_plots(folder: Path, runs: Runs, *, title: str) -> list[Path]:
-    """Draw `completed`, `devices`, `queue` and `times`, each as PNG and SVG. Return the paths.
-
-    Raises StokerError without matplotlib, ValueError without runs.
-    """
+    """Draw `completed`, `devices`, `queue` and `times`, each as PNG and SVG. Raises StokerError without matplotlib."""
     if not any(runs.values()):
         raise ValueError("there are no runs to draw")
+
+    def until_end(run: Curves, at_s: float, name: str) -> float:
+        steps: Steps = getattr(run, name)
+        return steps.value(at_s) if name == "completed" or at_s <= run.ended_at else 0.0
+
+    words = {"completed": "items done", "devices": "devices", "queue": "calls that wait"}
     drawn: dict[str, tuple[int, Callable[..., None]]] = {
-        "completed": (
-            1,
-            partial(_plot_over_time, value=lambda run, at_s: run.completed.value(at_s), words="items done"),
-        ),
-        "devices": (1, partial(_plot_over_time, value=_value_until_run_end(lambda run: run.devices), words="devices")),
-        "queue": (
-            1,
-            partial(_plot_over_time, value=_value_until_run_end(lambda run: run.queue), words="calls that wait"),
-        ),
-        "times": (2, _times),
+        name: (1, partial(_plot_over_time, value=partial(until_end, name=name), words=said))
+        for name, said in words.items()
     }
+    drawn["times"] = 2, _times
     paths: list[Path] = []
     with style() as figure_of:
         for name, (panels, draw) in drawn.items():
@@ -133,13 +121,6 @@ def style() -> Iterator[Callable[..., Any]]:
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)
         yield Figure
-
-
-# ---- what is drawn
-
-
-def _value_until_run_end(curve: Callable[[Curves], Steps]) -> Callable[[Curves, float], float]:
-    return lambda run, at_s: curve(run).value(at_s) if at_s <= run.ended_at else 0.0
 
 
 def _plot_over_time(axes: Axes, runs: Runs, *, value: Callable[[Curves, float], float], words: str) -> None:

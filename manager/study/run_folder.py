@@ -14,6 +14,7 @@ from __future__ import annotations
 import datetime
 import shutil
 from collections.abc import Iterator, Sequence
+from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -62,10 +63,7 @@ class StudyResults(msgspec.Struct, frozen=True):
 
 
 def make(name: str, *, out: Path | None) -> Path:
-    """Create a folder for a study: `out`, or a new folder in `runs`.
-
-    Raises ConfigError if `out` is not empty or cannot be created.
-    """
+    """Create a folder for a study: `out`, which must be empty, or a new folder in `runs`. Raises ConfigError."""
     folder = out or _fresh(Path("runs"), name)
     try:
         if folder.is_dir() and any(folder.iterdir()):
@@ -125,9 +123,8 @@ def write(
         curves = {label(policy): [run.curves for run in runs if run.policy == policy] for policy in policies}
         try:
             paths = write_plots(folder, curves, title=scenario.name)
-            yield WrittenFiles(
-                "plots", tuple(map(str, paths)), "done, devices and queue over time; how long calls took"
-            )
+            about = "done, devices and queue over time; how long calls took"
+            yield WrittenFiles("plots", tuple(map(str, paths)), about)
         except StokerError as error:
             yield WrittenFiles("plots", (), str(error))
     if scenario.outputs.timeline:
@@ -146,8 +143,5 @@ def _text(path: Path, text: str) -> str:
 
 def _fresh(root: Path, name: str) -> Path:
     stem = f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
-    path, count = root / stem, 1
-    while path.exists():
-        count += 1
-        path = root / f"{stem}-{count}"
-    return path
+    paths = (root / f"{stem}{f'-{number}' if number > 1 else ''}" for number in count(1))
+    return next(path for path in paths if not path.exists())

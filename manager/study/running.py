@@ -45,10 +45,7 @@ class DiedError(StokerError):
 
 
 class Workers(Generic[Task, Result]):
-    """Processes that call `do(task, tell)`. The end of the `with` block ends the processes.
-
-    `do`, tasks and results must be picklable. `do` may raise only StokerErrors.
-    """
+    """Processes that call `do(task, tell)`, which may raise only StokerErrors. The `with` block ends the processes."""
 
     def __init__(self, do: Callable[[Task, Tell], Result], *, count: int) -> None:
         spawning = multiprocessing.get_context("spawn")  # a fork would share locks with threads of this process
@@ -138,14 +135,9 @@ def _run_tasks(connection: Connection, do: Callable[[Any, Tell], Any]) -> None:
             send(StokerError, error)
 
 
-TellProgress = Callable[[str, int, float, int], None]
-"""A function that receives policy, seed, simulated time in seconds, and number of ended calls."""
-
-
-STUCK_S = 10 * 86_400.0
-"""A run is stopped if no call ends for this many simulated seconds."""
-MOST_STILL = 200
-"""A run is stopped after this many progress reports (millions of events) at the same simulated time."""
+TellProgress = Callable[[str, int, float, int], None]  # Policy, seed, simulated time in seconds, number of ended calls
+STUCK_S = 10 * 86_400.0  # A run is stopped if no call ends for this many simulated seconds
+MOST_STILL = 200  # ... or after this many progress reports (millions of events) at the same simulated time
 
 
 class FinishedRun(msgspec.Struct, frozen=True):
@@ -161,19 +153,10 @@ class FinishedRun(msgspec.Struct, frozen=True):
 
 
 def run_all(
-    scenario: Scenario,
-    *,
-    policies: Sequence[str],
-    seeds: Sequence[int],
-    folder: Path,
-    jobs: int = 1,
+    scenario: Scenario, *, policies: Sequence[str], seeds: Sequence[int], folder: Path, jobs: int = 1,
     tell: TellProgress | None = None,
-) -> Generator[FinishedRun, None, None]:
-    """Simulate the scenario with every policy and seed. Yield each run when it ends.
-
-    Event logs are written into `folder`. The lower bound for the end is computed only for runs of the first policy. If
-    a run cannot continue, this function raises SimulationError and stops the other runs.
-    """
+) -> Generator[FinishedRun, None, None]:  # fmt: skip
+    """Simulate every policy and seed, and yield each run at its end. Only runs of the first policy get a bound."""
     todo = [_PlannedRun(policy, seed, number == 0) for seed in seeds for number, policy in enumerate(policies)]
     do = functools.partial(_simulate_run, scenario=scenario, folder=folder)
     hear = tell or _ignore_progress
@@ -200,12 +183,10 @@ class _PlannedRun(msgspec.Struct, frozen=True):
 def _simulate_run(run: _PlannedRun, tell: TellProgress, *, scenario: Scenario, folder: Path) -> FinishedRun:
     try:
         return simulate_once(scenario, policy=run.policy, seed=run.seed, folder=folder, bound=run.bound, tell=tell)
-    except SimulationError as error:
+    except (SimulationError, OSError) as error:
         raise SimulationError(f"{run}: {error}", policy=run.policy, seed=run.seed) from error
     except StokerError:
         raise
-    except OSError as error:
-        raise SimulationError(f"{run}: {error}", policy=run.policy, seed=run.seed) from error
     except Exception as error:  # a user's policy may raise anything
         lines = "\n".join(user_traceback_lines(error)) or traceback.format_exc()
         raise SimulationError(f"{run} failed:\n{lines}", policy=run.policy, seed=run.seed) from error
@@ -216,22 +197,15 @@ def _ignore_progress(*_: Any) -> None:
 
 
 def simulate_once(
-    scenario: Scenario,
-    *,
-    policy: str,
-    seed: int,
-    folder: Path,
-    bound: bool = False,
+    scenario: Scenario, *, policy: str, seed: int, folder: Path, bound: bool = False,
     tell: TellProgress = _ignore_progress,
-) -> FinishedRun:
+) -> FinishedRun:  # fmt: skip
     """Simulate a scenario once. Raises SimulationError and ConfigError."""
     began = time.perf_counter()
-    chosen = find(policy)
-    policies = chosen.make()
+    policies = find(policy).make()
     world = limited(scenario.world, policies.awareness)
-    refuse_impossible(
-        world, wanted=expand_family_names(world, context_names_of_workload(scenario.workload)), until_s=scenario.until_s
-    )
+    wanted = expand_family_names(world, context_names_of_workload(scenario.workload))
+    refuse_impossible(world, wanted=wanted, until_s=scenario.until_s)
     counted = scenario.outputs.calls is CallDetail.COUNTED
     simulation = Simulation(world, _calls(scenario, world, seed=seed), policies, seed=seed, counted=counted)
     until_s = float(scenario.until_s) or math.inf
@@ -243,9 +217,8 @@ def simulate_once(
     figures = compute_run_figures(simulation.log, outcome, measured, bound_s=known_s)
     path = folder / log_name(policy, seed)
     write_log(path, simulation.log, {"scenario": scenario.name, "policy": label(policy), "seed": seed})
-    return FinishedRun(
-        policy, seed, outcome, str(path), figures, make_run_curves(measured), time.perf_counter() - began
-    )
+    wall_s = time.perf_counter() - began
+    return FinishedRun(policy, seed, outcome, str(path), figures, make_run_curves(measured), wall_s)
 
 
 def _calls(scenario: Scenario, world: World, *, seed: int) -> Iterator[Arrival]:
@@ -259,10 +232,8 @@ class StallWatch:
 
     def __init__(self, tell: Callable[[float, int], None]) -> None:
         self._tell = tell
-        self._ended = 0
-        self._since_s = 0.0
-        self._now_s = 0.0
-        self._still = 0
+        self._ended = self._still = 0
+        self._since_s = self._now_s = 0.0
 
     def __call__(self, now_s: float, ended: int) -> None:
         if ended != self._ended:

@@ -1,10 +1,7 @@
 """Scenarios: a world, calls, and the policies to compare, in one TOML file (docs/scenarios.md).
 
-`stoker.manager.sim.check` refuses worlds in which no run ends.
-
 `--set key=value` changes a setting. A key is a path with dots: `world.links.shared`, or for a table in a list
-`world.sources.pool.capacity`. A value that is not valid TOML is read as text. An engine's step times may name a file of
-`stoker profile --json`.
+`world.sources.pool.capacity`. A value that is not valid TOML is read as text.
 """
 
 from __future__ import annotations
@@ -40,15 +37,11 @@ class Override(NamedTuple):
     path: tuple[str, ...]
 
 
-_NAMED = (("world", "contexts"), ("world", "devices"))
-"""Tables of a scenario with named entries. `--set` with an unknown name in one of these tables is an error."""
+_NAMED = (("world", "contexts"), ("world", "devices"))  # Tables with named entries, of which `--set` adds none
 
 
 def apply_override(data: dict[str, Any], text: str, *, top: Collection[str], world: Collection[str]) -> Override:
-    """Change one setting of `data` in place. Raises ConfigError.
-
-    `top`, `world`: names of the settings of a scenario and of its world.
-    """
+    """Change one setting of `data` in place. `top`, `world`: names of the settings of a scenario and of its world."""
     key, equals, value = text.partition("=")
     written = [part.strip() for part in key.split(".")]
     if not equals or not all(written):
@@ -57,30 +50,19 @@ def apply_override(data: dict[str, Any], text: str, *, top: Collection[str], wor
     if parts[0] not in top and parts[0] in world:
         parts.insert(0, "world")
     here: Any = data
-    path: list[str] = []
-    for part in parts[:-1]:
-        if tuple(path) in _NAMED and isinstance(here, dict) and part not in here:
+    for place, part in enumerate(parts):
+        if isinstance(here, list):
+            parts[place] = _place(here, part, text)
+        elif not isinstance(here, dict):
+            raise ConfigError(f"--set {text}: {'.'.join(parts[:place])} is not a table", key=part)
+        elif tuple(parts[:place]) in _NAMED and part not in here and place < len(parts) - 1:
             raise _unknown(part, here, text)
-        here, part = _step(here, part, text)
-        path.append(part)
-    last = parts[-1]
-    if isinstance(here, list):
-        last = _place(here, last, text)
-        here[int(last)] = _value(value)
-    elif isinstance(here, dict):
-        here[last] = _value(value)
-    else:
-        raise ConfigError(f"--set {text}: {'.'.join(path)} is not a table", key=last)
-    return Override(text, (*path, last))
-
-
-def _step(here: Any, part: str, text: str) -> tuple[Any, str]:
-    if isinstance(here, list):
-        place = _place(here, part, text)
-        return here[int(place)], place
-    if not isinstance(here, dict):
-        raise ConfigError(f"--set {text}: there is no table above {part}", key=part)
-    return here.setdefault(part, {}), part
+        at: Any = int(parts[place]) if isinstance(here, list) else part
+        if place == len(parts) - 1:
+            here[at] = _value(value)
+        else:
+            here = here[at] if isinstance(here, list) else here.setdefault(at, {})
+    return Override(text, tuple(parts))
 
 
 def _place(tables: list[Any], part: str, text: str) -> str:
@@ -107,35 +89,29 @@ def _value(text: str) -> Any:
 
 
 def inline_step_profiles(data: dict[str, Any], folder: Path) -> None:
-    """Replace the names of step-time files by the files' content. Raises ConfigError."""
-    for engine in _engines(data):
+    """Replace the names of step-time files by the files' content."""
+    found: list[Any] = [data]
+    for key in ("world", "contexts", "*", "engine", "*"):
+        inner = [each.values() if key == "*" else [each.get(key)] for each in found]
+        found = [one for each in inner for one in each if isinstance(one, dict)]
+    for engine in found:
         if isinstance(engine.get("times"), str):
-            engine["times"] = msgspec.to_builtins(read_profile(folder / Path(engine["times"]).expanduser()))
+            engine["times"] = msgspec.to_builtins(_read_profile(folder / Path(engine["times"]).expanduser()))
 
 
-def read_profile(path: Path) -> StepTimes:
-    """Return the step times in a file of `stoker profile --json`. Raises ConfigError."""
+def _read_profile(path: Path) -> StepTimes:
     try:
         data = path.read_bytes()
         found = msgspec.json.decode(data)
         times = msgspec.convert(found.get("times", found) if isinstance(found, dict) else found, StepTimes)
+        if times.prefill and times.decode and times.is_sound():
+            return times
+        problem = "has no valid step times: prefill and decode, each [tokens, length, seconds, count]"
     except OSError as error:
-        raise ConfigError(f"times: {path}: cannot be read: {error.strerror}", file=str(path), key="times") from None
+        problem = f"cannot be read: {error.strerror}"
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        problem = f"times: {path}: is not a profile of stoker profile --json: {why_not_json(data, error)}"
-        raise ConfigError(problem, file=str(path), key="times") from None
-    if not times.prefill or not times.decode or not times.is_sound():
-        problem = f"times: {path}: has no valid step times: prefill and decode, each [tokens, length, seconds, count]"
-        raise ConfigError(problem, file=str(path), key="times")
-    return times
-
-
-def _engines(data: dict[str, Any]) -> list[dict[str, Any]]:
-    found: Any = [data]
-    for key in ("world", "contexts", "*", "engine", "*"):
-        inner = [each.values() if key == "*" else [each.get(key)] for each in found]
-        found = [one for each in inner for one in each if isinstance(one, dict)]
-    return list(found)
+        problem = f"is not a profile of stoker profile --json: {why_not_json(data, error)}"
+    raise ConfigError(f"times: {path}: {problem}", file=str(path), key="times")
 
 
 Seeds = Annotated[int, msgspec.Meta(ge=1, le=10_000)]
@@ -147,11 +123,7 @@ class CallDetail(enum.Enum):
 
 
 class Outputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The files that a simulation writes.
-
-    `calls`: log a row per event of a call, or numbers of calls per second. `timeline`: write a timeline of the first
-    run, for Perfetto.
-    """
+    """The files that a simulation writes. `calls`: log a row per event of a call, or numbers of calls per second."""
 
     calls: CallDetail = CallDetail.EACH
     plots: bool = True
@@ -208,10 +180,7 @@ def find_scenario(text: str | os.PathLike[str]) -> Path:
 
 
 def load_scenario(path: str | os.PathLike[str], *, changes: Sequence[str] = ()) -> Scenario:
-    """Return the scenario of a file, with `changes` applied and absolute paths.
-
-    Raises ConfigError with facts `file`, `line` and `key`, if known.
-    """
+    """Return the scenario of a file, with `changes` applied and absolute paths. Raises ConfigError."""
     path = Path(path)
     try:
         text = read_text(path)
@@ -229,8 +198,8 @@ def parse_scenario(text: str, *, file: str, folder: Path, changes: Sequence[str]
     try:
         scenario: Scenario = msgspec.convert(data, type=Scenario, dec_hook=read)
     except msgspec.ValidationError as error:
-        fault = explain(str(error), text=text, root=Scenario, shapes=_SHAPES, data=data, read=read)
-        raise _refused(fault.problem, fault.path, made, text=text, file=file) from None
+        problem, path, _ = explain(str(error), root=Scenario, shapes=_SHAPES, data=data, read=read)
+        raise _refused(problem, path, made, text=text, file=file) from None
     _refuse_impossible(scenario, made, text=text, file=file)
     return scenario
 
@@ -248,11 +217,9 @@ _WORLD = frozenset(field.encode_name for field in msgspec.structs.fields(World))
 def _refuse_impossible(scenario: Scenario, made: Sequence[Override], *, text: str, file: str) -> None:
     world = scenario.world
     wanted = expand_family_names(world, context_names_of_workload(scenario.workload))
-    for name in wanted:
-        if name not in world.contexts:
-            hint = nearest(name, world.contexts)
-            problem = f"[workload] context: {name} is not a context of this world; {hint}"
-            raise _refused(problem, ("workload", "context"), made, text=text, file=file)
+    if unknown := next((name for name in wanted if name not in world.contexts), ""):
+        problem = f"[workload] context: {unknown} is not a context of this world; {nearest(unknown, world.contexts)}"
+        raise _refused(problem, ("workload", "context"), made, text=text, file=file)
     for at, problem, named in impossible(world, wanted=wanted, until_s=scenario.until_s):
         table = ".".join(("world", *named[:-1]))
         raise _refused(f"[{table}] {problem}", ("world", *at), made, text=text, file=file)

@@ -1,6 +1,6 @@
 """The timeline of a real session for Perfetto (ui.perfetto.dev), from its journal.
 
-Each pilot is a process in the timeline. Each slot of a library is a row with the load and a bar for each call. If one
+Each pilot is a process in the timeline, each slot of a library a row with the load and a bar for each call. If one
 message reports several ended calls, their bars are drawn in sequence, and the last bar ends when the message arrives.
 """
 
@@ -28,21 +28,7 @@ _SHORT_S = 1e-6
 
 
 def write_session_timeline(file: Path, journal: Path, *, session: str, policies: Policies) -> int:
-    """Write a session's timeline atomically, gzipped if the name ends in `.gz`.
-
-    Args:
-        file: The file to write.
-        journal: The session's journal.
-        session: The session's id.
-        policies: The session's policies.
-
-    Returns:
-        Number of calls in the timeline.
-
-    Raises:
-        SessionError: The journal cannot be read.
-        OSError: The file cannot be written.
-    """
+    """Write a session's timeline, gzipped if the name ends in `.gz`, and return its number of calls."""
     timeline = _Timeline()
     past = JournalPast(journal, session, policies)
 
@@ -64,8 +50,7 @@ class _Timeline:
         self.calls = 0
         self._began = 0.0
         self._pilots: dict[str, int] = {}
-        self._rows: dict[int, list[float]] = {}
-        """End time of the last bar in each row of a library, by library."""
+        self._rows: dict[int, list[float]] = {}  # By library: end time of the last bar in each row
         self._counted_at = float("-inf")
 
     def before(self, now: float, event: Event, state: State) -> Iterator[TraceEvent]:
@@ -101,9 +86,8 @@ class _Timeline:
                     yield from self._bar(f"load {library.context.recipe.name}", library, library.started_at, now)
             case to_manager.LibraryGone(library=number, failure=failure) if number in state.libraries:
                 why = f": {failure.message}" if failure is not None else ""
-                yield self._instant_event(
-                    now, f"{format_library_id(number)} ended{why}", self._pilots.get(pilot, _SESSION)
-                )
+                text = f"{format_library_id(number)} ended{why}"
+                yield self._instant_event(now, text, self._pilots.get(pilot, _SESSION))
             case to_manager.CallsEnded(library=number, ends=ends) if number in state.libraries:
                 yield from self._bars_of_ended_calls(now, state.libraries[number], ends, state)
 
@@ -127,9 +111,7 @@ class _Timeline:
             self.calls += 1
             yield from self._bar(call.group.function.name, library, began_at, ended_at, args=facts)
 
-    def _bar(
-        self, name: str, library: Library, began_at: float, ended_at: float, **more: Any
-    ) -> Iterator[TraceEvent]:  # fmt: skip
+    def _bar(self, name: str, library: Library, began_at: float, ended_at: float, **more: Any) -> Iterator[TraceEvent]:
         rows = self._rows.setdefault(library.id, [])
         began_at = max(began_at, self._began)
         row = next((row for row, free_at in enumerate(rows) if free_at <= began_at + _SHORT_S), len(rows))

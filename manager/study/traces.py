@@ -14,6 +14,7 @@ import math
 import re
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import chain, cycle, islice
 from pathlib import Path
@@ -27,55 +28,49 @@ from stoker.errors import ConfigError
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.workload import Trace, TraceFormat, Workload, arrivals
 
-_WHOLE = re.compile(r"\s*[0-9]{1,18}\s*")
-_SIGNED = re.compile(r"\s*[+-]?[0-9]{1,18}\s*")
+_WHOLE = re.compile(r"\s*[+-]?[0-9]{1,18}\s*")
 _NUMBER = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?\s*")
 _SHOWN = 60
+_MOST = 1_000_000_000
 
 
+@dataclass(slots=True)
 class TableRow:
-    __slots__ = ("_cells", "_columns", "line", "path")
+    """A row of a CSV file, whose cells are checked when they are read."""
 
-    def __init__(self, path: Path, line: int, columns: Mapping[str, int], cells: list[str]) -> None:
-        self.path = path
-        self.line = line
-        self._columns = columns
-        self._cells = cells
-
-    def __contains__(self, field: str) -> bool:
-        return field in self._columns
+    path: Path
+    line: int
+    columns: Mapping[str, int]
+    cells: list[str]
 
     def wrong(self, field: str, what: str) -> ConfigError:
         return wrong(self.path, self.line, field, what)
 
     def text(self, field: str) -> str:
-        text = self._cells[self._columns[field]].strip()
+        text = self.cells[self.columns[field]].strip()
         if not text:
             raise self.wrong(field, "is empty")
         return text
 
-    def whole(self, field: str, *, least: int = 0, most: int = 1_000_000_000) -> int:
-        text = self._cells[self._columns[field]]
-        pattern = _SIGNED if least < 0 else _WHOLE
-        if not pattern.fullmatch(text) or not least <= int(text) <= most:
+    def whole(self, field: str, otherwise: int | None = None, *, least: int = 0, most: int = _MOST) -> int:
+        if otherwise is not None and field not in self.columns:
+            return otherwise
+        text = self.cells[self.columns[field]]
+        if not _WHOLE.fullmatch(text) or not least <= int(text) <= most:
             raise self.wrong(field, f"{_shown(text)} is not a whole number from {least} to {most}")
         return int(text)
 
-    def number(self, field: str) -> float:
-        text = self._cells[self._columns[field]]
+    def number(self, field: str, otherwise: float | None = None) -> float:
+        if otherwise is not None and field not in self.columns:
+            return otherwise
+        text = self.cells[self.columns[field]]
         if not _NUMBER.fullmatch(text) or not 0.0 <= float(text) < math.inf:
             raise self.wrong(field, f"{_shown(text)} is not a number of at least 0")
         return float(text)
 
-    def integer_or_default(self, field: str, otherwise: int, *, least: int = 0, most: int = 1_000_000_000) -> int:
-        return self.whole(field, least=least, most=most) if field in self._columns else otherwise
-
-    def number_or_default(self, field: str, otherwise: float) -> float:
-        return self.number(field) if field in self._columns else otherwise
-
     def date(self, field: str) -> float:
         """Return a field's date as seconds since 1970, by default in UTC. Raises ConfigError."""
-        text = self._cells[self._columns[field]].strip()
+        text = self.cells[self.columns[field]].strip()
         try:
             when = datetime.fromisoformat(text)
         except ValueError:
@@ -84,11 +79,7 @@ class TableRow:
 
 
 def read_table(path: Path, *, needs: tuple[str, ...], knows: tuple[str, ...] | None = None) -> Iterator[TableRow]:
-    """Yield the rows of a CSV file.
-
-    `needs`: required columns. `knows`: allowed columns; None allows any. Raises ConfigError with facts `file`, `line`
-    and `key`, if known.
-    """
+    """Yield the rows of a CSV file. `needs`: required columns. `knows`: allowed columns; None allows any."""
     reader, columns = csv.reader(()), dict[str, int]()
     try:
         with open_bytes(path) as file:
@@ -104,9 +95,7 @@ def read_table(path: Path, *, needs: tuple[str, ...], knows: tuple[str, ...] | N
                 else:
                     yield TableRow(path, reader.line_num, columns, cells)
             if not columns:
-                raise ConfigError(
-                    f"{path_relative_to_cwd(path)}: the file is empty: there is not even a header", file=str(path)
-                )
+                raise ConfigError(f"{_relative(path)}: the file is empty: there is not even a header", file=str(path))
     except csv.Error as error:
         raise wrong(path, reader.line_num, "", f"is not CSV: {error}") from None
     except (OSError, EOFError, zlib.error) as error:
@@ -114,20 +103,16 @@ def read_table(path: Path, *, needs: tuple[str, ...], knows: tuple[str, ...] | N
 
 
 def wrong(path: Path, line: int, field: str, what: str) -> ConfigError:
-    parts = (
-        (path_relative_to_cwd(path), f"line {line}", field, what)
-        if field
-        else (path_relative_to_cwd(path), f"line {line}", what)
-    )
+    parts = filter(None, (_relative(path), f"line {line}", field, what))
     return ConfigError(": ".join(parts), file=str(path), line=line, key=field)
 
 
 def unreadable(path: Path, error: Exception) -> ConfigError:
     why = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
-    return ConfigError(f"{path_relative_to_cwd(path)}: {why}", file=str(path))
+    return ConfigError(f"{_relative(path)}: {why}", file=str(path))
 
 
-def path_relative_to_cwd(path: Path) -> str:
+def _relative(path: Path) -> str:
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
@@ -142,7 +127,7 @@ def open_bytes(path: Path) -> BinaryIO:
         return gzip.open(path, "rb")  # type: ignore[return-value]
     if what := describe_non_text_format(head):
         file.close()
-        raise ConfigError(f"{path_relative_to_cwd(path)}: {what}", file=str(path))
+        raise ConfigError(f"{_relative(path)}: {what}", file=str(path))
     return file
 
 
@@ -174,7 +159,6 @@ def _shown(text: str) -> str:
 
 
 _MOST_GPUS = 10_000
-_MOST_ITEMS = 1_000_000_000
 _MOST_MEMBERS = 1_000_000
 _OTHERWISE = frozenset({"gang", "objective", "variants"})
 _COLUMNS = (*(name for name in Arrival.__struct_fields__ if name not in _OTHERWISE), "gang_least", "gang_most")
@@ -189,11 +173,7 @@ def arrivals_of(
 
 
 def read_trace(trace: Trace, *, folder: Path, contexts: Collection[str] = ()) -> Iterator[Arrival]:
-    """Return the calls of a trace in order of time.
-
-    `folder`: base of the trace's path. `contexts`: known contexts; empty allows any. Raises ConfigError with facts
-    `file`, `line` and `key`, if known; errors in later rows are raised during iteration.
-    """
+    """Return the calls of a trace in order of time. Raises ConfigError, for later rows during the iteration."""
     path = (folder / Path(trace.file).expanduser()).absolute()
     is_plain = trace.format is TraceFormat.CSV
     found = _plain(path, trace, contexts) if is_plain else _READERS[trace.format](path, trace, _Names(trace))
@@ -202,7 +182,7 @@ def read_trace(trace: Trace, *, folder: Path, contexts: Collection[str] = ()) ->
     if first is None:
         cut = trace.start_s or trace.for_s or trace.cluster
         why = "no call matches start, for and cluster" if cut else "the file contains no calls"
-        raise ConfigError(f"{path_relative_to_cwd(path)}: {why}", file=str(path))
+        raise ConfigError(f"{_relative(path)}: {why}", file=str(path))
     return chain((first,), calls)
 
 
@@ -235,10 +215,8 @@ class _Names:
         name = row.text(field)
         context = self.context(name)
         if context is None:
-            raise row.wrong(
-                field,
-                f"{name!r} has no context; name a context in contexts, or a context for all other functions in context",
-            )
+            hint = "name a context in contexts, or a context for all other functions in context"
+            raise row.wrong(field, f"{name!r} has no context; {hint}")
         return context
 
 
@@ -285,8 +263,8 @@ def _job(
 ) -> Iterator[Arrival]:
     duration_s, number = row.number("duration"), row.whole(gpus, least=1, most=_MOST_GPUS)
     items = math.ceil(duration_s / trace.item_s)
-    if not 1 <= items <= _MOST_ITEMS:
-        raise row.wrong("duration", f"{duration_s:g} s is {items} items of {trace.item_s:g} s, not 1 to {_MOST_ITEMS}")
+    if not 1 <= items <= _MOST:
+        raise row.wrong("duration", f"{duration_s:g} s is {items} items of {trace.item_s:g} s, not 1 to {_MOST}")
     deadline_s = deadline_s or float(trace.deadline_s)
     for _ in range(number):
         yield Arrival(at_s, context, items, priority=trace.priority, deadline_s=deadline_s)
@@ -310,15 +288,15 @@ def _plain(path: Path, trace: Trace, contexts: Collection[str]) -> Iterator[Arri
     clock, objective = _Clock("at_s"), trace.tokens.objective
     context = trace.context if isinstance(trace.context, str) else ""
     for row in read_table(path, needs=("at_s",), knows=_COLUMNS):
-        if "context" in row:
+        if "context" in row.columns:
             context = row.text("context")
             if contexts and context not in contexts:
                 meant = did_you_mean(context, sorted(contexts))
                 raise row.wrong("context", f"{context!r} is not a context of this scenario; {meant}")
         elif not context:
             raise row.wrong("context", "the header lacks this column, and the scenario names no context")
-        items = row.integer_or_default("items", trace.items, least=1)
-        bound, number, whole = 1_000_000, row.number_or_default, row.integer_or_default
+        items = row.whole("items", trace.items, least=1)
+        bound, number, whole = 1_000_000, row.number, row.whole
         yield Arrival(
             clock.at(row, row.number("at_s"), since_first=False), context, items, whole("input_length", 0),
             whole("expected_output", 0), whole("priority", trace.priority, least=-bound, most=bound),
@@ -329,16 +307,13 @@ def _plain(path: Path, trace: Trace, contexts: Collection[str]) -> Iterator[Arri
 
 def _gang(row: TableRow, trace: Trace) -> tuple[int, int]:
     least, most = trace.gang
-    if "gang_most" in row:
+    if "gang_most" in row.columns:
         most = row.whole("gang_most", least=1, most=_MOST_MEMBERS)
         least = min(least, most)
-    if "gang_least" in row:
-        least = row.whole("gang_least", least=1, most=most if "gang_most" in row else _MOST_MEMBERS)
+    if "gang_least" in row.columns:
+        least = row.whole("gang_least", least=1, most=most if "gang_most" in row.columns else _MOST_MEMBERS)
         most = max(least, most)
     return least, most
-
-
-# ---- SLINFER's JSON
 
 
 class _TracedFunction(msgspec.Struct, frozen=True):
@@ -346,6 +321,11 @@ class _TracedFunction(msgspec.Struct, frozen=True):
     timestamps: tuple[float, ...]
     input: tuple[int, ...]
     output: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        lengths = {len(self.timestamps), len(self.input), len(self.output)}
+        if len(lengths) > 1:
+            raise ValueError(f"input, output and timestamps need equal lengths, not {lengths}")
 
 
 def _slinfer(path: Path, trace: Trace, names: _Names) -> Iterator[Arrival]:
@@ -356,17 +336,19 @@ def _slinfer(path: Path, trace: Trace, names: _Names) -> Iterator[Arrival]:
     taken = {function.name: names.context(function.name) for function in sorted(functions, key=first_s)}
 
     def requests(place: int, function: _TracedFunction) -> Iterator[Arrival]:
+        def wrong(field: str, what: str) -> ConfigError:
+            where = f"{_relative(path)}: function {place} ({function.name[:12]}): {field}"
+            return ConfigError(f"{where}: {what}", file=str(path), key=field)
+
         context, last_s = taken[function.name], 0.0
         for number, at_s in enumerate(function.timestamps):
             field, sizes = f"timestamps[{number}]", (function.input[number], function.output[number])
             if context is None:
-                raise _in_function(
-                    path, place, function, "HashFunction", "the call has no context; name a context in contexts"
-                )
+                raise wrong("HashFunction", "the call has no context; name a context in contexts")
             if not last_s <= at_s < math.inf:
-                raise _in_function(path, place, function, field, f"the time goes back, from {last_s:g} s to {at_s:g} s")
-            if not all(0 <= size <= _MOST_ITEMS for size in sizes):
-                raise _in_function(path, place, function, f"input[{number}]", f"{sizes} are not lengths in tokens")
+                raise wrong(field, f"the time goes back, from {last_s:g} s to {at_s:g} s")
+            if not all(0 <= size <= _MOST for size in sizes):
+                raise wrong(f"input[{number}]", f"{sizes} are not lengths in tokens")
             last_s = at_s
             yield _request(trace, at_s, context, *sizes)
 
@@ -381,33 +363,17 @@ def _functions(path: Path) -> list[_TracedFunction]:
     except (OSError, EOFError, zlib.error) as error:
         raise unreadable(path, error) from None
     try:
-        functions = msgspec.json.decode(text, type=list[_TracedFunction])
+        return msgspec.json.decode(text, type=list[_TracedFunction])
     except msgspec.ValidationError as error:
         problem, _, where = str(error).partition(" - at `$")
-        raise ConfigError(
-            f"{path_relative_to_cwd(path)}: {where.rstrip('`') or 'the file'}: {problem}", file=str(path)
-        ) from None
+        at = where.rstrip("`") or "the file"
+        raise ConfigError(f"{_relative(path)}: {at}: {problem}", file=str(path)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         if where := describe_invalid_utf8(text):
-            raise ConfigError(f"{path_relative_to_cwd(path)}: {where}", file=str(path)) from None
+            raise ConfigError(f"{_relative(path)}: {where}", file=str(path)) from None
         found = re.search(r"\(byte (\d+)\)", str(error))
         line = text.count(b"\n", 0, int(found[1])) + 1 if found else 1
         raise wrong(path, line, "", f"is not JSON: {error}") from None
-    for place, function in enumerate(functions):
-        lengths = {len(function.timestamps), len(function.input), len(function.output)}
-        if len(lengths) > 1:
-            raise _in_function(
-                path, place, function, "timestamps", f"input, output and timestamps need equal lengths, not {lengths}"
-            )
-    return functions
-
-
-def _in_function(path: Path, place: int, function: _TracedFunction, field: str, what: str) -> ConfigError:
-    return ConfigError(
-        f"{path_relative_to_cwd(path)}: function {place} ({function.name[:12]}): {field}: {what}",
-        file=str(path),
-        key=field,
-    )
 
 
 _READERS: dict[TraceFormat, Callable[[Path, Trace, _Names], Iterator[Arrival]]] = {

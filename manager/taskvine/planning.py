@@ -14,16 +14,14 @@ from stoker.site import ProviderKind, Site
 _WALLTIME_MARGIN_S = 30
 """A worker exits this many seconds before its job ends."""
 WORKER = "worker"
-"""Text that replaces the block's name in the names or attributes of worker jobs."""
+"""Replaces the block's name in worker jobs."""
 
 
 def make_vine_plan(
     site: Site, *, session: str = "", kept: bool = False, python: str = "", search_path: str = ""
 ) -> VinePlan:
-    """Return the TaskVine plan of a site. Names or attributes of worker jobs contain the `session`.
-
-    `kept`: True if the session outlives its programs. `python`: default interpreter of libraries. `search_path`: import
-    folders outside the environment."""
+    """Return the TaskVine plan of a site. `session`: for names or attributes of worker jobs. `kept`: it outlives
+    programs."""
     provider, pilot = site.provider, site.pilot
     is_local = provider.kind is ProviderKind.LOCAL
     least = max(1, pilot.min_blocks, pilot.init_blocks)
@@ -63,7 +61,17 @@ def _cores(site: Site) -> int:
 def _batch_options(site: Site, *, session: str) -> str:
     provider = site.provider
     if provider.kind is ProviderKind.SLURM:
-        return _slurm_options(site, session=session)
+        given: Sequence[tuple[str, str]] = (
+            ("partition", provider.partition),
+            ("account", provider.account),
+            ("qos", provider.qos),
+            ("constraint", provider.constraint),
+            ("time", str(_minutes_rounded_up(provider.walltime_s))),
+            ("gres", f"gpu:{provider.gpus}" if provider.gpus else ""),
+        )
+        marks = [f"--job-name={job_name(session, WORKER)}"] if session else []
+        words = [f"--{name}={shlex.quote(value)}" for name, value in given if value]
+        return " ".join([*words, *provider.options, *marks])
     if provider.kind is ProviderKind.CONDOR:
         lines = [f"+MaxWallTime = {_minutes_rounded_up(provider.walltime_s)}"]
         if provider.account:
@@ -74,20 +82,6 @@ def _batch_options(site: Site, *, session: str) -> str:
         marks = [f"+{name} = {description.quoted(value)}" for name, value in known_by] if session else []
         return "\n".join([*lines, *provider.options, *marks])
     return ""
-
-
-def _slurm_options(site: Site, *, session: str) -> str:
-    provider = site.provider
-    given: Sequence[tuple[str, str]] = (
-        ("partition", provider.partition),
-        ("account", provider.account),
-        ("qos", provider.qos),
-        ("constraint", provider.constraint),
-        ("time", str(_minutes_rounded_up(provider.walltime_s))),
-        ("gres", f"gpu:{provider.gpus}" if provider.gpus else ""),
-    )
-    marks = [f"--job-name={job_name(session, WORKER)}"] if session else []
-    return " ".join([*(f"--{name}={shlex.quote(value)}" for name, value in given if value), *provider.options, *marks])
 
 
 def _minutes_rounded_up(seconds: float) -> int:

@@ -1,8 +1,4 @@
-"""Settings of sites and options of calls that TaskVine cannot honour, each with its error text.
-
-TaskVine selects where a call runs and which library is evicted, and has no deadlines. Running calls cannot report
-progress or move to another worker.
-"""
+"""Settings of sites and options of calls that TaskVine cannot honour, each with its error text."""
 
 from __future__ import annotations
 

@@ -1,48 +1,52 @@
-"""The agent of a pilot: the connection to the manager, the pilot's core, and the parts that execute the core's
-commands.
+"""The agent of a pilot: the connection to the manager, the pilot's core, and the parts that execute its commands.
 
-Messages that change the manager's records are sent in numbered frames. The pilot keeps each numbered frame until the
-manager acknowledges the frame. After each reconnect, the pilot sends a hello, then the unacknowledged frames in order.
-The hello therefore describes the state before these frames: a call that ended in one of these frames still counts as
-held (`UnacknowledgedFacts`).
+Messages that change the manager's records are sent in numbered frames, which the pilot keeps until the manager
+acknowledges them. After each reconnect, the pilot sends a hello, then the unacknowledged frames in order. The hello
+therefore describes the state before these frames: a call that ended in one of them still counts as held
+(`UnacknowledgedFacts`).
 
 All code of the agent runs in the thread of the loop. Other threads pass their results with `Agent.later`.
 """
 
 from __future__ import annotations
 
+import hmac
 import logging
 import os
 import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from stoker.connections import split_address
 from stoker.dealer import Dealer, Keys
-from stoker.errors import ProtocolError
+from stoker.errors import ProtocolError, SessionError
 from stoker.folders import working_folder_if_exists
 from stoker.log_files import SeldomLog
-from stoker.pilot.agent.fetches import Fetches, Peers
 from stoker.pilot.agent.offers import BOARD, OfferInspector
 from stoker.pilot.agent.process import LibraryProcess, Wires, Zygotes
 from stoker.pilot.agent.scratch import Parent, Scratch
-from stoker.pilot.cache import ObjectCache
+from stoker.pilot.cache import Bringing, ObjectCache, Pin, ServedCache
 from stoker.pilot.core.commands import Command
-from stoker.pilot.core.core import EventQueue, PilotCore
 from stoker.pilot.core.events import Event, FromLibrary, LibraryGarbled, LibraryHungUp, ManagerAway, UnacknowledgedFacts
+from stoker.pilot.core.reactor import EventQueue, PilotCore
 from stoker.pilot.core.state import CoreState, PilotFacts, Timers
 from stoker.pilot.devices import PilotDevice, monitor
 from stoker.pilot.devices.gpu import DRIVER_LIMIT_S
 from stoker.pilot.devices.monitor import Monitor, OomKills, anonymous_bytes
+from stoker.pilot.transfer import wire as transfer_wire
+from stoker.pilot.transfer.fetch import SEED_FILE, read_key
+from stoker.pilot.transfer.server import ObjectServer
 from stoker.pilot.zygote.processes import tree
 from stoker.protocol import to_manager, wire
 from stoker.protocol.ids import DeviceId, LibraryId
 from stoker.protocol.session import IDENTITY_MARK, SessionFolder
-from stoker.protocol.to_pilot import ToPilot
+from stoker.protocol.to_pilot import FetchObject, ToPilot
 from stoker.protocol.wire import Outbox
 
 # ---- link
@@ -88,11 +92,11 @@ class ManagerLink:
             yield from messages
 
     def post(self, message: to_manager.FromPilot) -> None:
-        """Queue a message for the next numbered frame, which is kept until acknowledged."""
+        """Queue a message for the next numbered frame."""
         self._batch.append(message)
 
     def pass_on(self, pieces: to_manager.CallYielded) -> None:
-        """Queue pieces of a result for the next frame. The pieces are dropped if the pilot is not connected."""
+        """Queue pieces of a result for the next frame, if connected."""
         self._passing.append(pieces)
 
     def flush(self) -> None:
@@ -131,7 +135,6 @@ class ManagerLink:
             self.dealer.send(frame)
 
     def before(self) -> UnacknowledgedFacts:
-        """Return the facts that unacknowledged frames report (see the docstring of the module)."""
         return collect_unacknowledged_facts(self.outbox.unacked())
 
     def away(self, now: float) -> ManagerAway:
@@ -179,17 +182,70 @@ def collect_unacknowledged_facts(frames: Iterable[bytes]) -> UnacknowledgedFacts
                     known.gone[library] = [*running, *unstarted]
                 case to_manager.LibraryReady(library=library):
                     known.ready.add(library)
-                case _:
-                    pass
     return known
+
+
+# ---- objects
+
+
+class Peers:
+    """The transfer server of one pilot, with its keys."""
+
+    def __init__(self, session: SessionFolder, cache: ObjectCache) -> None:
+        self.served = ServedCache(cache)
+        self.carried = session.is_carried
+        self.host = "127.0.0.1"  # address of this machine for other pilots
+        with suppress(OSError, ValueError, SessionError):
+            self.host = transfer_wire.local_address_for_host(
+                split_address(session.read().address.removeprefix("tcp://"))[0]
+            )
+        self.key = b""
+        with suppress(OSError, ValueError, KeyError):
+            self.key = read_key(session.key_file("transfer"))
+        # Libraries derive the keys of gangs from this secret, which does not permit transfers.
+        self.gang_key = hmac.digest(self.key, b"gangs", "sha256") if self.key else b""
+        self._session = session
+        self._server: ObjectServer | None = None
+        if not self.key:
+            log.info("the session has no transfer key: this pilot does not serve objects to other pilots")
+            return
+        try:
+            self._server = ObjectServer(self.served, key=self.key, host=self.host)
+        except (OSError, ValueError) as error:
+            log.warning("this pilot does not serve objects to other pilots: %s", error)
+
+    @property
+    def address(self) -> str:
+        return self._server.address if self._server is not None else ""
+
+    @property
+    def is_serving(self) -> bool:
+        return self._server is not None and bool(self._server.serving)
+
+    def seed(self) -> str:
+        """Return the address of the session's seed, if one runs."""
+        try:
+            return (self._session.path / SEED_FILE).read_text().strip() if self.key else ""
+        except OSError:
+            return ""
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+
+class OngoingFetch:
+    """A fetch of one object (`objects`)."""
+
+    def __init__(self, order: FetchObject) -> None:
+        self.order = order
+        self.bringing: Bringing | None = None
 
 
 # ---- agent
 
 
-GRACE_S = 2.0
-"""Seconds that running calls may continue after a signal from the batch system."""
-
+GRACE_S = 2.0  # seconds that running calls may continue after a signal from the batch system
 PROBE_EVERY_S = 300.0  # seconds between two probes of a device that no library uses
 
 
@@ -202,8 +258,7 @@ class PilotOptions(msgspec.Struct, frozen=True):
     probe: str = ""  # command that probes a device (see `observing`); empty: Stoker's probe on GPUs
     probe_every_s: float = PROBE_EVERY_S
     in_batch: bool = False  # True in a batch job: the pilot exits with its parent
-    driver_limit_s: float = DRIVER_LIMIT_S
-    """Seconds without an answer after which a GPU driver counts as hung, a fault of the device."""
+    driver_limit_s: float = DRIVER_LIMIT_S  # seconds without an answer after which a GPU driver counts as hung
     umask: int = -1  # umask of libraries; -1: umask of the pilot
 
 
@@ -211,17 +266,9 @@ class Agent:
     """The agent of one pilot. The modules `loop`, `processes`, `objects` and `observing` act on an `Agent`."""
 
     def __init__(
-        self,
-        facts: PilotFacts,
-        options: PilotOptions,
-        *,
-        session: SessionFolder,
-        devices: tuple[PilotDevice, ...],
-        scratch: Scratch,
-        cache: ObjectCache,
-        link: ManagerLink,
-        peers: Peers,
-    ) -> None:
+        self, facts: PilotFacts, options: PilotOptions, *, session: SessionFolder, devices: tuple[PilotDevice, ...],
+        scratch: Scratch, cache: ObjectCache, link: ManagerLink, peers: Peers,
+    ) -> None:  # fmt: skip
         self.core = PilotCore(facts)
         self.options = options
         self.session = session
@@ -238,17 +285,15 @@ class Agent:
         self.link = link
         self.zygotes = Zygotes(logs=self.logs, scratch=scratch.path, umask=options.umask)
         self.wires = Wires()
-        self.search_path = working_folder_if_exists()
-        """Folders where libraries search for modules after all other folders: the program's folder, if the pilot was
-        started there.
-        """
+        self.search_path = working_folder_if_exists()  # the program's folder, if the pilot was started there
         self.processes: dict[LibraryId, LibraryProcess] = {}
-        self.fetches = Fetches(self)
+        self.fetches: dict[str, OngoingFetch] = {}
+        self.arrived: dict[str, Pin] = {}  # new objects, pinned until libraries have pinned them
         self.offers = OfferInspector(self.core.state, board=scratch.path / BOARD)
         self.is_over = False  # True once the core has issued the command `Leave`
         self.carry_out: Callable[[Command], None] = lambda _command: None
         self.check_standing: Callable[[], bool] = lambda: False
-        """Function that reports a lost resource of the job, before the core sees failures caused by the loss."""
+        """Reports a lost resource of the job, before the core sees failures caused by the loss."""
         self.timers = Timers()
         self._queue = EventQueue(self.core, lambda command: self.carry_out(command), clock=time.monotonic)
         self._done: deque[Callable[[], None]] = deque()
@@ -265,7 +310,7 @@ class Agent:
         self._queue.handle(event)
 
     def hear(self, process: LibraryProcess, *, to_end: bool = False) -> None:
-        """Pass received messages of a library to the core. With `to_end`, read until the end of the socket."""
+        """Pass messages of a library to the core. With `to_end`, read until the end of the socket."""
         said, is_open = process.receive(to_end=to_end)
         if said:
             self.handle(FromLibrary(process.library, said))
@@ -279,17 +324,13 @@ class Agent:
     def later(self, action: Callable[[], None]) -> None:
         """Run `action` in the thread of the loop. Any thread may call this method."""
         self._done.append(action)
-        try:
+        with suppress(OSError):  # the pipe is full, so the loop wakes anyway
             os.write(self.wake_write, b"x")
-        except OSError:  # the pipe is full, so the loop wakes anyway
-            pass
 
     def run_queued_actions(self) -> None:
-        try:
+        with suppress(BlockingIOError):
             while os.read(self.wake_read, 4096):
                 pass
-        except BlockingIOError:
-            pass
         while self._done:
             self._done.popleft()()
 

@@ -1,7 +1,7 @@
 """The agent's loop, and `carry_out`, which has one case per command of the core.
 
 Each iteration waits for an event, reads all input, passes the input to the core, executes the core's commands, and
-sends one frame to the manager and one frame to each library. The loop never delays a message to fill a larger batch.
+sends one frame to the manager and one frame to each library.
 """
 
 from __future__ import annotations
@@ -28,36 +28,22 @@ from stoker.pilot.zygote.client import Zygote
 
 log = logging.getLogger("stoker.pilot")
 
-EVERY_S = 10.0
+_LOGS_EVERY_S = 10.0
 
 
-class LogWatch:
-    """Shortens long logs of libraries, in a thread because the file system may hang."""
-
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
-        self._thread: threading.Thread | None = None
-        self._due_at = 0.0
-        self._refused: set[Path] = set()  # logs on file systems that cannot punch a hole in a file
-
-    def shorten_if_due(self, now: float) -> None:
-        if now < self._due_at or (self._thread is not None and self._thread.is_alive()):
-            return
-        self._due_at = now + EVERY_S
-        paths = [self._agent.log_file(number) for number in self._agent.processes]
-        if paths:
-            self._thread = threading.Thread(target=self._bound, args=(paths,), name="logs", daemon=True)
-            self._thread.start()
-
-    def _bound(self, paths: list[Path]) -> None:
-        for path in paths:
+def shorten_long_logs(agent: Agent) -> None:
+    """Shorten long logs of libraries forever, in a thread because the file system may hang."""
+    refused = set[Path]()  # logs on file systems that cannot punch a hole in a file
+    while True:
+        time.sleep(_LOGS_EVERY_S)
+        for path in [agent.log_file(number) for number in list(agent.processes)]:
             try:
-                if path not in self._refused and free_file_middle(path, most_bytes=OUTPUT_BYTES):
+                if path not in refused and free_file_middle(path, most_bytes=OUTPUT_BYTES):
                     log.warning("%s is too long: its middle is removed", path)
             except FileNotFoundError:
                 continue
             except OSError as error:
-                self._refused.add(path)
+                refused.add(path)
                 log.warning("%s grows, and its file system cannot free its middle: %s", path, error)
 
 
@@ -75,9 +61,8 @@ class Loop:
         self.agent = agent
         agent.carry_out = functools.partial(carry_out, agent)
         agent.check_standing = functools.partial(check_job, agent)
-        self._logs = LogWatch(agent)
-        self._signals: list[tuple[str, bool]] = []
-        """Names of signals that the core has not received yet, each with True if the signal is a repetition."""
+        threading.Thread(target=shorten_long_logs, args=(agent,), name="logs", daemon=True).start()
+        self._signals: list[tuple[str, bool]] = []  # names of new signals, each with True if the signal is a repetition
         self._signal_at = 0.0
         self._observe_at = 0.0
         self._devices_at = 0.0
@@ -120,10 +105,8 @@ class Loop:
     # ---- one turn
 
     def _wait(self) -> None:
-        """Wait for an event and read all input except the manager's frames.
-
-        The descriptor of a ZeroMQ socket reports only frames that arrive after the last use of the socket. This method
-        therefore checks for frames before it waits.
+        """Wait for an event and read all input except the manager's frames. Check for frames first, because the
+        descriptor of a ZeroMQ socket reports only frames that arrive after the last use of the socket.
         """
         agent, wires = self.agent, self.agent.wires
         has_frames, has_changes, was_woken = agent.link.dealer.has_frames(), not self._wait_ended_at, False
@@ -173,7 +156,7 @@ class Loop:
             agent.handle(events.TimerFired(key))
         if now >= self._observe_at:
             self._observe_at = now + limits.EVERY_S
-            observing.observe_library_processes(agent)
+            observing.observe(agent, agent.processes.values())
             if now >= self._devices_at:
                 self._devices_at = now + 1.0
                 observing.report_device_memory_use(agent)
@@ -181,7 +164,6 @@ class Loop:
                 agent.handle(agent.link.away(now))
         if now >= state.heartbeat_at:
             observing.measure(agent)
-            self._logs.shorten_if_due(now)
             agent.handle(events.CacheListed(agent.cache.sizes()))
             for zygote in agent.zygotes.idle():
                 agent.wires.unwatch(zygote)
@@ -223,7 +205,8 @@ class Loop:
         for monitor in agent.monitors.values():
             monitor.close()
         agent.peers.close()
-        agent.fetches.close()
+        for name in list(agent.fetches):
+            objects.stop_fetch(agent, name)
         agent.zygotes.close()
         agent.scratch.remove()
         agent.wires.close()
@@ -262,15 +245,15 @@ def carry_out(agent: Agent, command: commands.Command) -> None:
         case commands.Forget(library=number, ran=ran):
             processes.forget(agent, number, ran)
         case commands.Observe(library=number):
-            observing.observe(agent, number)
+            observing.observe(agent, filter(None, [agent.processes.get(number)]))
         case commands.WeighOffer(order=order):
             agent.handle(agent.offers.weigh(order))
         case commands.Expect(name=name):
             agent.peers.served.expect(name)
         case commands.StartFetch(order=order):
-            agent.fetches.order(order)
+            objects.fetch(agent, order)
         case commands.StopFetch(name=name):
-            agent.fetches.stop(name)
+            objects.stop_fetch(agent, name)
         case commands.TidySnapshots():
             store.remove_evicted_snapshots(agent.cache)
         case commands.BringArguments():

@@ -1,7 +1,6 @@
 """Moves data to and from the object cache: objects, large arguments and results, snapshots, and the environment.
 
-If a pilot sees the session's folder, a large payload is a file in this folder. Otherwise the pilot sends payloads over
-1 MB through the session's seed.
+A large payload is a file in the session's folder if the pilot sees this folder. Otherwise it travels through the seed.
 """
 
 from __future__ import annotations
@@ -23,80 +22,199 @@ from stoker.contexts.folders import snapshot_folder
 from stoker.contexts.objects import copy_object, manifest_of, object_of
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import StokerError
-from stoker.pilot.agent.agent import Agent
-from stoker.pilot.agent.fetches import is_pilots_fault
-from stoker.pilot.cache import Bringing, DiskError, ObjectCache, Pin, disk, store
+from stoker.pilot.agent.agent import Agent, OngoingFetch
+from stoker.pilot.cache import Bringing, DiskError, InUseError, ObjectCache, Pin, disk, store
+from stoker.pilot.core import events
 from stoker.pilot.core.commands import BringArguments
-from stoker.pilot.core.events import ArgumentsBrought, FetchFailure, Pinned, ResultsUploaded, SnapshotTaken
-from stoker.pilot.transfer.board import ObjectSource
+from stoker.pilot.core.infrastructure import is_unwritable_disk_error
+from stoker.pilot.transfer.board import FetchOutcome, ObjectSource
 from stoker.pilot.transfer.fetch import put
 from stoker.pilot.transfer.meeting import meet
 from stoker.pilot.transfer.wire import PeerError
 from stoker.protocol.calls import CallEnd, Failure, FailureKind
-from stoker.protocol.ids import CallId, LibraryId, RecipeKey
+from stoker.protocol.ids import CallId, LibraryId, PilotId, RecipeKey
 from stoker.protocol.to_agent import SnapshotMade
 from stoker.protocol.to_manager import SnapshotHere
+from stoker.protocol.to_pilot import FetchObject
+
+# ---- fetches
+
+log = logging.getLogger("stoker.pilot")
+
+
+def is_pilots_fault(error: BaseException) -> bool:
+    """True if the disk of this pilot caused the error, so that another pilot may succeed."""
+    return isinstance(error, DiskError) or is_unwritable_disk_error(error)
+
+
+def fetch(agent: Agent, order: FetchObject) -> None:
+    """Fetch an object from the sources in `order`, which replace earlier sources."""
+    fetching = agent.fetches.setdefault(order.object.name, OngoingFetch(order))
+    fetching.order = order
+    if order.origin:  # look for the origin in a thread, because the file system may not answer
+        find = threading.Thread(target=_find_origin, args=(agent, fetching, order), name="objects-origin", daemon=True)
+        find.start()
+    else:
+        _offer(agent, fetching, order, [])
+
+
+def stop_fetch(agent: Agent, name: str) -> None:
+    agent.peers.served.settled(name)
+    fetching = agent.fetches.pop(name, None)
+    if fetching is not None and fetching.bringing is not None:
+        fetching.bringing.stop()
+
+
+def _find_origin(agent: Agent, fetching: OngoingFetch, order: FetchObject) -> None:
+    path, seed, why = order.object.source, agent.peers.seed(), "there is none"
+    origin = [ObjectSource(address=seed, label="the session's seed", origin=True)] if seed else []
+    if path and not (seed and agent.peers.carried):
+        try:
+            os.stat(path)
+            origin = [ObjectSource(path=path, origin=True)]
+        except OSError as error:
+            why = (error.strerror or str(error)).lower()
+    agent.later(lambda: _offer(agent, fetching, order, origin, why=why))
+
+
+def _offer(
+    agent: Agent, fetching: OngoingFetch, order: FetchObject, origin: list[ObjectSource], *, why: str = ""
+) -> None:
+    ref = order.object
+    if agent.fetches.get(ref.name) is not fetching or fetching.order is not order:
+        return
+    if fetching.bringing is None:
+        fetching.bringing = _start(agent, fetching, ref)
+    peers = [ObjectSource(address=peer.address, label=peer.pilot) for peer in order.peers]
+    fetching.bringing.offer([*peers, *origin], manifest=order.manifest)
+    if order.origin and not origin:
+        where = f"at {ref.source} ({why})" if ref.source else "anywhere that this pilot knows"
+        what = f"the object {ref.name} is not {where}; put it on a file system that compute nodes can access"
+        agent.handle(events.SourceFailed(ref.name, what))
+
+
+def _start(agent: Agent, fetching: OngoingFetch, ref: ObjectRef) -> Bringing:
+    def lost(source: ObjectSource, why: str) -> None:
+        agent.later(lambda: _lost(agent, fetching, source, why))
+
+    bringing = Bringing(agent.cache, ref, key=agent.peers.key, lost=lost, begun=agent.peers.served.grows)
+
+    def run() -> None:
+        try:
+            here, outcome = bringing.run()
+        except StokerError as error:
+            text, ours, is_in_use = str(error), is_pilots_fault(error), isinstance(error, InUseError)
+        except Exception as error:  # a bug: report a failed fetch, because libraries wait for the object
+            log.exception("the fetch of %s failed", ref.name)
+            text = f"the object {ref.name} could not be fetched: {type(error).__name__}: {error}"
+            ours = is_in_use = False
+        else:
+            agent.later(lambda: _arrived(agent, fetching, ref, here, outcome))
+            return
+        agent.later(lambda: _failed(agent, fetching, text, ours=ours, is_in_use=is_in_use))
+
+    threading.Thread(target=run, name="objects-bring", daemon=True).start()
+    return bringing
+
+
+def _arrived(agent: Agent, fetching: OngoingFetch, ref: ObjectRef, here: Pin, outcome: FetchOutcome) -> None:
+    if agent.fetches.get(ref.name) is fetching:  # False if the fetch was stopped just now
+        del agent.fetches[ref.name]
+        agent.peers.served.settled(ref.name)
+    agent.arrived[ref.name] = here
+    agent.handle(
+        events.ObjectArrived(ref.name, ref.size_bytes, outcome.origin_bytes, outcome.peer_bytes, outcome.seconds)
+    )
+    agent.arrived.pop(ref.name).release()
+
+
+def _lost(agent: Agent, fetching: OngoingFetch, source: ObjectSource, why: str) -> None:
+    name = fetching.order.object.name
+    if agent.fetches.get(name) is not fetching:
+        return
+    if source.origin:
+        agent.handle(events.SourceFailed(name, f"the object {name} could not be fetched from {source}: {why}"))
+    else:
+        agent.handle(events.SourceFailed(name, why, PilotId(source.label)))
+
+
+def _failed(agent: Agent, fetching: OngoingFetch, why: str, *, ours: bool, is_in_use: bool) -> None:
+    name = fetching.order.object.name
+    if agent.fetches.get(name) is not fetching:
+        return
+    agent.check_standing()
+    state, in_use = agent.state, {}
+    if is_in_use and name in state.wants:
+        waiting = [state.libraries[number] for number in state.wants[name].libraries if number in state.libraries]
+        in_use = {library.number: agent.cache.lacks_bytes(library.recipe.objects) for library in waiting}
+    agent.handle(events.ObjectLost(name, events.FetchFailure(why, is_pilots_fault=ours, in_use_bytes=in_use)))
+
 
 # ---- objects of libraries
 
 
 def pin_objects(agent: Agent, library: LibraryId, refs: Sequence[ObjectRef]) -> None:
-    arrived = agent.fetches.arrived
+    arrived = agent.arrived
     if all(ref.name in arrived for ref in refs):
         _pinned(agent, library, {ref.name: arrived[ref.name].again() for ref in refs})
         return
 
     def find() -> None:
         found: dict[str, Pin] = {}
+        lack = None
         try:
             for ref in refs:
-                here = agent.cache.find(ref.name)
-                if here is not None:
+                if (here := agent.cache.find(ref.name)) is not None:
                     found[ref.name] = here
         except OSError as error:
             why = f"the object cache {agent.cache.folder} cannot be used: {error}"
-            lack = FetchFailure(why, is_pilots_fault=is_pilots_fault(error))
-            agent.later(lambda: _failed(agent, library, lack))
-            return
-        agent.later(lambda: _pinned(agent, library, found))
+            lack = events.FetchFailure(why, is_pilots_fault=is_pilots_fault(error))
+        agent.later(lambda: _pinned(agent, library, found, lack))
 
     threading.Thread(target=find, name="objects-find", daemon=True).start()
 
 
-def _failed(agent: Agent, library: LibraryId, lack: FetchFailure) -> None:
-    agent.check_standing()
-    agent.handle(Pinned(library, {}, lack))
-
-
-def _pinned(agent: Agent, library: LibraryId, found: dict[str, Pin]) -> None:
+def _pinned(agent: Agent, library: LibraryId, found: dict[str, Pin], lack: events.FetchFailure | None = None) -> None:
     process = agent.processes.get(library)
-    if process is None:  # the library has ended in the meantime
+    if process is None or lack is not None:  # None: the library has ended in the meantime
         for one in found.values():
             one.release()
-        return
-    process.pins += found.values()
-    agent.handle(Pinned(library, {name: one.path for name, one in found.items()}))
+        found = {}
+    if lack is not None:
+        agent.check_standing()
+    if process is not None:
+        process.pins += found.values()
+        agent.handle(events.Pinned(library, {name: one.path for name, one in found.items()}, lack))
 
 
 # ---- large arguments and results
-
-log = logging.getLogger("stoker.pilot")
 
 _T = TypeVar("_T")
 _PAUSES_S = (0.5, 2.0, 5.0)  # seconds before each retry, because the seed may be restarting
 
 
 def bring_arguments(agent: Agent, command: BringArguments) -> None:
+    pins: dict[CallId, Pin] = {}
+    lacks: dict[CallId, events.FetchFailure] = {}
+
     def run() -> None:
-        pins: dict[CallId, Pin] = {}
-        lacks: dict[CallId, FetchFailure] = {}
         for call, ref in command.wanted:
             try:
                 pins[call] = _bring_object(agent, ref)
             except (StokerError, OSError) as error:
                 what = f"its arguments could not be fetched from the session's seed: {error}"
-                lacks[call] = FetchFailure(what, is_pilots_fault=is_pilots_fault(error))
-        agent.later(lambda: _report_arguments(agent, command, pins, lacks))
+                lacks[call] = events.FetchFailure(what, is_pilots_fault=is_pilots_fault(error))
+        agent.later(report)
+
+    def report() -> None:
+        process = agent.processes.get(command.library)
+        if process is None:  # the library has ended in the meantime
+            for pin in pins.values():
+                pin.release()
+            return
+        process.arguments |= pins
+        paths = {call: pin.path for call, pin in pins.items()}
+        agent.handle(events.ArgumentsBrought(command.library, command.ticket, paths, lacks))
 
     threading.Thread(target=run, name="payloads-bring", daemon=True).start()
 
@@ -110,29 +228,12 @@ def release_arguments(agent: Agent, library: LibraryId, calls: Sequence[CallId])
 
 
 def upload_results(agent: Agent, library: LibraryId, ends: list[CallEnd]) -> None:
-    """Send large results to the session's seed, in a thread."""
 
     def run() -> None:
         done = [_upload_result(agent, library, end) for end in ends]
-        agent.later(lambda: agent.handle(ResultsUploaded(library, done)))
+        agent.later(lambda: agent.handle(events.ResultsUploaded(library, done)))
 
     threading.Thread(target=run, name="payloads-hand-in", daemon=True).start()
-
-
-# ---- inside
-
-
-def _report_arguments(
-    agent: Agent, command: BringArguments, pins: dict[CallId, Pin], lacks: dict[CallId, FetchFailure]
-) -> None:
-    process = agent.processes.get(command.library)
-    if process is None:  # the library has ended in the meantime
-        for pin in pins.values():
-            pin.release()
-        return
-    process.arguments |= pins
-    paths = {call: pin.path for call, pin in pins.items()}
-    agent.handle(ArgumentsBrought(command.library, command.ticket, paths, lacks))
 
 
 def _bring_object(agent: Agent, ref: ObjectRef) -> Pin:
@@ -168,7 +269,7 @@ def _upload_result(agent: Agent, library: LibraryId, end: CallEnd) -> CallEnd:
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
             memoryview(data) as view,
         ):
-            return put(ref.name, [view], address=agent.peers.seed(), key=agent.peers.key)
+            return put(ref.name, view, address=agent.peers.seed(), key=agent.peers.key)
 
     what = f"call {end.call}: its result of {ref.size_bytes} bytes could not be sent to the session's seed"
     try:
@@ -187,7 +288,7 @@ def _upload_result(agent: Agent, library: LibraryId, end: CallEnd) -> CallEnd:
 
 
 def offer_snapshot(agent: Agent, recipe: RecipeKey, made: SnapshotMade) -> None:
-    """Add a library's snapshot to the cache in a thread, then report the snapshot to the core."""
+    """Add a library's snapshot to the cache, then report it to the core."""
 
     def run() -> None:
         try:
@@ -200,7 +301,7 @@ def offer_snapshot(agent: Agent, recipe: RecipeKey, made: SnapshotMade) -> None:
             return
         here = SnapshotHere(recipe, made.form, ref, manifest, made.made_s)
         if agent.peers.address:
-            agent.later(lambda: agent.handle(SnapshotTaken(here)))
+            agent.later(lambda: agent.handle(events.SnapshotTaken(here)))
 
     threading.Thread(target=run, name="snapshot-offer", daemon=True).start()
 
@@ -221,7 +322,7 @@ def _add_to_cache(cache: ObjectCache, ref: ObjectRef, manifest: bytes) -> None:
 
 
 def is_snapshot_on_node(form: str) -> bool:
-    """Return True if this node's snapshot folder already has the snapshot `form` (digest of source and dtype)."""
+    """True if this node's snapshot folder has the snapshot `form` (digest of source and dtype)."""
     return form != os.path.basename(form) or (snapshot_folder() / form).is_dir()
 
 
@@ -231,7 +332,7 @@ _REPORT_INTERVAL_S = 60.0  # seconds between two reports to the seed that this p
 
 
 def share_environment_archive(agent: Agent, archive: str) -> None:
-    """Offer the archive of the carried environment to other pilots, in a thread."""
+    """Offer the archive of the carried environment to other pilots."""
     name, _, path = archive.partition("=")
     if name:
         threading.Thread(target=_hand_on, args=(agent, name, path), name="environment", daemon=True).start()

@@ -5,8 +5,8 @@
     LSF           `bjobs -noheader -o time_left JOB`
     others        `--walltime-s` from the site file, counted from the start of the pilot; PBS_WALLTIME
 
-The pilot stores the end time of the job on the monotonic clock. A command of the batch system runs once, in a thread,
-for at most 10 s. A probe of a device is a separate process, because a driver may hang or crash.
+A command of the batch system runs once, in a thread, for at most 10 s. A probe of a device is a separate process,
+because a driver may hang or crash.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import math
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import threading
@@ -26,6 +25,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 
+from stoker.log_files import tail
 from stoker.pilot.agent.agent import Agent, PilotOptions
 from stoker.pilot.agent.process import LibraryProcess
 from stoker.pilot.core import events, limits, probes
@@ -35,10 +35,10 @@ from stoker.pilot.core.state import Stage
 from stoker.pilot.devices import PilotDevice, visible
 from stoker.pilot.devices import monitor as devices_monitor
 from stoker.pilot.devices.monitor import Reading
-from stoker.pilot.zygote.processes import cpu_seconds, resident_bytes, tail, tree
+from stoker.pilot.devices.probe import run_probe
+from stoker.pilot.zygote.processes import cpu_seconds, resident_bytes, tree
 from stoker.protocol.blocks import LossReason
 from stoker.protocol.ids import DeviceId, LibraryId
-from stoker.units import show_signal
 
 # ---- walltime
 
@@ -48,14 +48,14 @@ NO_END = math.inf
 _COMMAND_LIMIT_S = 10.0
 
 
-def report_remaining_walltime(agent: Agent, environ: Mapping[str, str] = os.environ) -> None:
+def report_remaining_walltime(agent: Agent) -> None:
     def ask() -> None:
-        left_s, asked_at = query_seconds_until_job_end(environ), time.monotonic()
+        left_s, asked_at = query_seconds_until_job_end(os.environ), time.monotonic()
         if left_s != NO_END:
             agent.later(lambda: agent.handle(events.WalltimeKnown(asked_at + left_s - time.monotonic())))
 
-    left_s = read_seconds_until_job_end(environ, now=time.time())
-    given_s = agent.options.walltime_s or _number(environ.get("PBS_WALLTIME", ""))
+    left_s = read_seconds_until_job_end(os.environ, now=time.time())
+    given_s = agent.options.walltime_s or _number(os.environ.get("PBS_WALLTIME", ""))
     if left_s != NO_END:
         agent.handle(events.WalltimeKnown(left_s))
         return
@@ -65,7 +65,7 @@ def report_remaining_walltime(agent: Agent, environ: Mapping[str, str] = os.envi
 
 
 def read_seconds_until_job_end(environ: Mapping[str, str], *, now: float) -> float:
-    """Return the seconds until the job ends, from variables or HTCondor's job ad; NO_END if unknown."""
+    """Return the seconds until the job ends, from variables or HTCondor's job ad."""
     slurm = _number(environ.get("SLURM_JOB_END_TIME", ""))
     if slurm:
         return max(0.0, slurm - now)
@@ -74,10 +74,7 @@ def read_seconds_until_job_end(environ: Mapping[str, str], *, now: float) -> flo
 
 
 def batch_system_node_name(environ: Mapping[str, str]) -> str:
-    """Return the node's name in the batch system, from Slurm's variable or HTCondor's machine ad; empty if unknown.
-
-    The name may differ from the host name.
-    """
+    """Return the node's name in Slurm or HTCondor, which may differ from the host name; empty if unknown."""
     if node := environ.get("SLURMD_NODENAME", ""):
         return node
     try:
@@ -89,13 +86,11 @@ def batch_system_node_name(environ: Mapping[str, str]) -> str:
 
 
 def query_seconds_until_job_end(environ: Mapping[str, str]) -> float:
-    job = environ.get("SLURM_JOB_ID", "")
-    if job:
+    if job := environ.get("SLURM_JOB_ID", ""):
         if task := environ.get("SLURM_ARRAY_TASK_ID", ""):  # SLURM_JOB_ID of one task may be the id of the whole array
             job = f"{environ.get('SLURM_ARRAY_JOB_ID', job)}_{task}"
         return _until(_run(["squeue", "-h", "-j", job, "-o", "%e"]).partition("\n")[0])
-    job = environ.get("LSB_JOBID", "")
-    if job:
+    if job := environ.get("LSB_JOBID", ""):
         found = re.match(r"\s*(\d+):(\d+)", _run(["bjobs", "-noheader", "-o", "time_left", job]))  # hours and minutes
         return 3600.0 * int(found[1]) + 60.0 * int(found[2]) if found else NO_END
     return NO_END
@@ -129,13 +124,13 @@ def _run(command: list[str]) -> str:
         ran = subprocess.run(
             command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=_COMMAND_LIMIT_S, check=False
         )
+        why: object = ran.stderr.strip() if ran.returncode else ""
+        if not ran.returncode:
+            return ran.stdout.strip()
     except (OSError, subprocess.SubprocessError) as error:
-        log.warning("%s: %s; using the walltime of the site file", command[0], error)
-        return ""
-    if ran.returncode:
-        log.warning("%s: %s; using the walltime of the site file", command[0], ran.stderr.strip())
-        return ""
-    return ran.stdout.strip()
+        why = error
+    log.warning("%s: %s; using the walltime of the site file", command[0], why)
+    return ""
 
 
 def _number(text: str) -> float:
@@ -153,7 +148,7 @@ _NO_FOLDER = frozenset(
 
 
 def check_job(agent: Agent) -> bool:
-    """Report a lost resource of the job to the core. Return True if a resource is lost."""
+    """Report a lost resource of the job to the core. Return True if one is lost."""
     agent.oom_kills.note_kills()
     if why := agent.scratch.fault():
         agent.handle(ResourceLost(why, LossReason.SCRATCH_GONE))
@@ -162,14 +157,9 @@ def check_job(agent: Agent) -> bool:
     return bool(why)
 
 
-def report_if_cannot_create_folders(agent: Agent, error: OSError) -> bool:
-    """Report `error` to the core if it means that this pilot cannot create folders. Return True in this case."""
-    if check_job(agent):
-        return True
-    if error.errno in _NO_FOLDER:
+def report_if_cannot_create_folders(agent: Agent, error: OSError) -> None:
+    if not check_job(agent) and error.errno in _NO_FOLDER:
         agent.handle(ResourceLost(f"it cannot create a folder: {error}", LossReason.SCRATCH_GONE))
-        return True
-    return False
 
 
 # ---- measurements
@@ -179,29 +169,19 @@ _LONGEST = 160
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-def observe_library_processes(agent: Agent) -> None:
-    if agent.processes:
-        agent.handle(events.Observed([_seen(agent, process) for process in agent.processes.values()]))
-
-
-def observe(agent: Agent, number: LibraryId) -> None:
-    process = agent.processes.get(number)
-    if process is not None:
-        agent.handle(events.Observed([_seen(agent, process)]))
+def observe(agent: Agent, processes: Iterable[LibraryProcess]) -> None:
+    if seen := [_seen(agent, process) for process in processes]:
+        agent.handle(events.Observed(seen))
 
 
 def _seen(agent: Agent, process: LibraryProcess) -> events.Observation:
     library = agent.state.libraries.get(process.library)
     if library is None:
         return events.Observation(process.library)
-    running: list[tuple[int, float]] = []
-    if library.has_limits or library.stopping or library.stuck:
-        running = process.confirmed_running_calls()  # type: ignore[assignment]
-    elif library.held:
-        running = process.running()  # type: ignore[assignment]
+    watched = library.held or library.has_limits or library.stopping or library.stuck
     limit = limits.memory_limit(agent.state, library) if process.pid and not library.told_to_end else 0
     over_bytes = process.memory.excess(process.pid, limit, now=time.monotonic()) if limit else 0
-    return events.Observation(process.library, running, over_bytes)  # type: ignore[arg-type]
+    return events.Observation(process.library, process.running() if watched else (), over_bytes)
 
 
 def measure(agent: Agent) -> None:
@@ -216,7 +196,7 @@ def measure(agent: Agent) -> None:
         events.UsageMeasured(
             resident_bytes={process.library: resident_bytes(process.pid) for process in alive},
             cpu_s={process.library: cpu_seconds(process.pid) for process in alive},
-            cache_bytes=agent.cache.used_bytes(),
+            cache_bytes=sum(agent.cache.sizes().values()),
             refused_frames=agent.link.refused_frames,
             lines=lines,
         )
@@ -224,7 +204,7 @@ def measure(agent: Agent) -> None:
 
 
 def last_line(log: str) -> str:
-    """Return the last line of a log that contains text, without terminal escape codes; empty if there is none."""
+    """Return the last line of a log that contains text, without terminal escape codes."""
     text = _ESCAPES.sub("", tail(log, most_bytes=_LOG_TAIL_BYTES))
     for line in reversed(re.split(r"[\r\n]+", text)):
         shown = " ".join("".join(each for each in line if each.isprintable()).split())
@@ -258,25 +238,21 @@ def _device_bytes_by_library(agent: Agent, device: PilotDevice, reading: Reading
     pids = {number: agent.processes[number].pid for number in here if number in agent.processes}
     processes = {number: frozenset(tree(pid)) for number, pid in pids.items() if pid}
     found = devices_monitor.divide_gpu_memory_by_library(
-        reading.by_process,
-        processes,
-        taken_bytes=reading.taken_bytes if len(processes) == len(here) else -1,
-        bare_bytes=agent.bare_bytes.get(name, -1),
-        trusted=agent.sees_all_processes,
-    )
+        reading.by_process, processes, taken_bytes=reading.taken_bytes if len(processes) == len(here) else -1,
+        bare_bytes=agent.bare_bytes.get(name, -1), trusted=agent.sees_all_processes,
+    )  # fmt: skip
     return {LibraryId(number): size for number, size in found.items() if size}
 
 
 # ---- probes
 
 _TICK_S = 0.02
-_LIMIT_S = 60.0
 NO_PROBE = "never"
 _OWN = ("-P", "-m", "stoker.pilot.devices.probe")
 
 
 def probe_command(options: PilotOptions) -> tuple[str, ...]:
-    """Return the command that probes a device; empty if probes are off."""
+    """Return the command that probes a device; empty without probes."""
     return () if options.probe == NO_PROBE else tuple(shlex.split(options.probe)) or (sys.executable, *_OWN)
 
 
@@ -289,7 +265,7 @@ def devices_to_probe(options: PilotOptions, devices: Iterable[PilotDevice]) -> f
 
 
 def probe_command_for_library(options: PilotOptions, devices: Iterable[PilotDevice]) -> tuple[str, ...]:
-    """Return the command with which a library may probe its devices; empty if probes are forbidden."""
+    """Return the command with which a library may probe its devices; empty without probes."""
     devices = tuple(devices)
     may = len(devices_to_probe(options, devices)) == len(devices) and all(x.facts.processes != 1 for x in devices)
     return probe_command(options) if may else ()
@@ -299,14 +275,14 @@ def begin_probe(agent: Agent, name: DeviceId) -> None:
     device = agent.devices[name]
 
     def probe() -> None:
-        answer, said = run_probe(probe_command(agent.options), device)
+        answer, said = run_probe(probe_command(agent.options), name, visible((device,)))
         agent.later(lambda: agent.handle(events.Probed(name, answer, said)))
 
     threading.Thread(target=probe, name=f"probe-{name}", daemon=True).start()
 
 
 def wait_for_probes(agent: Agent, *, limit_s: float, interrupted: Callable[[], bool]) -> None:
-    """Wait until every device has been probed, so that no context loads on a faulty device."""
+    """Wait until every device has been probed, so that no context loads on a faulty one."""
     until = time.monotonic() + limit_s
     while not probes.is_every_device_examined(agent.state):
         if time.monotonic() > until or interrupted():
@@ -323,33 +299,3 @@ def report_driver_health(agent: Agent) -> None:
         monitor = agent.monitors.get(device.uuid)
         if monitor is not None:
             agent.handle(events.DriverSaid(device.facts.device, monitor.take_fault() or "", monitor.hangs(now) or ""))
-
-
-def run_probe(command: tuple[str, ...], device: PilotDevice) -> tuple[events.ProbeVerdict, str]:
-    """Probe a device. Return the verdict and the last line that the probe printed."""
-    name = device.facts.device
-    try:
-        process = subprocess.Popen(
-            [*command, name],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **visible((device,)), "STOKER_DEVICE": name},
-            start_new_session=True,
-        )
-    except OSError as error:
-        return events.ProbeVerdict.UNKNOWN, f"the probe of {name} could not be started: {error}"
-    try:
-        output, _ = process.communicate(timeout=_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()  # do not wait, because the driver may block the end of the process
-        return events.ProbeVerdict.FAILED, f"{name} failed: its probe did not end within {_LIMIT_S:g} s"
-    said = output.decode(errors="replace").strip().splitlines()
-    code = process.returncode
-    if code in (-signal.SIGKILL, -signal.SIGTERM):
-        return events.ProbeVerdict.UNKNOWN, f"the probe of {name} was killed by a signal"
-    if code in [answer.value for answer in events.ProbeVerdict]:
-        answer = events.ProbeVerdict(code)
-        return answer, "" if answer is events.ProbeVerdict.SOUND else said[-1] if said else f"{name} failed its probe"
-    how = show_signal(-code) if code < 0 else f"exit code {code}"
-    return events.ProbeVerdict.FAILED, f"{name} failed: its probe exited with {how}" + (f": {said[-1]}" if said else "")

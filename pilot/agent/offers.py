@@ -1,7 +1,7 @@
-"""When the manager offers a call to a library, reads the open requests of the engines on the library's devices.
+"""Reads the open requests of the engines on a library's devices, when the manager offers a call to the library.
 
-Each engine writes its open requests next to its row on the board of turns, a file of the pilot (`library_turns`). A
-newly accepted call counts as an unread prompt until the engine reports one more request.
+Each engine writes its open requests to the board of turns (`library_turns`). A newly accepted call counts as an unread
+prompt until the engine reports one more request.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from stoker.contexts.inference.engine_work import EngineWork
+from stoker.contexts.inference.adapter import EngineWork
 from stoker.contexts.step_times import StepSeconds, StepTimes
 from stoker.pilot.core import starting
 from stoker.pilot.core.events import OfferWeighed
 from stoker.pilot.core.memory import token_cache
 from stoker.pilot.core.state import CoreState, PilotLibrary, Stage
 from stoker.pilot.core.turns import EngineOutlook, OpenAnswer, UnreadPrompt
-from stoker.pilot.library.library_turns import TurnRow, TurnState, unpack_board_rows
-from stoker.pilot.library.packed_work import unpacked
+from stoker.pilot.library.library_turns import TurnRow, TurnState, unpack_board_rows, unpacked
 from stoker.protocol.ids import CallId, LibraryId
 from stoker.protocol.to_pilot import RunCalls
 
@@ -33,18 +32,16 @@ _READS = 3  # attempts to read a row of the board while an engine writes the row
 
 
 class OfferInspector:
-    """Evaluates offered calls with the board of turns. All methods run in the thread of the agent."""
+    """Evaluates offered calls with the board of turns."""
 
     def __init__(self, state: CoreState, *, board: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._state = state
         self._path = board
         self._clock = clock
         self._seconds: dict[int, tuple[StepTimes, StepSeconds]] = {}
-        """Functions that compute step durations, by the `id` of the table of step times. Each value keeps its table
-        alive, so that Python does not reuse the `id`.
-        """
+        """Functions that compute step durations, by the `id` of their table of step times, with this table."""
         self._taken: dict[LibraryId, list[tuple[CallId, UnreadPrompt]]] = {}
-        """Calls that each library has accepted and that the library's engine has not reported yet."""
+        """Accepted calls of each library that its engine has not reported yet."""
         self._reported_requests: dict[LibraryId, int] = {}
 
     def weigh(self, order: RunCalls) -> OfferWeighed:
@@ -114,10 +111,10 @@ class OfferInspector:
             for row, beside in unpack_board_rows(data):
                 if row.library not in libraries or mine.isdisjoint(row.devices):
                     continue
-                read = unpacked(beside)
-                if (read is None or read[0] != row.library) and again and any(beside):
+                number, work = unpacked(beside) or (0, EngineWork())
+                if number != row.library and again and any(beside):
                     break  # an engine is writing the row
-                found.append((row, read[1] if read is not None and read[0] == row.library else EngineWork()))
+                found.append((row, work if number == row.library else EngineWork()))
             else:
                 return found
         return found
@@ -140,9 +137,7 @@ class OfferInspector:
         return found[1]
 
     def _required_bytes(self, order: RunCalls, library: PilotLibrary, work: list[EngineWork]) -> tuple[int, str]:
-        """Return the bytes that each device needs if all requests reach their maximum length at the same time (SLINFER
-        eq. 2; 0 = unknown), and the reason if a cache of fixed size is too small.
-        """
+        """Return bytes per device at expected lengths (SLINFER eq. 2; 0 = unknown), or why a fixed cache is full."""
         facts = self._state.devices_of(library)[0]
         measured = library.resident_bytes if facts.on_host else library.device_bytes
         cache = token_cache(library.recipe.needs, facts, library.cache, measured_bytes=measured)
@@ -171,11 +166,7 @@ class OfferInspector:
                 del self._taken[library][:more]
 
     def _forget(self, looked_at: Iterable[PilotLibrary]) -> None:
-        """Remove the records of ended or refused calls and of ended libraries.
-
-        Remove calls only for libraries in `looked_at`, because the request of an ended call must be counted first.
-        Otherwise the request would count for another call.
-        """
+        """Remove records of ended libraries, and of ended calls of libraries whose requests have been counted."""
         libraries = self._state.libraries
         for notes in (self._taken, self._reported_requests):
             for number in [number for number in notes if number not in libraries]:

@@ -1,10 +1,8 @@
-"""The agent's view of its child processes: libraries, zygotes, and the poller of their sockets.
-
-Each set of preloaded modules has a separate zygote, so the imports of one recipe do not affect other recipes.
-"""
+"""The agent's view of its child processes: libraries, zygotes, and the poller of their sockets."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import select
 import socket
@@ -29,7 +27,7 @@ _decode = wire.to_agent_decoder()
 
 
 class LibraryProcess:
-    """The process of a library. The object exists until the core forgets the library."""
+    """The process of a library, until the core forgets the library."""
 
     def __init__(self, library: LibraryId, *, folder: Path, log: str) -> None:
         self.library = library
@@ -63,7 +61,7 @@ class LibraryProcess:
         return bool(self._unsent)
 
     def send(self, messages: list[Any]) -> None:
-        """Send messages in one frame. `push` later sends the bytes that the socket does not accept now."""
+        """Send a frame. `push` later sends the bytes that the socket does not accept now."""
         self.send_bytes(connection.pack(messages))
 
     def send_bytes(self, data: bytes | bytearray) -> None:
@@ -89,10 +87,7 @@ class LibraryProcess:
             return len(data)
 
     def receive(self, *, to_end: bool = False) -> tuple[list[ToAgent], bool]:
-        """Read the socket once; with `to_end`, until its end. Return the messages, and True if the socket is open.
-
-        User code may write to the socket. Invalid bytes set the attribute `garbled` and never raise an error.
-        """
+        """Read the socket once, or `to_end`. Return messages, and True if it is open. Invalid bytes set `garbled`."""
         out: list[ToAgent] = []
         if self._reader is None or self.garbled:
             return out, False
@@ -110,31 +105,21 @@ class LibraryProcess:
             self.garbled = str(error) or repr(error)
         return out, False
 
-    def hang_up(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-
     # ---- its calls and pins
 
     def running(self) -> list[tuple[CallId, float]]:
-        """Return the running calls, each with the seconds since the call began."""
+        """Return the running calls with their seconds so far. Reads twice, to ignore half-written records."""
+        first = {(run.call, run.start_ns) for run in self._records()}
         now = time.monotonic_ns()
-        return [(CallId(run.call), (now - run.start_ns) / 1e9) for run in self._read_running_call_records()]
-
-    def confirmed_running_calls(self) -> list[tuple[CallId, float]]:
-        """Return the running calls. The records are read twice, to ignore half-written records."""
-        first = {(run.call, run.start_ns) for run in self._read_running_call_records()}
-        now = time.monotonic_ns()
-        second = self._read_running_call_records() if first else []
+        second = self._records() if first else []
         return [(CallId(run.call), (now - run.start_ns) / 1e9) for run in second if (run.call, run.start_ns) in first]
 
     def ran(self) -> tuple[CallId, ...]:
-        return tuple(CallId(run.call) for run in self._read_running_call_records())
+        return tuple(CallId(run.call) for run in self._records())
 
     def recover_last_call_output(self) -> Printed | None:
-        """Return the output of the call that ran when the process ended; None unless exactly one call was running."""
-        ran = self._read_running_call_records()
+        """Return the output of the call that ran when the process ended; None unless exactly one call ran."""
+        ran = self._records()
         for run in ran:
             if run.log_from != call_records.NOWHERE:
                 call_records.recover_call_output(self.log, call_records.call_output_path(self.folder, run.slot))
@@ -146,10 +131,14 @@ class LibraryProcess:
             return None
         return Printed(self.log, start=min(ran[0].log_from, end), end=end)
 
-    def _read_running_call_records(self) -> list[call_records.Running]:
+    def _records(self) -> list[call_records.Running]:
         return call_records.running(self.folder / "running")
 
-    def release(self) -> None:
+    def close(self) -> None:
+        """Close the socket, and release the pins."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
         for pin in (*self.pins, *self.arguments.values()):
             pin.release()
         self.pins.clear()
@@ -172,7 +161,6 @@ class Wires:
         self._epoll.register(number, select.EPOLLIN)
 
     def wait(self, timeout_s: float) -> list[tuple[int, int]]:
-        """Return the ready file descriptors, each with the event mask of `select.epoll`."""
         return self._epoll.poll(timeout_s)
 
     def source(self, number: int) -> Source | None:
@@ -192,7 +180,7 @@ class Wires:
         self._sources[number] = source
 
     def unwatch(self, source: Source) -> None:
-        """Stop polling `source`. Call this before its socket is closed."""
+        """Stop polling `source`, before its socket is closed."""
         number = source.fileno()
         if self._sources.get(number) is source:
             self._epoll.unregister(number)
@@ -221,26 +209,25 @@ _CLEANUP_LIMIT_S = 3.0 + LIMIT_S  # seconds that a zygote needs to end its libra
 
 
 class Zygotes:
+    """A zygote for each set of preloaded modules, so that the imports of one recipe do not affect others."""
+
     def __init__(self, *, logs: Path, scratch: Path, umask: int = -1) -> None:
         self._umask = umask
         self._logs = logs
         self._scratch = scratch
         self._by_preload: dict[tuple[str, ...], Zygote] = {}
         self._used_at: dict[tuple[str, ...], float] = {}
-        self._made = 0
+        self._numbers = itertools.count()
 
     def get(self, preload: tuple[str, ...]) -> tuple[Zygote, bool]:
-        """Return the zygote for these modules, and True if the zygote is new. Raises OSError."""
+        """Return the zygote for these modules, and True if it is new. Raises OSError."""
         key = tuple(dict.fromkeys(preload))
         self._used_at[key] = time.monotonic()
-        found = self._by_preload.get(key)
-        if found is not None:
-            return found, False
-        log = self._logs / f"zygote-{self._made}.log"
-        self._made += 1
-        found = Zygote(key, log=log, scratch=self._scratch, environ=os.environ, umask=self._umask)
-        self._by_preload[key] = found
-        return found, True
+        if is_new := key not in self._by_preload:
+            log = self._logs / f"zygote-{next(self._numbers)}.log"
+            zygote = Zygote(key, log=log, scratch=self._scratch, environ=os.environ, umask=self._umask)
+            self._by_preload[key] = zygote
+        return self._by_preload[key], is_new
 
     def __iter__(self) -> Iterator[Zygote]:
         return iter(list(self._by_preload.values()))

@@ -1,4 +1,4 @@
-"""Starts the processes of libraries through zygotes, ends the processes, and removes their files."""
+"""Starts and ends the processes of libraries through zygotes, and removes their files."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from signal import SIGKILL
 from typing import assert_never
 
 from stoker.contexts.recipe import Awareness
+from stoker.log_files import tail
 from stoker.pilot.agent import observing
 from stoker.pilot.agent.agent import Agent
-from stoker.pilot.agent.fetches import is_pilots_fault
-from stoker.pilot.agent.objects import is_snapshot_on_node
+from stoker.pilot.agent.objects import is_pilots_fault, is_snapshot_on_node
 from stoker.pilot.agent.offers import BOARD
 from stoker.pilot.agent.process import LibraryProcess
 from stoker.pilot.cache import disk
@@ -21,7 +21,6 @@ from stoker.pilot.core.events import LibraryPrepared, ProcessEnded, ProcessMade
 from stoker.pilot.devices import visible
 from stoker.pilot.library import connection
 from stoker.pilot.zygote.client import Exited, Fork, Forked, ForkFailed, Preloaded, Zygote
-from stoker.pilot.zygote.processes import tail
 from stoker.protocol.ids import CallId, LibraryId
 from stoker.protocol.to_library import Load
 from stoker.protocol.to_pilot import StartLibrary
@@ -36,7 +35,6 @@ _NO_PROCESS = (
 
 
 def prepare(agent: Agent, ordered: StartLibrary) -> None:
-    """Create a library's folder, and report facts of this node to the core."""
     number, recipe = ordered.library, ordered.recipe
     try:
         folder = agent.scratch.library(number)
@@ -63,17 +61,11 @@ def start(agent: Agent, ordered: StartLibrary, objects: dict[str, str], *, devic
     devices = agent.devices_of(number)
     cores = tuple(dict.fromkeys(core for device in devices for core in device.cores))
     settings = connection.Settings(
-        pilot=agent.options.pilot,
-        library=number,
-        folder=str(process.folder),
-        log=process.log,
-        objects=str(agent.session.objects),
-        search_path=agent.search_path,
-        host=agent.peers.host,
-        gang_key=agent.peers.gang_key,
-        turns=str(agent.scratch.path / BOARD),
+        pilot=agent.options.pilot, library=number, folder=str(process.folder), log=process.log,
+        objects=str(agent.session.objects), search_path=agent.search_path, host=agent.peers.host,
+        gang_key=agent.peers.gang_key, turns=str(agent.scratch.path / BOARD),
         probe=observing.probe_command_for_library(agent.options, devices),
-    )
+    )  # fmt: skip
     fork = Fork(
         library=number,
         entry=_ENTRY,
@@ -108,7 +100,7 @@ def start(agent: Agent, ordered: StartLibrary, objects: dict[str, str], *, devic
 
 
 def kill(agent: Agent, number: LibraryId) -> None:
-    """Kill the process of a library. The zygote reports when the process has ended."""
+    """Kill the process of a library. The zygote reports its end."""
     process = agent.processes.get(number)
     if process is not None and process.zygote is not None:
         process.zygote.kill(number)
@@ -130,11 +122,10 @@ def forget(agent: Agent, number: LibraryId, ran: Sequence[CallId]) -> None:
     if process is None:
         return
     agent.wires.unwatch(process)
-    process.hang_up()
-    process.release()
+    process.close()
     if process.zygote is not None:
         process.zygote.libraries.discard(number)
-    agent.scratch.remove_library(number)
+    shutil.rmtree(process.folder, ignore_errors=True)
 
 
 def handle_zygote_messages(agent: Agent, zygote: Zygote) -> None:
@@ -191,16 +182,9 @@ def _ended(
     observing.check_job(agent)
     shortage = agent.oom_kills.shortage() if signal == SIGKILL else None
     printed = process.recover_last_call_output()
-    agent.handle(
-        ProcessEnded(
-            number,
-            signal=signal,
-            exit_code=exit_code,
-            running=process.ran(),
-            tail=tail(process.log, start=printed.start if printed is not None else 0),
-            printed=printed,
-            cause=cause,
-            is_pilots_fault=ours,
-            shortage=shortage,
-        )
-    )
+    ended = ProcessEnded(
+        number, signal=signal, exit_code=exit_code, running=process.ran(),
+        tail=tail(process.log, start=printed.start if printed is not None else 0), printed=printed, cause=cause,
+        is_pilots_fault=ours, shortage=shortage,
+    )  # fmt: skip
+    agent.handle(ended)

@@ -1,53 +1,38 @@
 """The scratch folder of the pilot, and the batch system's process that started the pilot (`Parent`).
 
-If HTCondor's starter or Slurm's slurmstepd is killed, the pilot continues to run on resources that may now be part of
-another job. The kernel then gives the pilot another parent process, which `Parent` detects.
+If HTCondor's starter or Slurm's slurmstepd is killed, the pilot continues on resources that may be part of another job.
+The kernel then gives the pilot another parent process, which `Parent` detects.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from stoker import locks
 from stoker.errors import SessionError
 from stoker.folders import refuse_non_utf8_path
-from stoker.pilot.starter.place import create_private_folder
+from stoker.pilot.starter import place
 
 # ---- the scratch folder
 
 _LOCK = "alive"
 
 
-def base_folder(given: str = "", environ: Mapping[str, str] = os.environ) -> Path:
+def base_folder(given: str = "") -> Path:
     """Return the folder of this user's pilots and object cache on this host."""
-    given = os.path.expandvars(given)
-    if given.startswith("$"):
-        raise SessionError(f"--scratch is {given}, but this variable is not set on this node; name an existing folder")
-    parent = given or environ.get("STOKER_SCRATCH") or environ.get("SLURM_TMPDIR") or environ.get("TMPDIR") or "/tmp"
-    first = Path(parent).absolute() / f"stoker-{os.getuid()}"
-    refuse_non_utf8_path(
-        first, what="the scratch folder", advice="set [pilot] scratch or STOKER_SCRATCH to another folder"
-    )
     try:
-        base = create_private_folder(first)
-    except OSError as error:
-        raise SessionError(
-            f"no scratch folder could be created at {first}: {error}; set [pilot] scratch (or --scratch) to"
-            " another folder"
-        ) from error
-    if base is None:
-        raise SessionError(f"{first} belongs to another user; set [pilot] scratch (or --scratch) to your own folder")
-    return base
+        first = place.scratch_path(given)
+        refuse_non_utf8_path(first, what="the scratch folder", advice=place.OTHER_SCRATCH)
+        return place.base_folder(given)
+    except place.StartError as error:
+        raise SessionError(str(error)) from error
 
 
 class Scratch:
-    """The folder of one pilot. The pilot locks its folder while it runs, so that other pilots recognize folders of dead
-    pilots.
-    """
+    """The folder of one pilot, locked while the pilot runs."""
 
     def __init__(self, base: Path, *, pilot: str) -> None:
         with (base / _LOCK).open("ab") as turn:  # no other pilot may remove folders until the new one is locked
@@ -63,7 +48,7 @@ class Scratch:
             locks.take(self._lock)
 
     def fault(self) -> str:
-        """Return how the folder was damaged; empty if the folder is intact."""
+        """Return how the folder was damaged, or ""."""
         try:
             same = _identity(self.path) == self._folder_identity
         except OSError as error:
@@ -75,9 +60,6 @@ class Scratch:
         folder = self.path / f"lib-{number}"
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder
-
-    def remove_library(self, number: int) -> None:
-        shutil.rmtree(self.path / f"lib-{number}", ignore_errors=True)
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
@@ -113,7 +95,7 @@ _INIT = 1
 
 
 class Parent:
-    """The process that started the pilot. `watched`: True in a batch job, which ends with this process."""
+    """The process that started the pilot. `watched`: True in a batch job, which ends with it."""
 
     def __init__(self, *, watched: bool) -> None:
         self.pid = os.getppid()
@@ -121,7 +103,7 @@ class Parent:
         self._name = _name_of(self.pid) if self._watched else ""
 
     def fault(self) -> str:
-        """Return how the parent process ended; empty while it runs or is not watched."""
+        """Return how the parent ended, or "" while it runs or is not watched."""
         if not self._watched or os.getppid() == self.pid:
             return ""
         return f"its parent, {self._name} (process {self.pid}), has ended, and with it its batch job"

@@ -1,9 +1,8 @@
-"""Brings objects into the cache by a link, a clone or a fetch, and serves cached objects to other pilots."""
+"""Brings objects into the cache by a link or a fetch, and serves cached objects to other pilots."""
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,12 +16,12 @@ from stoker.pilot.cache.store import CacheError, ChangedError, DiskError, Object
 from stoker.pilot.core.infrastructure import is_unwritable_disk_error
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import FetchOutcome, ObjectCopy, ObjectSource
-from stoker.pilot.transfer.fetch import FetchSettings, ObjectFetch
+from stoker.pilot.transfer.fetch import ObjectFetch
 from stoker.units import show_bytes
 
 # ---- bringing
 
-_NOTHING = FetchOutcome(origin_bytes=0, peer_bytes=0, kept_bytes=0, seconds=0.0)
+_NOTHING = FetchOutcome(origin_bytes=0, peer_bytes=0, seconds=0.0)
 
 
 class Bringing:
@@ -39,29 +38,18 @@ class Bringing:
     ) -> None:
         self._cache = cache
         self._ref = ref
-        self._key = key
-        self._lost = lost
-        self._on_begin = begun
-        self._lock = threading.Lock()
-        self._fetch: ObjectFetch | None = None
-        self._offer: tuple[tuple[ObjectSource, ...], bytes] = ((), b"")
-        self._stopped = False
+
+        def manifest_at(path: str) -> bytes:
+            return manifest_of(ObjectRef(ref.name, ref.size_bytes, path))
+
+        self._fetch = ObjectFetch(ref.name, key=key, manifest_at=manifest_at, lost=lost, begun=begun)
 
     def offer(self, sources: Iterable[ObjectSource], *, manifest: bytes = b"") -> None:
-        with self._lock:
-            known = self._offer[1]
-            self._offer = tuple(sources), manifest if proves(self._ref.name, manifest) else known
-            fetch, offer = self._fetch, self._offer
-        if fetch is not None:
-            fetch.offer(offer[0], manifest=offer[1])
+        self._fetch.offer(sources, manifest=manifest if proves(self._ref.name, manifest) else b"")
 
     def stop(self) -> None:
         """Stop the fetch. `run` then raises CacheError."""
-        with self._lock:
-            self._stopped = True
-            fetch = self._fetch
-        if fetch is not None:
-            fetch.stop()
+        self._fetch.stop()
 
     def run(self, *, alone_s: float = float("inf")) -> tuple[Pin, FetchOutcome]:
         """Fetch the object. Raises DiskError if disk space is missing, CacheError without a source or after `stop`."""
@@ -71,10 +59,12 @@ class Bringing:
                 if here is not None:
                     return here, _NOTHING
                 self._cache.make_room(self._ref)
-                look = self._link_or_clone_source(draft)
+                paths = [Path(source.path) for source in self._fetch.sources if source.path]
+                look = next(filter(None, (disk.link(path, draft, self._ref) for path in paths)), "")
                 if look:
                     with suppress(ChangedError):
-                        return self._cache.enter(self._ref, draft, manifest=self._offer[1], look=look), _NOTHING
+                        manifest = self._fetch.manifest
+                        return self._cache.enter(self._ref, draft, manifest=manifest, look=look), _NOTHING
                 self._cache.make_disk_room(self._ref, draft)
                 return self._fetch_into_cache(draft, alone_s)
         except OSError as error:
@@ -88,49 +78,20 @@ class Bringing:
         except wire.PeerError as error:
             raise CacheError(str(error), object=self._ref.name, cache=str(self._cache.folder)) from error
 
-    def _link_or_clone_source(self, draft: Path) -> str:
-        with self._lock:
-            paths = [source.path for source in self._offer[0] if source.path]
-        for path in map(Path, paths):
-            if look := disk.link(path, draft, self._ref):
-                return look
-            disk.share(path, draft)
-        return ""
-
     def _fetch_into_cache(self, draft: Path, alone_s: float) -> tuple[Pin, FetchOutcome]:
-        def manifest_at(path: str) -> bytes:
-            return manifest_of(ObjectRef(self._ref.name, self._ref.size_bytes, path))
-
-        copies: list[ObjectCopy] = []
-
-        def begun(copy: ObjectCopy) -> None:
-            copies.append(copy)
-            self._on_begin(copy)
-
-        with self._lock:
-            if self._stopped:
-                raise wire.PeerError(f"the fetch of {self._ref.name} was stopped")
-            fetch = self._fetch = ObjectFetch(
-                self._ref.name,
-                draft,
-                means=FetchSettings(key=self._key, manifest_at=manifest_at),
-                lost=self._lost,
-                begun=begun,
-            )
-            offer = self._offer
-        fetch.offer(offer[0], manifest=offer[1])
+        fetch = self._fetch
         try:
-            outcome = fetch.run(alone_s=alone_s)
+            outcome = fetch.run(draft, alone_s=alone_s)
         except (OSError, wire.PeerError) as error:
-            if isinstance(error, OSError) or not any(copy.arrivals for copy in copies):
-                for copy in copies:
+            copy = fetch.copy
+            if isinstance(error, OSError) or copy is None or not copy.arrivals:
+                if copy is not None:
                     copy.give_up()
                 disk.delete_tree(draft)  # after a failed write, this frees disk space
             raise
         finally:
-            with self._lock:
-                self._fetch = None  # the fetch keeps files open, which would occupy disk space after an eviction
-        return self._cache.enter(self._ref, draft, manifest=copies[0].data), outcome
+            fetch.copy = None  # its open files would occupy disk space after an eviction
+        return self._cache.enter(self._ref, draft, manifest=fetch.manifest), outcome
 
 
 # ---- serving
@@ -139,7 +100,7 @@ log = logging.getLogger("stoker.pilot")
 
 
 class ServedCache:
-    """Serves the objects of a cache to a transfer server (`ServedObjects`). Thread-safe."""
+    """Serves the objects of a cache to a transfer server. Thread-safe."""
 
     def __init__(self, cache: ObjectCache) -> None:
         self._cache = cache
@@ -153,7 +114,6 @@ class ServedCache:
         self._coming[copy.name] = copy
 
     def settled(self, name: str) -> None:
-        """Record that the fetch of an object has ended."""
         self._coming.pop(name, None)
 
     def expects(self, name: str) -> bool:
@@ -161,7 +121,7 @@ class ServedCache:
 
     @contextmanager
     def lend(self, name: str) -> Iterator[ObjectCopy | None]:
-        """Yield a cached object, pinned, or a partial object with the pieces that have arrived."""
+        """Yield a cached object, pinned, or a partial object."""
         growing = self._coming.get(name)
         if growing is not None:
             yield growing

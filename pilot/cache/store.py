@@ -5,10 +5,12 @@
     <cache>/objects/NAME     a complete file or folder
     <cache>/entries/NAME     facts of the object; the modification time is the time of last use
     <cache>/manifests/NAME   the manifest for serving the object to other pilots
-    <cache>/drafts/NAME      a partial object; the fetching pilot locks NAME.lock
+    <cache>/safe/NAME        mark of an object that was synced to disk
+    <cache>/drafts/NAME      a partial object; the fetching pilot locks NAME.lock, and so claims the object
 
 A pin is a shared lock on the file of an entry. A complete object enters the cache by a rename. If an object was changed
-on disk, the cache fetches the object again. When a pilot starts, objects unused for `KEPT_S` are removed.
+on disk, the cache fetches the object again. After a crash of the machine, an unsynced object may contain zeros. After a
+boot, the cache therefore fetches unmarked objects again. When a pilot starts, objects unused for `KEPT_S` are removed.
 
 Libraries write snapshots to `<scratch>/snapshots/FORM`, next to the cache. `FORM.object` contains the name of the
 cached object that shares files with the snapshot. If the cache evicts this object, the snapshot is removed too.
@@ -16,34 +18,34 @@ cached object that shares files with the snapshot. If the cache evicts this obje
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
+import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
 
 from stoker import locks
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import ContextError
 from stoker.pilot.cache import disk
-from stoker.pilot.cache.disk import (
-    CacheEntry,
-    Claims,
-    Entries,
-    EntryFacts,
-    SafeMarks,
-    read_facts,
-    write_file_atomically,
-)
+from stoker.pilot.cache.disk import EntryFacts, read_facts, write_file_atomically
 from stoker.pilot.core.objects import CachedObject, Shortage, encode_as_file_name, make_room
 from stoker.units import show_bytes
 
 # ---- the cache
 
+log = logging.getLogger("stoker.pilot")
+
 KEPT_S = 14 * 86400.0  # default seconds after which an unused object is removed
 _DRAFT_KEPT_S = 3600.0
+_SYNC_PAUSE_S = 0.5  # seconds between the arrival of objects and their sync
 
 
 class CacheError(ContextError):
@@ -78,36 +80,74 @@ class Pin:
             self._descriptor = -1
 
 
+class CacheEntry(NamedTuple):
+    file: Path
+    facts: EntryFacts
+    used_at: float
+
+    @property
+    def may_be_used(self) -> bool:
+        return locks.is_locked(self.file) is not False
+
+
 class ObjectCache:
     """The object cache of this host. Methods block during disk access."""
 
     def __init__(self, folder: Path, *, bound_bytes: int, kept_s: float = KEPT_S) -> None:
         self.folder = folder
         self._bound = bound_bytes
-        self._objects = folder / "objects"
-        self._entries = Entries(folder / "entries")
-        self._manifests = folder / "manifests"
-        self._claims = Claims(folder / "drafts", make_folders=self._make_folders)
-        self._safe = SafeMarks(folder / "safe", self._while_same)
+        names = ("objects", "entries", "manifests", "drafts", "safe")
+        self._folders = [folder / name for name in names]
+        self._objects, self._entries, self._manifests, self._drafts, self._safe = self._folders
+        self._lock = threading.Lock()
+        self._unsynced: list[Path] = []
+        self._syncs = False
         self._make_folders()
         if folder.stat().st_uid != os.getuid():
             raise CacheError(f"the cache folder {folder} belongs to another user; set --scratch to another folder")
         folder.chmod(0o700)
         with self._locked():
-            self._expire(kept_s)
+            now = time.time()
+            for entry in self._read_entries():
+                if now - entry.used_at >= kept_s and not entry.may_be_used:
+                    self._remove(*self._place(entry.facts.name))
             self._sweep(kept_s=_DRAFT_KEPT_S)
-            self.identity = self._name()
+            self.identity = self._read_identity()
 
     def find(self, name: str) -> Pin | None:
         place, entry = self._place(name)
         with self._locked():
             return self._lookup(place, entry)
 
-    def claim(self, ref: ObjectRef) -> AbstractContextManager[Path]:
-        return self._claims.claim(ref)
+    @contextmanager
+    def claim(self, ref: ObjectRef) -> Iterator[Path]:
+        """Claim an object and yield the path of its draft. May wait for another pilot that has the claim."""
+        name = encode_as_file_name(ref.name)
+        while True:
+            draft, claim = self._drafts / name, self._drafts / f"{name}.lock"
+            self._make_folders()
+            with open(claim, "a+b") as file:
+                if not disk.wait_for_claim(file.fileno(), draft):
+                    name = f"{encode_as_file_name(ref.name)}~{uuid.uuid4().hex[:8]}"
+                    continue
+                try:
+                    is_same = os.path.samestat(os.fstat(file.fileno()), claim.stat())
+                except OSError:
+                    is_same = False
+                if not is_same:  # another pilot removed the lock file
+                    continue
+                file.truncate(0)
+                file.write(msgspec.json.encode(EntryFacts(ref.name, ref.size_bytes)))
+                file.flush()
+                try:
+                    yield draft
+                finally:
+                    if not draft.exists():
+                        claim.unlink(missing_ok=True)
+                return
 
     def enter(self, ref: ObjectRef, draft: Path, *, manifest: bytes = b"", look: str = "") -> Pin:
-        """Move a complete draft into the cache. Raises OSError, or ChangedError if the draft was changed."""
+        """Move a complete draft into the cache. `look`: signature of a linked file. Raises OSError, ChangedError."""
         place, entry = self._place(ref.name)
         with self._locked():
             here = self._lookup(place, entry)
@@ -119,15 +159,17 @@ class ObjectCache:
             if manifest:
                 write_file_atomically(self._manifests / place.name, manifest)
             boot = "" if look else disk.boot()
-            facts = EntryFacts(
-                name=ref.name, size_bytes=disk.size(place), look=look or disk.stat_signature(place), boot=boot
-            )
-            self._entries.write(entry, facts)
+            facts = EntryFacts(ref.name, disk.size(place), look or disk.stat_signature(place), boot)
+            write_file_atomically(entry, msgspec.json.encode(facts))
             found = self._lookup(place, entry)
         if found is None:
             raise ChangedError(f"{place} was changed right after it was written")
         if boot:
-            self._safe.sync_and_mark_in_background(place)
+            with self._lock:
+                self._unsynced.append(place)
+                if not self._syncs:
+                    self._syncs = True
+                    threading.Thread(target=self._sync_and_mark, name="cache-safe", daemon=True).start()
         return found
 
     def manifest(self, name: str) -> bytes:
@@ -143,36 +185,23 @@ class ObjectCache:
     def make_room(self, ref: ObjectRef) -> None:
         """Evict objects until a claimed object fits into the cache. Raises DiskError."""
         with self._locked():
-            coming = self._claims.coming(ref)
-            listed = self._entries.read_all()
-            taken = sum(entry.facts.size_bytes for entry in listed) + sum(each.size_bytes for each in coming)
-            if taken + ref.size_bytes <= self._bound:
-                self._sweep(kept_s=_DRAFT_KEPT_S)
-                return
-            here = [
-                CachedObject(each.facts.name, each.facts.size_bytes, each.used_at, pinned=_may_be_used(each))
-                for each in listed
-            ]
-            plan = make_room([*here, *coming], size_bytes=ref.size_bytes, bound_bytes=self._bound)
+            listed = self._read_entries()
+            here = [CachedObject(x.facts.name, x.facts.size_bytes, x.used_at, pinned=x.may_be_used) for x in listed]
+            plan = make_room([*here, *self._coming(ref)], size_bytes=ref.size_bytes, bound_bytes=self._bound)
             if not isinstance(plan, Shortage):
                 self._sweep(kept_s=0.0 if plan else _DRAFT_KEPT_S)
                 for name in plan:
                     self._remove(*self._place(name))
                 return
-        if plan is Shortage.TOO_LARGE:
-            kind, reason = DiskError, f"is larger than the whole cache ({show_bytes(self._bound)})"
-        else:
-            used = show_bytes(sum(entry.size_bytes for entry in here))
-            kind = InUseError
-            reason = (
-                f"does not fit: running libraries use the cached objects ({used} of {show_bytes(self._bound)}),"
-                " counting this user's other sessions on this host"
-            )
-        raise kind(
-            f"the object {ref.name} ({show_bytes(ref.size_bytes)}) {reason}; raise [pilot] cache_size (--cache-size)",
-            object=ref.name,
-            cache=str(self.folder),
+        bound, used = show_bytes(self._bound), show_bytes(sum(entry.size_bytes for entry in here))
+        why = (
+            f"does not fit: running libraries use the cached objects ({used} of {bound}), counting this user's other"
+            " sessions on this host"
         )
+        if is_too_large := plan is Shortage.TOO_LARGE:
+            why = f"is larger than the whole cache ({bound})"
+        kind = DiskError if is_too_large else InUseError
+        raise self._error(kind, ref, f"{why}; raise [pilot] cache_size (--cache-size)")
 
     def make_disk_room(self, ref: ObjectRef, draft: Path) -> None:
         """Evict objects until the disk has space for the draft. Raises InUseError."""
@@ -188,40 +217,30 @@ class ObjectCache:
                         lacking -= size
                 return
         if sum(unused.values()) + sum(used.values()) >= lacking:
-            raise InUseError(
-                f"the object {ref.name} ({show_bytes(ref.size_bytes)}) does not fit on the disk of {self.folder}:"
-                f" running libraries use {show_bytes(sum(used.values()))} of it, counting this user's other sessions on"
-                " this host; free disk space there, or set [pilot] scratch to another disk",
-                object=ref.name,
-                cache=str(self.folder),
+            what = (
+                f"does not fit on the disk of {self.folder}: running libraries use"
+                f" {show_bytes(sum(used.values()))} of it, counting this user's other sessions on this host; free disk"
+                " space there, or set [pilot] scratch to another disk"
             )
+            raise self._error(InUseError, ref, what)
 
     def lacks_bytes(self, refs: Sequence[ObjectRef]) -> int:
         """Return the bytes of pinned objects that must be evicted before the objects `refs` fit."""
         with self._locked():
-            listed = self._entries.read_all()
+            listed = self._read_entries()
             here = {entry.facts.name for entry in listed}
-            needed = {entry.facts.name: entry.facts.size_bytes for entry in listed if _may_be_used(entry)}
+            needed = {entry.facts.name: entry.facts.size_bytes for entry in listed if entry.may_be_used}
             on_disk = self._free_bytes() + sum(self._by_use()[0].values())
         needed |= {ref.name: ref.size_bytes for ref in refs}
         coming = sum({ref.name: ref.size_bytes for ref in refs if ref.name not in here}.values())
         return max(0, sum(needed.values()) - self._bound, coming - on_disk)
 
-    @property
-    def bound_bytes(self) -> int:
-        return self._bound
-
-    def used_bytes(self) -> int:
-        return sum(entry.facts.size_bytes for entry in self._entries.read_all())
-
     def sizes(self) -> dict[str, int]:
-        return {entry.facts.name: entry.facts.size_bytes for entry in self._entries.read_all()}
+        return {entry.facts.name: entry.facts.size_bytes for entry in self._read_entries()}
 
-    def _while_same(self, place: Path, look: str, action: Callable[[], None]) -> None:
-        with self._locked():
-            facts = read_facts(self._entries.folder / place.name)
-            if facts is not None and facts.look == look:
-                action()
+    def _error(self, kind: type[DiskError], ref: ObjectRef, what: str) -> DiskError:
+        text = f"the object {ref.name} ({show_bytes(ref.size_bytes)}) {what}"
+        return kind(text, object=ref.name, cache=str(self.folder))
 
     def _free_bytes(self) -> int:
         return shutil.disk_usage(self.folder).free
@@ -229,35 +248,27 @@ class ObjectCache:
     def _by_use(self) -> tuple[dict[str, int], dict[str, int]]:
         unused: dict[str, int] = {}
         used: dict[str, int] = {}
-        for entry in sorted(self._entries.read_all(), key=lambda each: each.used_at):
-            of = used if _may_be_used(entry) else unused
+        for entry in sorted(self._read_entries(), key=lambda each: each.used_at):
+            of = used if entry.may_be_used else unused
             of[entry.facts.name] = disk.frees_bytes(self._place(entry.facts.name)[0])
         return unused, used
 
     def _make_folders(self) -> None:
-        for part in (
-            self.folder,
-            self._objects,
-            self._entries.folder,
-            self._manifests,
-            self._claims.folder,
-            self._safe.folder,
-        ):
+        for part in (self.folder, *self._folders):
             part.mkdir(mode=0o700, parents=True, exist_ok=True)
 
-    def _name(self) -> str:
-        file = self.folder / "identity"
+    def _read_identity(self) -> str:
+        file, name = self.folder / "identity", uuid.uuid4().hex
         try:
-            return file.read_text() or uuid.uuid4().hex
+            return file.read_text() or name
         except FileNotFoundError:
-            name = uuid.uuid4().hex
             with suppress(OSError):  # without disk space, this pilot uses an id of its own
                 write_file_atomically(file, name.encode())
             return name
 
     def _place(self, name: str) -> tuple[Path, Path]:
         file = encode_as_file_name(name)
-        return self._objects / file, self._entries.folder / file
+        return self._objects / file, self._entries / file
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -269,17 +280,30 @@ class ObjectCache:
         finally:
             os.close(descriptor)
 
+    def _read_entries(self) -> list[CacheEntry]:
+        found = []
+        for file in self._entries.glob("[!.]*"):
+            with suppress(OSError):  # another pilot removed the entry
+                if (facts := read_facts(file)) is not None:
+                    found.append(CacheEntry(file, facts, file.stat().st_mtime))
+        return found
+
+    def _coming(self, ref: ObjectRef) -> list[CachedObject]:
+        """Return the objects other than `ref` that pilots are fetching into the cache."""
+        return [
+            CachedObject(facts.name, facts.size_bytes, 0.0, pinned=True)
+            for claim in self._drafts.glob("*.lock")
+            if (facts := read_facts(claim)) is not None and facts.name != ref.name and locks.is_locked(claim)
+        ]
+
     def _lookup(self, place: Path, entry: Path) -> Pin | None:
         try:
             descriptor = os.open(entry, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
         facts = read_facts(entry)
-        if (
-            facts is not None
-            and disk.stat_signature(place) == facts.look
-            and (facts.boot in ("", disk.boot()) or self._safe.has(place))
-        ):
+        is_intact = facts is not None and disk.stat_signature(place) == facts.look
+        if is_intact and facts and (facts.boot in ("", disk.boot()) or (self._safe / place.name).exists()):
             locks.wait(descriptor, shared=True)
             now = time.time()
             os.utime(entry, (now, now))  # this time is more precise than the file system's
@@ -289,29 +313,41 @@ class ObjectCache:
         return None
 
     def _remove(self, place: Path, entry: Path) -> None:
-        self._entries.forget(entry)
         with suppress(OSError):
             entry.unlink()  # the entry first, because a lookup starts at the entry
-        disk.delete_tree(place)
-        disk.delete_tree(self._manifests / place.name)
-        self._safe.remove(place)
-
-    def _expire(self, kept_s: float) -> None:
-        now = time.time()
-        for entry in self._entries.read_all():
-            if now - entry.used_at >= kept_s and not _may_be_used(entry):
-                self._remove(*self._place(entry.facts.name))
+        for folder in (self._objects, self._manifests, self._safe):
+            disk.delete_tree(folder / place.name)
 
     def _sweep(self, *, kept_s: float) -> None:
-        self._claims.sweep(kept_s=kept_s)
-        entries = set(os.listdir(self._entries.folder))
-        for folder in (self._objects, self._manifests, self._safe.folder):
+        """Remove drafts without progress for `kept_s` seconds, and files without an entry."""
+        for claim in self._drafts.glob("*.lock"):
+            with suppress(OSError), claim.open("rb") as file:
+                if locks.take(file.fileno()) and time.time() - claim.stat().st_mtime >= kept_s:
+                    disk.delete_tree(claim.with_suffix(""))
+                    claim.unlink()
+        entries = set(os.listdir(self._entries))
+        for folder in (self._objects, self._manifests, self._safe):
             for name in set(os.listdir(folder)) - entries:
                 disk.delete_tree(folder / name)
 
-
-def _may_be_used(entry: CacheEntry) -> bool:
-    return locks.is_locked(entry.file) is not False
+    def _sync_and_mark(self) -> None:
+        while True:
+            time.sleep(_SYNC_PAUSE_S)
+            with self._lock:
+                places, self._unsynced = self._unsynced, []
+                self._syncs = bool(places)
+            if not places:
+                return
+            for place in places:
+                try:
+                    look = disk.stat_signature(place)
+                    disk.flush(place)
+                    with self._locked():
+                        facts = read_facts(self._entries / place.name)
+                        if facts is not None and facts.look == look:
+                            (self._safe / place.name).touch()
+                except OSError as error:
+                    log.debug("%s is not synced to disk and may be lost in a crash: %s", place, error)
 
 
 # ---- snapshots

@@ -21,8 +21,6 @@ class _Command(msgspec.Struct, frozen=True, gc=False):
 
 
 # ---- messages
-
-
 class Tell(_Command, frozen=True, gc=False):
     """Send the manager a message, which is resent until acknowledged."""
 
@@ -36,7 +34,7 @@ class Beat(_Command, frozen=True):
 
 
 class PassOn(_Command, frozen=True, gc=False):
-    """Send pieces of results in an unnumbered frame. Drop the pieces if the pilot is not connected."""
+    """Send pieces of results in an unnumbered frame, if the pilot is connected."""
 
     message: CallYielded
 
@@ -59,8 +57,6 @@ class TellLibrary(_Command, frozen=True, gc=False):
 
 
 # ---- processes
-
-
 class Prepare(_Command, frozen=True):
     """Create a library's folder. The answer is `LibraryPrepared`."""
 
@@ -88,7 +84,7 @@ class KillZygote(_Command, frozen=True):
 
 
 class Forget(_Command, frozen=True):
-    """Close a library's socket, release its objects, and remove its folder and partial results."""
+    """Close a library's socket, release its objects, and remove its folder."""
 
     library: LibraryId
     ran: Sequence[CallId]
@@ -107,8 +103,6 @@ class WeighOffer(_Command, frozen=True):
 
 
 # ---- objects
-
-
 class PinObjects(_Command, frozen=True):
     """Pin those of these objects that are cached. The answer is `Pinned`."""
 
@@ -157,15 +151,13 @@ class UploadResults(_Command, frozen=True):
 
 
 class OfferSnapshot(_Command, frozen=True):
-    """Put the snapshot of a context into the cache. The answer is `SnapshotTaken`."""
+    """Put a snapshot into the cache. The answer is `SnapshotTaken`."""
 
     recipe: RecipeKey
     made: SnapshotMade
 
 
 # ---- devices, timers, exit and log
-
-
 class Probe(_Command, frozen=True):
     """Probe a device. The answer is `Probed`."""
 
@@ -173,7 +165,7 @@ class Probe(_Command, frozen=True):
 
 
 class SetTimer(_Command, frozen=True):
-    """Set the timer `key`. The answer is `TimerFired(key)` at the time `at`."""
+    """The answer is `TimerFired(key)` at the time `at`."""
 
     at: float
     key: str

@@ -15,9 +15,8 @@ from stoker.protocol.to_agent import ToAgent
 from stoker.protocol.to_manager import SnapshotHere
 from stoker.protocol.to_pilot import RunCalls, ToPilot
 
+
 # ---- health
-
-
 class ProbeVerdict(enum.Enum):
     """The verdict of a probe, by the probe's exit code. Other exit codes count as FAILED."""
 
@@ -38,7 +37,7 @@ class DeviceHealth:
 
     @property
     def fault(self) -> str:
-        """Reason why no context should load on the device; empty if the device is sound."""
+        """Why no context should load on the device; empty if the device is sound."""
         return self._found or self._silence
 
     @property
@@ -47,25 +46,21 @@ class DeviceHealth:
         return self._failed == 1
 
     def heard(self, answer: ProbeVerdict, said: str) -> bool:
-        """Record the answer and the message of a probe. Return True if the fault has changed."""
+        """Record the answer of a probe. Return True if the fault has changed."""
         before = self.fault
-        if answer is ProbeVerdict.UNKNOWN:
-            self.known = True
-            return False
         if answer is ProbeVerdict.SOUND:
-            self.known = True
             self._failed = 0
             self._sound_probes += 1
             if self._sound_probes >= 2 and not self._is_permanent:
                 self._found = ""
-            return self.fault != before
-        self._sound_probes = 0
-        self._failed += 1
-        if self._failed < 2:
-            return False
+        elif answer is not ProbeVerdict.UNKNOWN:
+            self._sound_probes = 0
+            self._failed += 1
+            if self._failed < 2:
+                return False
+            self._is_permanent |= answer is ProbeVerdict.WRONG
+            self._found = self._found or f"{said}, twice"
         self.known = True
-        self._is_permanent |= answer is ProbeVerdict.WRONG
-        self._found = self._found or f"{said}, twice"
         return self.fault != before
 
     def reported(self, reason: str) -> bool:
@@ -84,15 +79,11 @@ class DeviceHealth:
 
 
 # ---- events
-
-
 class _Event(msgspec.Struct, frozen=True, gc=False):
     pass
 
 
 # ---- the manager
-
-
 class FromManager(_Event, frozen=True, gc=False):
     message: ToPilot
 
@@ -122,10 +113,8 @@ class ManagerAway(_Event, frozen=True):
 
 
 # ---- a library's process
-
-
 class LibraryPrepared(_Event, frozen=True):
-    """Facts of this node, needed to start a library. `error`: why the library's folder could not be created."""
+    """`error`: why the library's folder could not be created."""
 
     library: LibraryId
     free_disk_bytes: int = 0
@@ -140,7 +129,7 @@ class ProcessMade(_Event, frozen=True):
 
 
 class MemoryShortage(msgspec.Struct, frozen=True):
-    """Host memory after an out-of-memory kill: free bytes, and bytes used by processes outside the pilot."""
+    """Host memory after an out-of-memory kill: free, and used by processes outside the pilot."""
 
     room_bytes: int
     others_bytes: int
@@ -149,9 +138,8 @@ class MemoryShortage(msgspec.Struct, frozen=True):
 class ProcessEnded(_Event, frozen=True):
     """The process of a library has ended, or could not be created.
 
-    `running`: the library's running calls; `tail`: the last lines of the library's log; `cause`: why the process ended,
-    if known to the agent; `is_pilots_fault`: True if this pilot is the cause; `verdict`: the complete failure, as
-    reported by TaskVine.
+    `tail`: the last lines of its log; `cause`: why it ended, if known to the agent; `is_pilots_fault`: True if this
+    pilot is the cause; `verdict`: the complete failure, as reported by TaskVine.
     """
 
     library: LibraryId
@@ -177,7 +165,7 @@ class LibraryGarbled(_Event, frozen=True):
 
 
 class LibraryHungUp(_Event, frozen=True):
-    """The socket of a library was closed, because the process ended or user code closed it."""
+    """The socket of a library was closed."""
 
     library: LibraryId
 
@@ -190,9 +178,7 @@ class DevicesWanted(_Event, frozen=True):
 
 
 class Observation(msgspec.Struct, frozen=True):
-    """A library's running calls with their run times in seconds.
-
-    `over_limit_bytes`: host memory of the library if above its limit; else 0."""
+    """Running calls with their run times in seconds. `over_limit_bytes`: host memory if above its limit; else 0."""
 
     library: LibraryId
     running: Sequence[tuple[CallId, float]] = ()
@@ -200,7 +186,7 @@ class Observation(msgspec.Struct, frozen=True):
 
 
 class Observed(_Event, frozen=True):
-    """Libraries were observed: every `limits.EVERY_S` seconds, and after the command `Observe`."""
+    """Every `limits.EVERY_S` seconds, and after the command `Observe`."""
 
     libraries: Sequence[Observation]
 
@@ -210,10 +196,10 @@ class WasSuspended(_Event, frozen=True):
 
 
 class OfferWeighed(_Event, frozen=True):
-    """The answer to `WeighOffer`: the engines on a library's devices, and the offered prompt (`new`; None if unknown).
+    """The engines on a library's devices, and the offered prompt (`new`; None if unknown).
 
-    `free_at`: time at which the current engine step ends; `required_bytes`: bytes needed per device, including the
-    offered call (0 = unknown); `why_full`: why a cache of fixed size has no room for the call.
+    `free_at`: time at which the current engine step ends; `required_bytes`: bytes needed per device with the offered
+    call (0 = unknown); `why_full`: why a cache of fixed size has no room for it.
     """
 
     order: RunCalls
@@ -225,7 +211,7 @@ class OfferWeighed(_Event, frozen=True):
 
 
 class UsageMeasured(_Event, frozen=True):
-    """Measured usage of libraries and cache for a heartbeat that is due, and the last log lines of slow loads."""
+    """Usage for a heartbeat that is due, and the last log lines of slow loads."""
 
     resident_bytes: Mapping[LibraryId, int]
     cpu_s: Mapping[LibraryId, float]
@@ -235,11 +221,8 @@ class UsageMeasured(_Event, frozen=True):
 
 
 # ---- objects
-
-
 class FetchFailure(msgspec.Struct, frozen=True):
-    """Why an object is not in the cache. `in_use_bytes`: for each waiting library, the
-    pinned bytes that must be released first."""
+    """Why an object is not in the cache. `in_use_bytes`: pinned bytes that must be released first, by library."""
 
     reason: str
     is_pilots_fault: bool = False
@@ -287,23 +270,21 @@ class ArgumentsBrought(_Event, frozen=True):
 
 
 class ResultsUploaded(_Event, frozen=True):
-    """Large results were written to the session's folder; `ends` refer to these files."""
+    """`ends` refer to the written files."""
 
     library: LibraryId
     ends: list[CallEnd]
 
 
 class SnapshotTaken(_Event, frozen=True):
-    """The snapshot of a context is in the cache, and other pilots can fetch it."""
+    """The snapshot of a context is in the cache."""
 
     here: SnapshotHere
 
 
 # ---- devices
-
-
 class DevicesMeasured(_Event, frozen=True):
-    """Bytes used per library and device, bytes in use per device (-1 = unknown), and the time of the measurement."""
+    """`used`: bytes per library; `taken`: bytes in use in all (-1 = unknown); `at`: time of the measurement."""
 
     used: Mapping[LibraryId, Mapping[DeviceId, int]]
     taken: Mapping[DeviceId, int]
@@ -323,15 +304,13 @@ class DriverSaid(_Event, frozen=True):
 
 
 class DeviceAway(_Event, frozen=True):
-    """A device is absent, or present again. `reason`: why it is absent; empty if it is present again."""
+    """`reason`: why the device is absent; empty if it is present again."""
 
     device: DeviceId
     reason: str = ""
 
 
 # ---- the pilot's job
-
-
 class WalltimeKnown(_Event, frozen=True):
     left_s: float
 
@@ -351,8 +330,6 @@ class ResourceLost(_Event, frozen=True):
 
 
 class TaskVineEnded(_Event, frozen=True):
-    """The TaskVine factory, which starts workers, has ended."""
-
     reason: str
 
 
@@ -361,13 +338,13 @@ class TimerFired(_Event, frozen=True):
 
 
 class Tick(_Event, frozen=True):
-    """The clock advanced. `serves_peers`: True while other pilots fetch objects from this pilot."""
+    """`serves_peers`: True while other pilots fetch objects from this pilot."""
 
     serves_peers: bool = False
 
 
 class Farewell(_Event, frozen=True):
-    """The pilot exits now. `running`: the running calls of each library."""
+    """The pilot exits now."""
 
     running: Mapping[LibraryId, tuple[CallId, ...]] = {}
 

@@ -1,8 +1,7 @@
 """Tables of failures that devices, disks or networks cause: exceptions, disk errors, and exit codes of libraries.
 
-A row of `ROWS` contains exception types (by name, to avoid imports), an errno or a text, the meaning, and the required
-proof. An exception without a matching row is the user's fault. If both a bug and a faulty device can cause an error
-text, the error counts as a device fault only if a probe of the device fails.
+An exception without a matching row is the user's fault. If both a bug and a faulty device can cause an error text, the
+error counts as a device fault only if a probe of the device fails.
 """
 
 from __future__ import annotations
@@ -14,27 +13,21 @@ from collections.abc import Collection, Iterator
 
 import msgspec
 
+
 # ---- infrastructure
-
-
 class Proof(enum.Enum):
     """The condition under which an exception is a fault of the infrastructure."""
 
     NONE = "none"  # the text of the exception is enough
     DISK_IS_FULL = "disk is full"  # the file is on a disk of this node that other programs have filled
-    FILE_IS_THERE = "file is there"
-    """The file named in the text exists: opening the file succeeds now, or the file server fails again."""
-    WITHIN_BUDGET = "within budget"
-    """The library uses less device memory than its recipe declares, even with the failed allocation."""
+    FILE_IS_THERE = "file is there"  # the named file exists: it can be opened now, or the file server fails again
+    WITHIN_BUDGET = "within budget"  # the library uses less device memory than declared, with the failed allocation
     DEVICE_FAILS = "device fails"  # a probe of the device fails
 
 
 class Sign(msgspec.Struct, frozen=True):
-    """A kind of exception that the infrastructure causes.
-
-    `number`: errno of the exception (0 = any); `text`: a pattern in the exception's text (empty = any); `probed`: True
-    if the pilot must probe the device and end the library.
-    """
+    """A kind of exception. `types`: by name, to avoid imports; `number`: its errno (0 = any); `text`: a pattern in its
+    text; `probed`: True if the pilot must probe the device and end the library."""
 
     types: tuple[str, ...]
     means: str
@@ -129,7 +122,6 @@ def matching(types: Collection[str], *, number: int, text: str, names_file: bool
 
 
 # ---- disks
-
 _NO_WRITES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 
 
@@ -139,7 +131,6 @@ def is_unwritable_disk_error(error: BaseException | None) -> bool:
 
 
 # ---- exit codes
-
 SOCKET_LOST = 117  # code in the library closed the library's socket
 FOLDER_GONE = 116  # the pilot lost its scratch folder, which is not the call's fault
 NO_DESCRIPTORS = 115  # the calls left too many files open
@@ -148,13 +139,10 @@ RUINED = 114  # a call damaged the interpreter or its limits permanently
 NOT_SETTLED = 118  # the library could not open its log or its folder
 DEVICE_FAILED = 119  # the device failed in a call, so this process can no longer use devices
 NODE_FAILED = 120  # several calls in a row failed because of a fault of the node
-
 NOT_CLEARED = 121  # the library could not remove data of a call
 
-OF_ITS_PILOT = frozenset({FOLDER_GONE, NOT_SETTLED, DEVICE_FAILED, NODE_FAILED})
-"""Exit codes during a load that are not the fault of the context."""
-OF_THE_INFRASTRUCTURE = frozenset({DEVICE_FAILED, NODE_FAILED})
-"""Exit codes after the load that are not the fault of the calls."""
+OF_ITS_PILOT = frozenset({FOLDER_GONE, NOT_SETTLED, DEVICE_FAILED, NODE_FAILED})  # not the fault of a loading context
+OF_THE_INFRASTRUCTURE = frozenset({DEVICE_FAILED, NODE_FAILED})  # not the fault of the calls
 
 SAID_BY_CODE = {
     SOCKET_LOST: "lost its connection to the pilot: user code closes files that it did not open",

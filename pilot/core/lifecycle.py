@@ -27,8 +27,7 @@ from stoker.protocol.to_library import Evict, Stop
 from stoker.protocol.to_manager import CallsEnded, LibraryFacts, LibraryGone
 from stoker.units import show_bytes, show_seconds, show_signal
 
-# ---- lifecycle
-
+# ---- libraries
 _REMEMBERED = 10_000
 
 
@@ -39,11 +38,15 @@ def move_to(library: PilotLibrary, stage: Stage) -> None:
     library.stage = stage
 
 
-def kill_library(
-    state: CoreState, library: PilotLibrary, *, cause: Failure | None = None, printed: bool = False
+def fail_library(
+    state: CoreState, library: PilotLibrary, kind: FailureKind, what: str, *, printed: bool = True
 ) -> None:
-    if cause is not None:
-        blame(library, cause, printed=printed)
+    """Kill a library because of a failure. `printed`: True if the failure includes the library's last log lines."""
+    blame(library, make_library_failure(state, library, kind, what), printed=printed)
+    kill_library(state, library)
+
+
+def kill_library(state: CoreState, library: PilotLibrary) -> None:
     library.told_to_end = library.is_killed = True
     if library.has_process:
         state.out.append(KillProcess(library.number))
@@ -55,8 +58,7 @@ def release_ended_library(state: CoreState, library: PilotLibrary, ending: Proce
     """Release the calls and the memory of an ended library, and report the end to the manager."""
     if library.stage is Stage.GONE:
         return
-    number = library.number
-    is_ready = library.is_loaded
+    number, is_ready = library.number, library.is_loaded
     running = [call for call in ending.running if call in library.held]
     if library.garbled and not running:  # the unread bytes may contain the ends of running calls
         running = list(library.held)
@@ -65,16 +67,13 @@ def release_ended_library(state: CoreState, library: PilotLibrary, ending: Proce
         state.log(f"lib-{number} failed because of its pilot: {failure.message}", Severity.WARNING)
         failure = None
     move_to(library, Stage.GONE)
-    left = drop_all(library, running)
+    begun, unstarted = drop_all(library, running)
     objects.remove_library_from_wants(state, library)
     said = f": {failure.message}" if failure else ""
     state.log(f"lib-{number} ({library.recipe.name}) ended{said}", Severity.WARNING if failure else Severity.INFO)
-    state.tell(
-        LibraryGone(
-            number, failure, not is_ready, left.running, left.unstarted, cache_lacks_bytes=library.cache_lacks_bytes
-        )
-    )
-    state.out.append(Forget(number, left.running))
+    lacks_bytes = library.cache_lacks_bytes
+    state.tell(LibraryGone(number, failure, not is_ready, begun, unstarted, cache_lacks_bytes=lacks_bytes))
+    state.out.append(Forget(number, begun))
     memory.release_memory(state, library)
     state.libraries.pop(number, None)
     if ending.exit_code == DEVICE_FAILED:
@@ -93,7 +92,8 @@ def _why(state: CoreState, library: PilotLibrary, ending: ProcessEnded, running:
         failure = library.cause.failure
         return msgspec.structs.replace(failure, tail=tail, printed=printed) if library.cause.printed else failure
     how, code = ending.signal, ending.exit_code
-    if library.told_to_end or (library.retires and not how and not code and not running):
+    has_retired = 0 < library.recipe.calls_per_library <= library.served
+    if library.told_to_end or (has_retired and not how and not code and not running):
         return None
     name, log = library.recipe.name, state.log_of(library.number)
     crowded = _explain_outside_memory_use(library, ending)
@@ -106,27 +106,17 @@ def _why(state: CoreState, library: PilotLibrary, ending: ProcessEnded, running:
         what = what.format(code=code, log=log)
     if not library.is_loaded:
         doing = f"while it loaded {name}"
-    elif library.stage in SLEEPS:
-        doing = f"while {name} was {library.stage.value}"
+        is_pilots_fault, other = code in OF_ITS_PILOT, FailureKind.CONTEXT
     else:
+        is_pilots_fault, other = code in OF_THE_INFRASTRUCTURE and not how, FailureKind.DIED
         doing = f"in a call on {name}" if running else f"while {name} was loaded and idle"
-    if crowded:
-        kind = FailureKind.PILOT
-    elif library.is_loaded:
-        kind = FailureKind.PILOT if code in OF_THE_INFRASTRUCTURE and not how else FailureKind.DIED
-    else:
-        kind = FailureKind.PILOT if code in OF_ITS_PILOT else FailureKind.CONTEXT
+        if library.stage in SLEEPS:
+            doing = f"while {name} was {library.stage.value}"
     return Failure(
-        kind=kind,
-        message=f"lib-{library.number} on {state.facts.pilot} {what}, {doing}",
-        pilot=state.facts.pilot,
-        library=library.number,
-        signal=how,
-        exit_code=code,
-        tail=tail,
-        log=log,
-        printed=printed,
-    )
+        FailureKind.PILOT if crowded or is_pilots_fault else other,
+        f"lib-{library.number} on {state.facts.pilot} {what}, {doing}", state.facts.pilot, library.number,
+        signal=how, exit_code=code, tail=tail, log=log, printed=printed,
+    )  # fmt: skip
 
 
 def _explain_outside_memory_use(library: PilotLibrary, ending: ProcessEnded) -> str:
@@ -147,9 +137,7 @@ _OUT_OF_MEMORY = " (no Stoker process sent the signal; the system probably ran o
 
 
 # ---- stopping calls
-
-LEAST_GRACE_S, MOST_GRACE_S = 3.0, 10.0
-"""Minimum and maximum seconds for a call to react to a stop. On a busy node, a thread may not run for two seconds."""
+LEAST_GRACE_S, MOST_GRACE_S = 3.0, 10.0  # seconds for a call to react to a stop; a busy node may take two seconds
 ANSWER_S = 1.0  # seconds for a draining library to return its unstarted calls
 
 
@@ -168,11 +156,6 @@ def grace_s(library: PilotLibrary) -> float:
     return min(MOST_GRACE_S, max(LEAST_GRACE_S, library.ready_at - library.started_at))
 
 
-def extend_stop_deadlines(library: PilotLibrary, seconds: float) -> None:
-    for call, stop in library.stopping.items():
-        library.stopping[call] = msgspec.structs.replace(stop, until=stop.until + seconds)
-
-
 def enforce_stop_deadlines(state: CoreState, library: PilotLibrary, running: Sequence[CallId]) -> None:
     """Report the ends of calls that did not stop in time. Kill the library if no other calls are running."""
     stuck = [call for call in running if (stop := library.stopping.get(call)) is not None and state.now >= stop.until]
@@ -187,31 +170,23 @@ def enforce_stop_deadlines(state: CoreState, library: PilotLibrary, running: Seq
 
 
 def _give_up(state: CoreState, library: PilotLibrary, calls: list[CallId]) -> None:
-    failure = library.stopping[calls[0]].failure
+    stops = [library.stopping.pop(call) for call in calls]
+    failure = stops[0].failure
     if failure is None:
-        what = (
-            f"a call that ran on lib-{library.number} was cancelled and did not stop within"
-            f" {show_seconds(grace_s(library))}, and its library ended with it"
-        )
+        within = f"did not stop within {show_seconds(grace_s(library))}, and its library ended with it"
+        what = f"a call that ran on lib-{library.number} was cancelled and {within}"
         failure = make_library_failure(state, library, FailureKind.CANCELLED, what)
-    ends = [
-        CallEnd(call, ok=False, failure=stop.failure)
-        for call in calls
-        if (stop := library.stopping[call]).failure is not None
-    ]
-    if ends:
+    stopped = [(call, stop.failure) for call, stop in zip(calls, stops, strict=True) if stop.failure is not None]
+    if ends := [CallEnd(call, ok=False, failure=why) for call, why in stopped]:
         drop_ended(library, [end.call for end in ends])
         state.tell(CallsEnded(library.number, ends))
     library.stuck_at = library.stuck_at or state.now
     library.stuck.update(calls)
-    for call in calls:
-        library.stopping.pop(call, None)
     blame(library, failure, printed=True)
     stop_library(state, library.number, drain=True, reason=failure.message)
 
 
 # ---- leaving
-
 HAND_ON_S = 5.0  # seconds that a leaving pilot without libraries continues to serve transfers
 FORCED_S = 1.0  # seconds after `leave_by` at which a leaving pilot exits in any case
 
@@ -252,13 +227,8 @@ def has_left(state: CoreState, *, serves_peers: bool) -> bool:
         return False
     if state.now > state.leave_by + FORCED_S:
         return True
-    return not state.libraries and not state.uploads_pending and not _hands_on(state, serves_peers=serves_peers)
-
-
-def _hands_on(state: CoreState, *, serves_peers: bool) -> bool:
-    if state.now < state.hands_on_until:
-        return True
-    if not serves_peers:
+    if state.libraries or state.uploads_pending or state.now < state.hands_on_until:
         return False
-    state.serves_until = state.serves_until or state.now + HAND_ON_S
-    return state.now < state.serves_until
+    if serves_peers:
+        state.serves_until = state.serves_until or state.now + HAND_ON_S
+    return not serves_peers or state.now >= state.serves_until

@@ -1,13 +1,14 @@
 """Enforces limits of libraries (memory, load time, call time, silence), and adjusts reservations to measured memory.
 
-Suspensions of the whole pilot do not count for any limit. A reservation grows with the library's use while the device
-has free memory. The pilot kills a library for its device memory only if the library far exceeds its declared memory and
-prevents other libraries from using their reserved memory.
+Suspensions of the whole pilot do not count for any limit. The pilot kills a library for its device memory only if the
+library far exceeds its declared memory and prevents other libraries from using their reserved memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+
+import msgspec
 
 from stoker.pilot.core import lifecycle, running
 from stoker.pilot.core.commands import KillZygote, Severity, TellLibrary
@@ -17,23 +18,14 @@ from stoker.pilot.core.sleeping import MOVE_LIMIT_S
 from stoker.pilot.core.state import Cause, CoreState, PilotLibrary, Stage
 from stoker.protocol.calls import FailureKind
 from stoker.protocol.ids import DeviceId
-from stoker.protocol.to_library import GiveBack
 from stoker.protocol.to_manager import CallsReturned, LibraryResized
 from stoker.units import show_bytes, show_seconds
 
 # ---- limits
-
 EVERY_S = 0.25  # seconds between two observations of a library
-NO_CALL_STARTED_LIMIT_S = 30.0
-"""Seconds after which the pilot kills a library that holds calls and runs none.
-
-In such a library, a signal has stopped the process, or a thread of an earlier call holds the interpreter lock.
-"""
-NO_ANSWER_LIMIT_S = 10.0
-"""Seconds without an answer to `GiveBack` after which a library counts as blocked."""
-CLOSED_SOCKET_LIMIT_S = (
-    1.0  # seconds in which a library must exit after its socket closes; otherwise user code closed the socket
-)
+NO_CALL_STARTED_LIMIT_S = 30.0  # seconds after which the pilot kills a library that holds calls and runs none
+NO_ANSWER_LIMIT_S = 10.0  # seconds without an answer to `GiveBack` after which a library counts as blocked
+CLOSED_SOCKET_LIMIT_S = 1.0  # seconds to exit after the socket closes; otherwise user code closed the socket
 STOPPED_S = 3.0  # seconds of delay after which the loop concludes that the pilot was suspended
 
 
@@ -48,39 +40,31 @@ def enforce_limits(state: CoreState, library: PilotLibrary, seen: Observation) -
         return
     if library.stage in (Stage.STARTING, Stage.LOADING):
         _enforce_load_time_limit(state, library)
-    if library.moving_since:
-        _enforce_sleep_wake_time_limit(state, library)
+    if library.moving_since and state.now - library.moving_since >= MOVE_LIMIT_S:
+        moved = f"{library.recipe.name} was {library.stage.value} for {show_seconds(MOVE_LIMIT_S)}"
+        what = f"{moved}: its sleep() or wake() does not return"
+        lifecycle.fail_library(state, library, FailureKind.CONTEXT, what)
     if seen.over_limit_bytes and not library.told_to_end:
         declared = memory_limit(state, library)
-        too_large(state, library, "memory", taken=seen.over_limit_bytes, declared=declared)
+        _fail_large_library(state, library, "memory", taken=seen.over_limit_bytes, declared=declared)
     if library.asked_back_at and state.now - library.asked_back_at > NO_ANSWER_LIMIT_S:
         _return_unstarted_calls(state, library, seen)
-    if (
-        library.hung_up_at
-        and state.now - library.hung_up_at > CLOSED_SOCKET_LIMIT_S
-        and library.number in state.libraries
-    ):
+    closed_s = state.now - library.hung_up_at if library.hung_up_at else 0.0
+    if closed_s > CLOSED_SOCKET_LIMIT_S and library.number in state.libraries:
         what = f"lib-{library.number} closed its socket to the pilot: user code closes files that it did not open"
-        lifecycle.kill_library(
-            state, library, cause=make_library_failure(state, library, FailureKind.DIED, what), printed=True
-        )
+        lifecycle.fail_library(state, library, FailureKind.DIED, what)
 
 
 def extend_limits(state: CoreState, seconds: float) -> None:
-    state.log(
-        f"the pilot was suspended for {show_seconds(seconds)}, which does not count for the limits of calls and loads"
-    )
+    how_long = show_seconds(seconds)
+    state.log(f"the pilot was suspended for {how_long}, which does not count for the limits of calls and loads")
     state.stops.append((state.now - seconds, state.now))
     for library in state.libraries.values():
-        if library.started_at:
-            library.started_at += seconds
-        if library.asked_back_at:
-            library.asked_back_at += seconds
-        if library.hung_up_at:
-            library.hung_up_at += seconds
-        if library.moving_since:
-            library.moving_since += seconds
-        lifecycle.extend_stop_deadlines(library, seconds)
+        for field in ("started_at", "asked_back_at", "hung_up_at", "moving_since"):
+            if since := getattr(library, field):
+                setattr(library, field, since + seconds)
+        for call, stop in library.stopping.items():
+            library.stopping[call] = msgspec.structs.replace(stop, until=stop.until + seconds)
 
 
 def _run_seconds_without_suspension(state: CoreState, ran_s: float) -> float:
@@ -93,10 +77,9 @@ def _run_seconds_without_suspension(state: CoreState, ran_s: float) -> float:
 
 
 def memory_limit(state: CoreState, library: PilotLibrary) -> int:
-    """Return the maximum bytes of host memory for a library; 0 = no limit.
+    """Return the maximum bytes of host memory for a library, with that of a sleeping context; 0 = no limit.
 
-    On CPU devices, the limit is at least the reservation of the library. The limit includes the host memory of a
-    sleeping context.
+    On CPU devices, the limit is at least the reservation of the library.
     """
     needs = library.recipe.needs
     limit = max(library.ordered.memory_bytes, needs.memory_bytes)
@@ -106,14 +89,12 @@ def memory_limit(state: CoreState, library: PilotLibrary) -> int:
     return limit + state.host.held(library.number) if limit else 0
 
 
-def too_large(state: CoreState, library: PilotLibrary, what: str, *, taken: int, declared: int) -> None:
-    text = (
+def _fail_large_library(state: CoreState, library: PilotLibrary, of: str, *, taken: int, declared: int) -> None:
+    what = (
         f"lib-{library.number} ({library.recipe.name}) on {state.facts.pilot} took"
-        f" {show_bytes(taken)} of {what} and declares {show_bytes(declared)}; declare more, or load less"
+        f" {show_bytes(taken)} of {of} and declares {show_bytes(declared)}; declare more, or load less"
     )
-    lifecycle.kill_library(
-        state, library, cause=make_library_failure(state, library, FailureKind.MEMORY, text), printed=True
-    )
+    lifecycle.fail_library(state, library, FailureKind.MEMORY, what)
 
 
 def _enforce_load_time_limit(state: CoreState, library: PilotLibrary) -> None:
@@ -124,22 +105,11 @@ def _enforce_load_time_limit(state: CoreState, library: PilotLibrary) -> None:
         f"{library.recipe.name} did not load within {show_seconds(limit_s)} on {state.facts.pilot};"
         " raise load_limit if it may take longer"
     )
-    cause = make_library_failure(state, library, FailureKind.CONTEXT, what)
-    if not library.pid:  # an import hangs before the process exists
-        library.cause = Cause(cause, printed=True)
+    if library.pid:
+        lifecycle.fail_library(state, library, FailureKind.CONTEXT, what)
+    else:  # an import hangs before the process exists
+        library.cause = Cause(make_library_failure(state, library, FailureKind.CONTEXT, what), printed=True)
         state.out.append(KillZygote(library.number))
-        return
-    lifecycle.kill_library(state, library, cause=cause, printed=True)
-
-
-def _enforce_sleep_wake_time_limit(state: CoreState, library: PilotLibrary) -> None:
-    if state.now - library.moving_since < MOVE_LIMIT_S:
-        return
-    moved = f"{library.recipe.name} was {library.stage.value} for {show_seconds(MOVE_LIMIT_S)}"
-    what = f"{moved}: its sleep() or wake() does not return"
-    lifecycle.kill_library(
-        state, library, cause=make_library_failure(state, library, FailureKind.CONTEXT, what), printed=True
-    )
 
 
 def _enforce_call_time_limits(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
@@ -149,9 +119,8 @@ def _enforce_call_time_limits(state: CoreState, library: PilotLibrary, seen: Obs
         limit_s = library.held[call]
         if 0 < limit_s < since_s and limit_s < (ran_s := _run_seconds_without_suspension(state, since_s)):
             what = f"the call ran for {ran_s:.1f} s on {state.facts.pilot}; its limit is {limit_s:g} s"
-            lifecycle.stop_calls(
-                state, library, [call], failure=make_library_failure(state, library, FailureKind.TIMEOUT, what)
-            )
+            failure = make_library_failure(state, library, FailureKind.TIMEOUT, what)
+            lifecycle.stop_calls(state, library, [call], failure=failure)
     if library.stopping or library.stuck:
         lifecycle.enforce_stop_deadlines(state, library, [call for call, _ in seen.running])
 
@@ -167,16 +136,11 @@ def _enforce_call_start_limit(state: CoreState, library: PilotLibrary, seen: Obs
             f"lib-{library.number} has not begun any of its calls for {show_seconds(NO_CALL_STARTED_LIMIT_S)}: its"
             " process is stopped, or a thread of an earlier call blocks it"
         )
-        lifecycle.kill_library(
-            state, library, cause=make_library_failure(state, library, FailureKind.DIED, what), printed=True
-        )
+        lifecycle.fail_library(state, library, FailureKind.DIED, what)
 
 
 def _return_unstarted_calls(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
-    """Return the unstarted calls of an unresponsive library to the manager.
-
-    Calls without a reported end run again elsewhere. Later messages about these calls are ignored.
-    """
+    """Return the unstarted calls of an unresponsive library, which run again elsewhere."""
     at_work = {call for call, _ in seen.running}
     rest = tuple(running.drop_returned(library, [call for call in library.held if call not in at_work]))
     library.asked_back_at = 0.0
@@ -184,18 +148,15 @@ def _return_unstarted_calls(state: CoreState, library: PilotLibrary, seen: Obser
         number = library.number
         text = f"lib-{number} has not answered for {NO_ANSWER_LIMIT_S:g} s: {len(rest)} calls run elsewhere"
         state.log(text, Severity.WARNING)
-        library.orders_back += 1
-        state.out.append(TellLibrary(number, GiveBack(calls=rest, order=library.orders_back)))
+        state.out.append(TellLibrary(number, running.give_back(library, calls=rest)))
         library.void_order = library.orders_back
         state.tell(CallsReturned(number, rest))
 
 
 # ---- device memory
-
 _MARGIN = 1.1  # a library without declared memory gets 1.1 times its measured memory
 _STEP = 0.02  # smallest relative growth of a reservation, to save messages
-_WORKSPACES_BYTES = 2_000_000_000
-"""Bytes that NCCL, cuBLAS and cuDNN may use in addition to the declared memory."""
+_WORKSPACES_BYTES = 2_000_000_000  # bytes that NCCL, cuBLAS and cuDNN may use in addition to the declared memory
 
 
 def apply_device_measurements(state: CoreState, event: DevicesMeasured) -> None:
@@ -211,7 +172,7 @@ def apply_device_measurements(state: CoreState, event: DevicesMeasured) -> None:
         over = _find_overused_device(state, library, sizes, event.taken)
         if over is not None:
             declared = library.recipe.needs.device_memory_bytes
-            too_large(state, library, f"memory of {over}", taken=sizes[over], declared=declared)
+            _fail_large_library(state, library, f"memory of {over}", taken=sizes[over], declared=declared)
 
 
 def _settle(state: CoreState, library: PilotLibrary, *, at: float) -> None:

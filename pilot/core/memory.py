@@ -1,9 +1,8 @@
-"""Device memory: claims, reservations, and memory that recipes declare.
+"""Device memory: claims, reservations, and memory that recipes declare (docs/decisions/050, SLINFER §VII-C).
 
 The manager's ledger is a budget. The pilot's ledger contains the memory that each library actually uses. A library that
-starts or grows has a *claim* until the device has enough free memory and accepts another process. The pilot grants
-claims in order of arrival, but a claim that fits does not wait for an earlier claim that does not fit. After
-`PROSPECT_S` seconds, the pilot refuses a claim that cannot be granted. See docs/decisions/050 and SLINFER §VII-C.
+starts or grows has a *claim* until the device has enough free memory and accepts another process. A claim that fits
+does not wait for an earlier claim that does not fit.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from stoker.protocol.to_library import Resize
 from stoker.protocol.to_manager import DeviceFacts, LibraryResized
 
 # ---- claims
-
 PROSPECT_S = 1.0  # seconds that a claim waits for an order that frees memory
 
 
@@ -33,7 +31,7 @@ def has_declared_device_memory(state: CoreState, library: PilotLibrary) -> bool:
 
 def claim_memory(state: CoreState, library: PilotLibrary, memory_bytes: int) -> bool:
     """Reserve memory on a library's devices and return True. If too little is free, add a claim and return False."""
-    withdraw_claim(state, library)
+    state.claims.pop(library.number, None)
     if _reserve_if_free(state, library, memory_bytes):
         return True
     state.claims[library.number] = memory_bytes
@@ -46,22 +44,16 @@ def schedule_memory_claim_check(state: CoreState, library: PilotLibrary) -> None
 
 
 def reserve_claimed_memory(state: CoreState) -> list[tuple[PilotLibrary, int]]:
-    found = []
-    for number, memory_bytes in list(state.claims.items()):
-        library = state.libraries[number]
-        if _reserve_if_free(state, library, memory_bytes):
-            del state.claims[number]
-            found.append((library, memory_bytes))
     state.ledger.has_freed = False
-    return found
-
-
-def withdraw_claim(state: CoreState, library: PilotLibrary) -> None:
-    state.claims.pop(library.number, None)
+    claims = [(state.libraries[number], memory_bytes) for number, memory_bytes in state.claims.items()]
+    granted = [(library, size) for library, size in claims if _reserve_if_free(state, library, size)]
+    for library, _ in granted:
+        del state.claims[library.number]
+    return granted
 
 
 def release_memory(state: CoreState, library: PilotLibrary) -> None:
-    withdraw_claim(state, library)
+    state.claims.pop(library.number, None)
     state.ledger.release(library.number)
     state.host_claims.pop(library.number, None)
     state.host.release(library.number)
@@ -74,9 +66,7 @@ def budget_bytes(state: CoreState, library: PilotLibrary) -> int:
     return state.claims.get(library.number, state.ledger.held(library.number))
 
 
-def has_room(
-    state: CoreState, library: PilotLibrary, memory_bytes: int, *, leaving: Collection[LibraryId] = ()
-) -> bool:
+def has_room(state: CoreState, library: PilotLibrary, memory_bytes: int, *, leaving: Collection[LibraryId]) -> bool:
     """Return True if a library can grow to `memory_bytes` as soon as the libraries `leaving` have ended."""
     more = memory_bytes - state.ledger.held(library.number)
     if more <= 0:
@@ -107,14 +97,12 @@ def explain_hopeless_claim(state: CoreState, library: PilotLibrary) -> str:
 
 def _reserve_if_free(state: CoreState, library: PilotLibrary, memory_bytes: int) -> bool:
     ledger, number = state.ledger, library.number
+    if ledger.why_not(library.devices, max(0, memory_bytes - ledger.held(number))):
+        return False
     if library.has_process:
-        if ledger.why_not(library.devices, max(0, memory_bytes - ledger.held(number))):
-            return False
         ledger.resize(number, memory_bytes=memory_bytes)
         return True
     if any(_is_process_limit_reached(state, device, _libraries_on(state, device)) for device in library.devices):
-        return False
-    if ledger.why_not(library.devices, memory_bytes):
         return False
     ledger.reserve(number, devices=library.devices, memory_bytes=memory_bytes)
     library.has_process = True  # from now on, the library counts as a process on its devices
@@ -144,8 +132,6 @@ def device_bytes_being_freed(state: CoreState, device: DeviceId) -> int:
 
 
 # ---- size changes
-
-
 def resize_library(state: CoreState, number: LibraryId, size: int) -> None:
     """Resize a library to `size` bytes on each device. An earlier claim of the library to grow is dropped."""
     library = state.libraries.get(number)
@@ -159,7 +145,7 @@ def resize_library(state: CoreState, number: LibraryId, size: int) -> None:
     if why_not:
         refuse_resize(state, library, why_not, ordered_bytes=size)
     elif size <= state.ledger.held(number):
-        withdraw_claim(state, library)
+        state.claims.pop(number, None)
         send_resize_order(state, library, size)
     elif claim_memory(state, library, size):
         send_resize_order(state, library, size)
@@ -172,7 +158,7 @@ def send_resize_order(state: CoreState, library: PilotLibrary, size: int) -> Non
 
 
 def refuse_resize(state: CoreState, library: PilotLibrary, why: str, *, ordered_bytes: int) -> None:
-    withdraw_claim(state, library)
+    state.claims.pop(library.number, None)
     state.log(f"lib-{library.number} is not resized: {why}", Severity.WARNING)
     report_unchanged_size(state, library, ordered_bytes=ordered_bytes)
 
@@ -183,10 +169,9 @@ def report_unchanged_size(state: CoreState, library: PilotLibrary, *, ordered_by
 
 
 def record_library_resize(state: CoreState, library: PilotLibrary, message: Resized) -> None:
-    """Record the new size of a library. A negative size means that its context refused the change.
+    """Record the new size of a library; negative = its context refused the change.
 
-    Memory for later resize orders stays reserved, because the library may shrink and then grow again within its old
-    reservation without a claim.
+    Memory for later orders stays reserved, because the library may shrink and grow again without a claim.
     """
     size = message.device_memory_bytes
     ordered = library.resizes.pop(0) if library.resizes else size
@@ -199,8 +184,6 @@ def record_library_resize(state: CoreState, library: PilotLibrary, message: Resi
 
 
 # ---- declared memory
-
-
 def declared_bytes(needs: Needs, facts: DeviceFacts) -> int:
     """Return the bytes that a recipe declares for a device; 0 without a declaration."""
     memory, device_memory = needs.memory_bytes, needs.device_memory_bytes

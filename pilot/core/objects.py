@@ -1,8 +1,7 @@
 """Objects that the pilot lacks, and the choice of cached objects to evict.
 
-Only this module changes which objects are wanted or reported. The pilot requests a missing object (`WantObjects`), and
-the manager names the sources (`FetchObject`). The pilot reports each object that enters or leaves the cache, and each
-source that fails.
+The pilot requests a missing object (`WantObjects`), and the manager names the sources (`FetchObject`). The pilot
+reports each object that enters or leaves the cache, and each source that fails.
 """
 
 from __future__ import annotations
@@ -21,9 +20,8 @@ from stoker.protocol.ids import PilotId
 from stoker.protocol.to_manager import FetchFailed, ObjectArrival, ObjectsGone, ObjectsHere, WantObjects
 from stoker.protocol.to_pilot import FetchObject
 
+
 # ---- objects that are missing
-
-
 def request_objects(state: CoreState, library: PilotLibrary, refs: Iterable[ObjectRef]) -> None:
     unasked = []
     for ref in refs:
@@ -43,15 +41,10 @@ def request_objects(state: CoreState, library: PilotLibrary, refs: Iterable[Obje
 
 def plan_objects(state: CoreState, library: PilotLibrary) -> None:
     """Record objects whose sources the manager will name. No fetch starts before the cache has been searched."""
-    planned = set(library.ordered.planned)
     for ref in library.recipe.objects:
-        if ref.name not in planned:
-            continue
-        found = state.wants.get(ref.name)
-        if found is None:
-            found = state.wants[ref.name] = Want(ref)
-            found.is_begun = False
-        found.libraries[library.number] = None
+        if ref.name in library.ordered.planned:
+            found = state.wants.setdefault(ref.name, Want(ref, is_begun=False))
+            found.libraries[library.number] = None
 
 
 def report_cached_objects(state: CoreState, names: Iterable[str]) -> None:
@@ -82,11 +75,10 @@ def set_sources(state: CoreState, order: FetchObject) -> Want | None:
             state.tell(ObjectsGone((name,)))
         return None
     found.order = order
-    if not found.is_begun:
-        return None
-    if not order.origin and not order.peers:
+    if found.is_begun and not (order.origin or order.peers):
         return found
-    state.out.append(StartFetch(order))
+    if found.is_begun:
+        state.out.append(StartFetch(order))
     return None
 
 
@@ -94,15 +86,9 @@ def report_arrival(state: CoreState, event: ObjectArrived) -> Want | None:
     """Report an object that arrived. Return the object's `Want` if a library waited for the object."""
     found = state.wants.pop(event.name, None)
     state.told.add(event.name)
-    state.tell(
-        ObjectsHere(
-            (
-                ObjectArrival(
-                    event.name, event.size_bytes, event.origin_bytes, event.peer_bytes, round(event.seconds, 3)
-                ),
-            )
-        )
-    )
+    took_s = round(event.seconds, 3)
+    arrival = ObjectArrival(event.name, event.size_bytes, event.origin_bytes, event.peer_bytes, took_s)
+    state.tell(ObjectsHere((arrival,)))
     return found
 
 
@@ -110,11 +96,9 @@ def report_failed_source(state: CoreState, name: str, reason: str, peer: PilotId
     found = state.wants.get(name)
     if found is None:
         return
-    if peer:
-        state.tell(FetchFailed(name=name, peers=(peer,), reason=reason))
-    else:
+    if not peer:
         found.trouble = reason
-        state.tell(FetchFailed(name=name, origin=True, reason=reason))
+    state.tell(FetchFailed(name=name, peers=(peer,) if peer else (), origin=not peer, reason=reason))
 
 
 def abandon_object_fetch(state: CoreState, name: str) -> Want | None:
@@ -150,7 +134,7 @@ def report_cache_changes(state: CoreState, sizes: Mapping[str, int]) -> None:
 
 def _begin(state: CoreState, found: Want) -> None:
     found.is_begun = True
-    state.told.discard(found.ref.name)
+    state.told.discard(found.ref.name)  # the cached copy is damaged or missing
     state.out.append(Expect(found.ref.name))
     if found.order is not None and (found.order.origin or found.order.peers):
         state.out.append(StartFetch(found.order))
@@ -158,13 +142,11 @@ def _begin(state: CoreState, found: Want) -> None:
 
 def _expect(state: CoreState, ref: ObjectRef) -> Want:
     found = state.wants[ref.name] = Want(ref)
-    state.told.discard(ref.name)  # the cached copy is damaged or missing
-    state.out.append(Expect(ref.name))
+    _begin(state, found)
     return found
 
 
 # ---- room in the cache
-
 _SAFE = frozenset(string.ascii_lowercase + string.digits + "-_.")
 
 
@@ -203,11 +185,8 @@ def make_room(entries: Iterable[CachedObject], *, size_bytes: int, bound_bytes: 
 def encode_as_file_name(name: str) -> str:
     """Return a cache name as a unique path component for any file system.
 
-    Lower-case letters, digits, `-`, `_` and inner dots remain. All other bytes become `~` and two hex digits, because
-    some file systems fold case.
+    Lower-case letters, digits, `-`, `_` and inner dots remain. Other bytes become `~` and two hex digits, because some
+    file systems fold case.
     """
-    out = []
-    for place, byte in enumerate(name.encode()):
-        char = chr(byte)
-        out.append(char if char in _SAFE and not (char == "." and place == 0) else f"~{byte:02x}")
-    return "".join(out) or "~"
+    out = "".join(chr(byte) if chr(byte) in _SAFE else f"~{byte:02x}" for byte in name.encode())
+    return "~2e" + out[1:] if out.startswith(".") else out or "~"

@@ -1,7 +1,4 @@
-"""The hellos, heartbeats, walltime and lease of the pilot. The lease limits the wait for an absent manager.
-
-A hello describes the state before the unacknowledged frames that follow the hello.
-"""
+"""The hellos, heartbeats, walltime and lease of the pilot. The lease limits the wait for an absent manager."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from stoker.pilot.core.commands import Beat, Greet, Leave
 from stoker.pilot.core.state import NEVER, CoreState, Stage
 from stoker.protocol import to_manager
 from stoker.protocol.blocks import LossReason
-from stoker.protocol.ids import CallId, LibraryId
+from stoker.protocol.ids import CallId, LibraryId, RecipeKey
 from stoker.protocol.wire import VERSION
 from stoker.units import show_seconds
 
@@ -28,8 +25,6 @@ TOLD_RECIPE_BYTES = 65_536  # a hello includes only recipes whose loader has at 
 
 
 # ---- the manager
-
-
 def greet(state: CoreState, event: events.HelloDue) -> None:
     """Send a hello that describes the state of this pilot before its unacknowledged frames."""
     state.hellos += 1
@@ -39,28 +34,15 @@ def greet(state: CoreState, event: events.HelloDue) -> None:
     facts, before = state.facts, event.before
     recipes = {library.recipe.key: library.recipe for library in state.libraries.values()}
     hello = to_manager.PilotHello(
-        protocol=VERSION,
-        session=facts.session,
-        host=facts.host,
-        pid=facts.pid,
-        devices=facts.devices,
-        troubles=facts.troubles,
-        lacks=facts.lacks,
-        block=facts.block,
-        libraries=library_facts(state, before),
+        protocol=VERSION, session=facts.session, host=facts.host, pid=facts.pid, devices=facts.devices,
+        troubles=facts.troubles, lacks=facts.lacks, block=facts.block, libraries=library_facts(state, before),
         objects=tuple(sorted(event.objects)),
-        ends_in_s=0.0 if state.ends_at == NEVER else max(0.001, state.ends_at - state.now),
-        peer=facts.peer,
-        cache=facts.cache,
-        acknowledged=event.acknowledged,
+        ends_in_s=0.0 if state.ends_at == NEVER else max(0.001, state.ends_at - state.now), peer=facts.peer,
+        cache=facts.cache, acknowledged=event.acknowledged,
         recipes=tuple(recipe for recipe in recipes.values() if len(recipe.loader) <= TOLD_RECIPE_BYTES),
-        last_library=state.last_library,
-        faults=dict(state.faults),
-        folder=facts.folder,
-        number=state.hellos,
-        node=facts.node,
-        sleeper_bytes=facts.sleeper_bytes,
-    )
+        last_library=state.last_library, faults=dict(state.faults), folder=facts.folder, number=state.hellos,
+        node=facts.node, sleeper_bytes=facts.sleeper_bytes,
+    )  # fmt: skip
     state.out.append(Greet(hello))
 
 
@@ -68,23 +50,16 @@ def library_facts(state: CoreState, before: events.UnacknowledgedFacts) -> tuple
     """Return the facts of libraries, including those whose end is reported only in unacknowledged frames."""
     here = [
         to_manager.LibraryFacts(
-            library=number,
-            recipe=library.recipe.key,  # type: ignore[arg-type]
-            devices=library.devices,
+            library=number, recipe=RecipeKey(library.recipe.key), devices=library.devices,
             ready=library.serves and number not in before.ready,
             calls=tuple(dict.fromkeys((*before.left.get(number, ()), *library.held))),
-            reserved_bytes=memory.budget_bytes(state, library),
-            memory_bytes=library.resident_bytes,
-            device_bytes=library.device_bytes,
-            slots=library.slots,
-            cache=library.cache,
-            sleeps=library.sleeps,
+            reserved_bytes=memory.budget_bytes(state, library), memory_bytes=library.resident_bytes,
+            device_bytes=library.device_bytes, slots=library.slots, cache=library.cache, sleeps=library.sleeps,
             asleep=library.stage in (Stage.SLEEPING, Stage.ASLEEP) and number not in before.ready,
-            awake_bytes=library.awake_bytes,
-            host_bytes=state.host.held(number),
+            awake_bytes=library.awake_bytes, host_bytes=state.host.held(number),
         )
         for number, library in state.libraries.items()
-    ]
+    ]  # fmt: skip
     gone = [
         msgspec.structs.replace(
             facts,
@@ -118,8 +93,7 @@ def send_heartbeat(state: CoreState, event: events.UsageMeasured) -> None:
     state.heartbeat_at = state.now + state.heartbeat_s
     uses = []
     for number, resident in event.resident_bytes.items():
-        library = state.libraries.get(number)
-        if library is not None:
+        if (library := state.libraries.get(number)) is not None:
             library.resident_bytes = resident
             cpu_s = event.cpu_s.get(number, 0.0)
             uses.append(to_manager.LibraryUse(number, resident, library.device_bytes, cpu_s))
@@ -132,8 +106,6 @@ def send_heartbeat(state: CoreState, event: events.UsageMeasured) -> None:
 
 
 # ---- the time that is left
-
-
 def record_remaining_walltime(state: CoreState, left_s: float) -> None:
     before = state.ends_at
     if abs(before - (state.now + left_s)) <= _WALLTIME_TOLERANCE_S:
@@ -170,17 +142,14 @@ def on_tick(state: CoreState, event: events.Tick) -> None:
 def farewell(state: CoreState, ran: Mapping[LibraryId, tuple[CallId, ...]]) -> None:
     """Report the end of all libraries and calls to the manager, because the pilot exits now."""
     state.has_ended = True
-    for library in list(state.libraries.values()):
+    for number, library in list(state.libraries.items()):
         library.told_to_end = True
-        lifecycle.release_ended_library(
-            state, library, events.ProcessEnded(library.number, running=ran.get(library.number, ()))
-        )
+        lifecycle.release_ended_library(state, library, events.ProcessEnded(number, running=ran.get(number, ())))
     if state.says_farewell:
         state.tell(to_manager.PilotLeaving(reason=state.leaving, loss=state.loss))
 
 
 def next_tick_deadline(state: CoreState) -> float:
-    """Return the latest time of the next tick: the start of the drain, or the deadline for the exit."""
     leave_by = state.leave_by if state.now < state.leave_by else NEVER
     return min(leave_by, state.drain_at)
 

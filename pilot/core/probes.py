@@ -1,7 +1,6 @@
 """Decides when to probe devices: at the start, every few minutes while no library uses them, and after a failed call.
 
-If the driver reports a fault, no second probe is needed. A GPU in exclusive mode is probed only at the start, because a
-later probe could block a library.
+A GPU in exclusive mode is probed only at the start, because a later probe could block a library.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ def suspect(state: CoreState, devices: Iterable[DeviceId]) -> None:
 
 
 def is_every_device_examined(state: CoreState) -> bool:
-    """Return True if every device has been examined once, so that no context is loaded on a faulty device."""
     return all(turn.health.known for turn in state.turns.values())
 
 
@@ -58,7 +56,7 @@ def probed(state: CoreState, event: Probed) -> None:
 
 
 def record_device_absence(state: CoreState, device: DeviceId, reason: str) -> None:
-    """Record whether a device is absent. `reason`: why it is absent; empty if it is present."""
+    """`reason`: why the device is absent; empty if it is present."""
     if _watched(state, device).health.silent(reason):
         _set_fault(state, device, reason)
 
@@ -76,11 +74,7 @@ def record_driver_report(state: CoreState, event: DriverSaid) -> None:
 
 
 def _watched(state: CoreState, device: DeviceId) -> DeviceProbing:
-    turn = state.turns.get(device)
-    if turn is None:
-        turn = state.turns[device] = DeviceProbing()
-        turn.due_at = NEVER
-    return turn
+    return state.turns.setdefault(device, DeviceProbing(due_at=NEVER))
 
 
 def _tell(state: CoreState, device: DeviceId, fault: str) -> None:

@@ -1,20 +1,23 @@
 """The pilot's reactor: one function per event, per order of the manager, and per message of a library.
 
-Each function calls functions of the core's other modules in order. These modules never call this module.
+`PilotCore.handle(event, now) -> [Command]` is a pure function. The agent, the simulator and the TaskVine pool execute
+its commands in different ways. Each function below calls the core's other modules, which never call this module.
 """
 
 from __future__ import annotations
 
 import traceback
+from collections import deque
+from collections.abc import Callable
 from typing import assert_never
 
 import msgspec
 
 from stoker.connections import join_address
 from stoker.pilot.core import events, lifecycle, limits, memory, objects, presence, probes, running, sleeping, starting
-from stoker.pilot.core.commands import Acknowledged, Observe, OfferSnapshot, Severity, TellLibrary, WeighOffer
-from stoker.pilot.core.running import make_library_failure, make_load_failure
-from stoker.pilot.core.state import REFUSES, SLEEPS, CoreState, PilotLibrary, Stage
+from stoker.pilot.core.commands import Acknowledged, Command, Observe, OfferSnapshot, Severity, TellLibrary, WeighOffer
+from stoker.pilot.core.running import make_load_failure
+from stoker.pilot.core.state import REFUSES, SLEEPS, CoreState, PilotFacts, PilotLibrary, Stage
 from stoker.pilot.core.turns import decode_excess_s, why_late
 from stoker.protocol import to_agent, to_manager, to_pilot
 from stoker.protocol.calls import FailureKind, RefusalCase
@@ -22,14 +25,53 @@ from stoker.protocol.ids import LibraryId, RecipeKey
 from stoker.protocol.to_library import Evict, Meet
 from stoker.units import show_bytes
 
+# After a hello, the manager repeats these orders if their effect is missing in the hello. So the pilot ignores them
+# until the manager has answered the hello.
 _REPEATED_ORDERS = (to_pilot.RunCalls, to_pilot.StartLibrary, to_pilot.CancelCalls, to_pilot.MeetGang)
-"""Orders that the pilot ignores until the manager has answered its last hello.
-
-After a hello, the manager repeats the orders whose effect is missing in the hello. The pilot would otherwise execute
-these orders twice.
-"""
 
 
+class PilotCore:
+    """The core of one pilot. Callers only read `state`."""
+
+    def __init__(self, facts: PilotFacts) -> None:
+        self.state = CoreState(facts)
+
+    def handle(self, event: events.Event, now: float) -> list[Command]:
+        """Handle an event and return commands. `now` is in seconds and must not decrease."""
+        state = self.state
+        state.now = now
+        react(state, event)
+        out, state.out = state.out, []
+        return out
+
+
+class EventQueue:
+    """Passes events to a core and executes the core's commands."""
+
+    def __init__(self, core: PilotCore, carry_out: Callable[[Command], None], *, clock: Callable[[], float]) -> None:
+        self._core = core
+        self._carry_out = carry_out
+        self._clock = clock
+        self._events: deque[events.Event] = deque()
+        self._is_handling = False
+
+    def handle(self, event: events.Event) -> int:
+        """Handle an event and the events that its commands cause. Return their number, or 0 if the event is queued."""
+        self._events.append(event)
+        if self._is_handling:
+            return 0
+        self._is_handling, handled = True, 0
+        try:
+            while self._events:  # an earlier command may have raised and left queued events
+                handled += 1
+                for command in self._core.handle(self._events.popleft(), self._clock()):
+                    self._carry_out(command)
+        finally:
+            self._is_handling = False
+        return handled
+
+
+# ---- events
 def react(state: CoreState, event: events.Event) -> None:
     match event:
         case events.FromManager(message=message):
@@ -83,8 +125,7 @@ def react(state: CoreState, event: events.Event) -> None:
             on_timer(state, key)
         case events.Observed(libraries=seen):
             for one in seen:
-                library = state.libraries.get(one.library)
-                if library is not None:
+                if (library := state.libraries.get(one.library)) is not None:
                     limits.enforce_limits(state, library, one)
         case events.WasSuspended(seconds=seconds):
             limits.extend_limits(state, seconds)
@@ -97,15 +138,9 @@ def react(state: CoreState, event: events.Event) -> None:
 
 
 _LibraryEvent = (
-    events.LibraryPrepared
-    | events.ProcessMade
-    | events.ProcessEnded
-    | events.LibraryGarbled
-    | events.LibraryHungUp
-    | events.DevicesWanted
-    | events.Pinned
-    | events.ArgumentsBrought
-)
+    events.LibraryPrepared | events.ProcessMade | events.ProcessEnded | events.LibraryGarbled | events.LibraryHungUp
+    | events.DevicesWanted | events.Pinned | events.ArgumentsBrought
+)  # fmt: skip
 
 
 def on_library_event(state: CoreState, event: _LibraryEvent) -> None:
@@ -151,8 +186,6 @@ def on_timer(state: CoreState, key: str) -> None:
 
 
 # ---- orders of the manager
-
-
 def on_order(state: CoreState, message: to_pilot.ToPilot) -> None:
     if state.answered != state.hellos and isinstance(message, _REPEATED_ORDERS):
         return
@@ -237,9 +270,9 @@ def on_run_calls(state: CoreState, order: to_pilot.RunCalls, *, is_weighed: bool
 
 
 def on_offer_weighed(state: CoreState, event: events.OfferWeighed) -> None:
-    """Accept an offered call. Refuse the call if memory is missing or if any request would be late (SLINFER §VI-C).
+    """Accept an offered call, or refuse it if memory is missing or a request would be late (SLINFER §VI-C).
 
-    Both checks ignore the libraries that the call preempts. The manager ends these libraries after `OfferAccepted`.
+    Both checks ignore the libraries that the call preempts, which the manager ends after `OfferAccepted`.
     """
     order = event.order
     library = state.libraries.get(order.library)
@@ -276,23 +309,20 @@ def on_offer_weighed(state: CoreState, event: events.OfferWeighed) -> None:
         return
     if order.reserve_bytes and not order.preempts:
         memory.report_unchanged_size(state, library, ordered_bytes=order.reserve_bytes)
-    calls = tuple(spec.call for spec in order.calls)
-    state.tell(
-        to_manager.CallsReturned(
-            library.number, calls, refused=refused, required_bytes=required, over_s=over, case=case
-        )
-    )
+    returned = to_manager.CallsReturned(
+        library.number, tuple(spec.call for spec in order.calls), refused=refused, required_bytes=required, over_s=over,
+        case=case,
+    )  # fmt: skip
+    state.tell(returned)
 
 
 def on_take_back(state: CoreState, number: LibraryId, count: int) -> None:
     library = state.libraries.get(number)
-    if library is None:
-        return
-    if library.serves:
+    if library is not None and library.serves:
         state.out.append(TellLibrary(number, running.give_back(library, count=count)))
         library.asked_back_at = library.asked_back_at or state.now
-        return
-    state.tell(to_manager.CallsReturned(number, tuple(running.remove_newest_waiting_calls(library, count))))
+    elif library is not None:
+        state.tell(to_manager.CallsReturned(number, tuple(running.remove_newest_waiting_calls(library, count))))
 
 
 def on_cancel(state: CoreState, order: to_pilot.CancelCalls) -> None:
@@ -302,8 +332,7 @@ def on_cancel(state: CoreState, order: to_pilot.CancelCalls) -> None:
         return
     held = library.held
     strange = tuple(call for call in order.calls if call not in held)
-    here = {call for call in order.calls if call in held}
-    dropped = running.drop_waiting(library, here)
+    dropped = running.drop_waiting(library, held.keys() & order.calls)
     if strange or dropped:
         state.tell(to_manager.CallsReturned(order.library, (*strange, *dropped)))
     rest = tuple(call for call in order.calls if call in held)
@@ -331,8 +360,6 @@ def on_welcome(state: CoreState, message: to_pilot.PilotWelcome) -> None:
 
 
 # ---- messages of libraries
-
-
 def on_library_messages(state: CoreState, event: events.FromLibrary) -> None:
     library = state.libraries.get(event.library)
     if library is None:
@@ -355,9 +382,8 @@ def on_library_message(state: CoreState, library: PilotLibrary, message: to_agen
             pass  # ignore this answer: its calls may have been sent to the library again
         case to_agent.GivenBack(calls=calls, need_function=need):
             library.asked_back_at = 0.0
-            state.tell(
-                to_manager.CallsReturned(number, tuple(running.drop_returned(library, calls)), need_function=need)
-            )
+            back = tuple(running.drop_returned(library, calls))
+            state.tell(to_manager.CallsReturned(number, back, need_function=need))
         case to_agent.Reports(reports=reports):
             state.tell(to_manager.CallsProgress(number, reports))
         case to_agent.Yielded():
@@ -403,21 +429,14 @@ def on_loaded(state: CoreState, library: PilotLibrary, message: to_agent.Loaded)
     if message.device_bytes:  # `device_bytes` is the memory of torch; CUDA uses more memory for the process
         library.device_bytes = max(library.device_bytes, message.device_bytes + own)
     ready = to_manager.LibraryReady(
-        library=library.number,
+        library=library.number, load_s=message.load_s, resident_bytes=message.resident_bytes,
         start_s=library.hello_at - library.started_at if message.start_s is None else message.start_s,
-        load_s=message.load_s,
-        resident_bytes=message.resident_bytes,
-        peak_bytes=message.peak_bytes,
-        device_bytes=library.device_bytes,
+        peak_bytes=message.peak_bytes, device_bytes=library.device_bytes,
         fetch_s=library.fetched_at - library.ordered_at if library.has_pins else 0.0,
-        slots=library.slots,
-        cache=library.cache,
-        sleeps=library.sleeps,
-    )
-    state.log(
-        f"lib-{library.number} ({library.recipe.name}) ready: {ready.start_s:.3f} s to start,"
-        f" {ready.load_s:.2f} s to load"
-    )
+        slots=library.slots, cache=library.cache, sleeps=library.sleeps,
+    )  # fmt: skip
+    took = f"{ready.start_s:.3f} s to start, {ready.load_s:.2f} s to load"
+    state.log(f"lib-{library.number} ({library.recipe.name}) ready: {took}")
     state.tell(ready)
     memory.replace_guessed_reservation(state, library)
     for order in running.take_postponed(library):
@@ -429,6 +448,4 @@ def kill_garbled_library(state: CoreState, library: PilotLibrary, reason: str) -
     what = f"lib-{library.number} wrote invalid bytes to its socket: {library.garbled}"
     if not library.told_to_end:
         state.log(what, Severity.WARNING)
-    lifecycle.kill_library(
-        state, library, cause=make_library_failure(state, library, FailureKind.DIED, what), printed=True
-    )
+    lifecycle.fail_library(state, library, FailureKind.DIED, what)

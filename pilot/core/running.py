@@ -1,10 +1,8 @@
 """The calls of a library: their dispatch to its process, the pieces of their results, and their ends.
 
-Only this module changes which calls a library holds (`held`). `hold_calls` adds a call. Each call leaves its library
-exactly once. Later messages about the call change nothing.
-
-The pilot keeps pieces of results until the client acknowledges them. The pilot resends the kept pieces after each
-welcome of the manager or at the client's request.
+Only this module changes which calls a library holds. Each call leaves its library exactly once; later messages about
+the call change nothing. The pilot keeps pieces of results until the client acknowledges them, and resends them after
+each welcome of the manager or at the client's request.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ import msgspec
 from stoker.contexts.recipe import ObjectRef
 from stoker.pilot.core.commands import BringArguments, PassOn, ReleaseArguments, TellLibrary, UploadResults
 from stoker.pilot.core.events import ArgumentsBrought, ResultsUploaded
-from stoker.pilot.core.state import TAKES_CALLS, Cause, CoreState, PieceWindow, PilotLibrary, Stage
+from stoker.pilot.core.state import Cause, CoreState, PieceWindow, PilotLibrary
 from stoker.protocol import to_agent, to_library, to_manager, to_pilot
 from stoker.protocol.calls import WINDOW_PIECES, CallEnd, CallProgress, Failure, FailureKind
 from stoker.protocol.ids import CallId
@@ -24,9 +22,8 @@ from stoker.protocol.to_library import GiveBack, Run
 from stoker.protocol.to_manager import CallEvicted, CallsEnded, CallsReturned
 from stoker.protocol.to_pilot import RunCalls
 
+
 # ---- failures
-
-
 def make_library_failure(state: CoreState, library: PilotLibrary, kind: FailureKind, message: str) -> Failure:
     return Failure(
         kind=kind, message=message, pilot=state.facts.pilot, library=library.number, log=state.log_of(library.number)
@@ -44,19 +41,8 @@ def blame(library: PilotLibrary, failure: Failure, *, printed: bool = False) -> 
 
 
 # ---- calls of libraries
-
-
-class Departure(msgspec.Struct, frozen=True):
-    """The calls that a library held at its end, in order."""
-
-    running: tuple[CallId, ...]
-    unstarted: tuple[CallId, ...]
-
-
 def hold_calls(library: PilotLibrary, calls: Iterable[CallId], *, limit_s: float = 0.0, streams: bool = False) -> None:
     """Record that a library holds these calls. `streams`: True if the calls return results in pieces."""
-    if library.stage is not Stage.READY and library.stage not in TAKES_CALLS:  # hashing an enum member is slow
-        raise ValueError(f"library {library.number} is {library.stage.value} and accepts no calls")
     library.held.update(dict.fromkeys(calls, limit_s))
     library.has_limits |= limit_s > 0
     if streams:
@@ -65,25 +51,22 @@ def hold_calls(library: PilotLibrary, calls: Iterable[CallId], *, limit_s: float
 
 def drop_ended(library: PilotLibrary, calls: Iterable[CallId]) -> list[CallId]:
     """Remove ended calls from a library. Return those calls that the library held."""
-    here = _leave(library, calls)
+    here = drop_returned(library, calls)
     library.served += len(here)
     return here
 
 
-def drop_returned(library: PilotLibrary, calls: Iterable[CallId]) -> list[CallId]:
-    return _leave(library, calls)
-
-
-def drop_all(library: PilotLibrary, running: Iterable[CallId]) -> Departure:
+def drop_all(library: PilotLibrary, running: Iterable[CallId]) -> tuple[tuple[CallId, ...], tuple[CallId, ...]]:
+    """Remove all calls from a library. Return those that were running, and the others."""
     begun = tuple(call for call in dict.fromkeys(running) if call in library.held)
-    left = Departure(running=begun, unstarted=tuple(call for call in library.held if call not in begun))
+    unstarted = tuple(call for call in library.held if call not in begun)
     library.held.clear()
     library.streams.clear()
     library.stopping.clear()
     library.stuck.clear()
     library.waiting.clear()
     library.orders_waiting_for_arguments.clear()
-    return left
+    return begun, unstarted
 
 
 def postpone_order(library: PilotLibrary, order: RunCalls) -> None:
@@ -115,7 +98,8 @@ def drop_waiting(library: PilotLibrary, calls: Collection[CallId]) -> list[CallI
     return drop_returned(library, out)
 
 
-def _leave(library: PilotLibrary, calls: Iterable[CallId]) -> list[CallId]:
+def drop_returned(library: PilotLibrary, calls: Iterable[CallId]) -> list[CallId]:
+    """Remove calls from a library. Return those calls that the library held."""
     held = library.held
     left = [call for call in calls if held.pop(call, None) is not None]
     if library.streams:
@@ -144,19 +128,14 @@ def call_evicted(state: CoreState, library: PilotLibrary, progress: CallProgress
         state.tell(CallEvicted(library.number, progress))
 
 
-def apply_stop_failures(library: PilotLibrary, ends: list[CallEnd]) -> list[CallEnd]:
-    def one(end: CallEnd) -> CallEnd:
-        stop = library.stopping.get(end.call)
-        if end.ok or stop is None or stop.failure is None:
-            return end
-        return msgspec.structs.replace(end, payload=b"", failure=stop.failure, raised="")
-
-    return [one(end) for end in ends]
+def _with_stop_failure(library: PilotLibrary, end: CallEnd) -> CallEnd:
+    stop = library.stopping.get(end.call)
+    if end.ok or stop is None or stop.failure is None:
+        return end
+    return msgspec.structs.replace(end, payload=b"", failure=stop.failure, raised="")
 
 
 # ---- running
-
-
 def send_calls_to_process(state: CoreState, library: PilotLibrary, order: RunCalls) -> None:
     """Send the calls of an order to the library's process. Fetch large arguments first."""
     if state.facts.is_carried and _bring_arguments(state, library, order):
@@ -167,20 +146,11 @@ def send_calls_to_process(state: CoreState, library: PilotLibrary, order: RunCal
         if type(ref) is ObjectRef:
             here = library.arguments.get(spec.call)
             paths[ref.name] = here or ref.source or f"{state.facts.objects}/{ref.name}"
-    state.out.append(
-        TellLibrary(
-            library.number,
-            Run(
-                function=order.function,
-                calls=order.calls,
-                options=order.options,
-                function_blob=order.function_blob,
-                gang=order.gang,
-                objects=paths,
-                waited_s=order.waited_s,
-            ),
-        )
-    )
+    run = Run(
+        function=order.function, calls=order.calls, options=order.options, function_blob=order.function_blob,
+        gang=order.gang, objects=paths, waited_s=order.waited_s,
+    )  # fmt: skip
+    state.out.append(TellLibrary(library.number, run))
 
 
 def on_arguments_brought(state: CoreState, library: PilotLibrary, event: ArgumentsBrought) -> None:
@@ -195,7 +165,11 @@ def on_arguments_brought(state: CoreState, library: PilotLibrary, event: Argumen
     held = [call for call in lacks if call in library.held]
     failed = drop_ended(library, [call for call in held if not lacks[call].is_pilots_fault])
     if failed:
-        ends = [CallEnd(call, ok=False, failure=_failure(state, library, lacks[call].reason)) for call in failed]
+        ends = []
+        for call in failed:
+            why = f"{lacks[call].reason} (on {state.facts.pilot})"
+            failure = make_library_failure(state, library, FailureKind.SERIALIZATION, why)
+            ends.append(CallEnd(call, ok=False, failure=failure))
         state.tell(CallsEnded(library.number, ends))
     back = drop_returned(library, [call for call in held if lacks[call].is_pilots_fault])
     if back:
@@ -211,7 +185,7 @@ def on_arguments_brought(state: CoreState, library: PilotLibrary, event: Argumen
 def calls_ended(state: CoreState, library: PilotLibrary, ends: list[CallEnd]) -> None:
     """Report ended calls to the manager. Large results are first uploaded to the session's folder."""
     if library.stopping:
-        ends = apply_stop_failures(library, ends)
+        ends = [_with_stop_failure(library, end) for end in ends]
     here = drop_ended(library, [end.call for end in ends])
     if len(here) != len(ends):  # some calls left earlier, or were reported twice
         first = {end.call: end for end in reversed(ends)}
@@ -254,20 +228,15 @@ def _start_result_uploads(state: CoreState, library: PilotLibrary, ends: list[Ca
     return [end for end in ends if not isinstance(end.payload, ObjectRef)]
 
 
-def _failure(state: CoreState, library: PilotLibrary, message: str) -> Failure:
-    return make_library_failure(state, library, FailureKind.SERIALIZATION, f"{message} (on {state.facts.pilot})")
-
-
 # ---- pieces of results
-
-
 def on_pieces_yielded(state: CoreState, library: PilotLibrary, message: to_agent.Yielded) -> None:
     """Keep and send the yielded pieces of a call. Raises ValueError if pieces are missing or too many are kept."""
     window = library.streams.get(message.call)
     if window is None:  # the library no longer holds the call
         return
     if message.run != window.run:
-        window.begin(message.run)
+        window.run, window.first = message.run, 0
+        window.items.clear()
     if message.first != window.first + len(window.items):
         raise ValueError(f"piece {message.first} of call {message.call} does not follow the last piece")
     window.items.extend(message.items)
@@ -286,9 +255,12 @@ def on_pieces_acknowledged(state: CoreState, message: to_pilot.AckPieces) -> Non
     window = library.streams.get(message.call) if library is not None else None
     if library is None or window is None:
         return
-    if message.run == window.run and window.take(message.upto):
-        upto = to_library.Taken(message.call, message.run, window.first)
-        state.out.append(TellLibrary(library.number, upto))
+    taken = min(message.upto - window.first, len(window.items)) if message.run == window.run else 0
+    if taken > 0:
+        for _ in range(taken):
+            window.items.popleft()
+        window.first += taken
+        state.out.append(TellLibrary(library.number, to_library.Taken(message.call, message.run, window.first)))
     if message.again and not state.awaits_welcome:
         _resend_window(state, library, message.call, window)
 

@@ -1,8 +1,7 @@
 """Libraries that sleep: the weights of the context are in host memory, and no calls run (docs/decisions/063).
 
-An order to sleep first claims host memory. If host memory is short, the pilot ends the sleeping library that was unused
-for the longest time. A library that wakes claims device memory like a library that grows. On a CPU device, host and
-device memory are the same, so a sleeping library keeps its measured bytes reserved on the device.
+An order to sleep first claims host memory. If it is short, the pilot ends the sleeping library that was unused longest.
+On a CPU device, a sleeping library keeps its measured bytes reserved on the device.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from collections.abc import Callable, Iterable
 
 from stoker.pilot.core import lifecycle, memory
 from stoker.pilot.core.commands import Severity, TellLibrary
-from stoker.pilot.core.running import make_library_failure
 from stoker.pilot.core.state import HOST, CoreState, PilotLibrary, Stage
 from stoker.protocol.calls import FailureKind
 from stoker.protocol.ids import LibraryId
@@ -21,21 +19,18 @@ from stoker.protocol.to_manager import LibraryAsleep, LibraryAwake
 from stoker.protocol.to_pilot import SleepLibrary, WakeLibrary
 from stoker.units import show_seconds
 
-_Held = Callable[[LibraryId], int]
 MOVE_LIMIT_S = 120.0  # maximum seconds for a context to fall asleep or wake
 
 
 # ---- sleep
-
-
 def sleep_library(state: CoreState, order: SleepLibrary) -> None:
     library = state.libraries.get(order.library)
     if library is None or library.told_to_end or library.stage in (Stage.SLEEPING, Stage.WAKING):
         return  # the end of the library or the answer to the first order will follow
-    if library.stage is Stage.ASLEEP:
-        _report_asleep(state, library)
-        return
     number = library.number
+    if library.stage is Stage.ASLEEP:
+        state.tell(LibraryAsleep(number, state.ledger.held(number), state.host.held(number)))
+        return
     if why_not := _explain_sleep_refusal(state, library):
         held = memory.budget_bytes(state, library)
         state.tell(LibraryAwake(number, held, refused=f"lib-{number} is not put to sleep: {why_not}"))
@@ -68,7 +63,8 @@ def grant_host_memory_claims(state: CoreState) -> None:
     for number, size in list(state.host_claims.items()):
         library = state.libraries[number]
         if state.host.why_not((HOST,), size):
-            lacking = size - state.host.free(HOST) - _host_bytes_being_freed(state)
+            coming = sum(state.host.held(x.number) for x in state.libraries.values() if x.told_to_end)
+            lacking = size - state.host.free(HOST) - coming
             _end_longest_unused_sleepers(state, _sleepers(state), lacking, of=state.host.held)
             continue
         del state.host_claims[number]
@@ -101,14 +97,7 @@ def slept(state: CoreState, library: PilotLibrary, message: Slept) -> None:
     grant_host_memory_claims(state)
 
 
-def _report_asleep(state: CoreState, library: PilotLibrary) -> None:
-    number = library.number
-    state.tell(LibraryAsleep(number, state.ledger.held(number), state.host.held(number)))
-
-
 # ---- wake
-
-
 def wake_library(state: CoreState, order: WakeLibrary) -> None:
     library = state.libraries.get(order.library)
     if library is None or library.told_to_end or library.stage is Stage.WAKING:
@@ -150,12 +139,10 @@ def woke(state: CoreState, library: PilotLibrary, message: Woke) -> None:
 def end_unwakeable_library(state: CoreState, library: PilotLibrary, why: str) -> None:
     """End a library that cannot wake on this pilot. The manager loads its context elsewhere."""
     what = f"lib-{library.number} ({library.recipe.name}) cannot wake: {why}"
-    lifecycle.kill_library(state, library, cause=make_library_failure(state, library, FailureKind.PILOT, what))
+    lifecycle.fail_library(state, library, FailureKind.PILOT, what, printed=False)
 
 
 # ---- ends
-
-
 def end_sleepers_for_claim(state: CoreState, library: PilotLibrary) -> bool:
     """End sleepers to grant a library's memory claim, longest unused first. Return False if this frees too little."""
     ledger = state.ledger
@@ -180,12 +167,8 @@ def _sleepers(state: CoreState) -> list[PilotLibrary]:
     return sorted(here, key=lambda x: (x.asleep_at, x.number))
 
 
-def _host_bytes_being_freed(state: CoreState) -> int:
-    return sum(state.host.held(x.number) for x in state.libraries.values() if x.told_to_end)
-
-
 def _end_longest_unused_sleepers(
-    state: CoreState, sleepers: Iterable[PilotLibrary], lacking: int, *, of: _Held
+    state: CoreState, sleepers: Iterable[PilotLibrary], lacking: int, *, of: Callable[[LibraryId], int]
 ) -> bool:
     ended = False
     for library in sleepers:

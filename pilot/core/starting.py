@@ -14,9 +14,8 @@ from stoker.protocol.to_manager import LibraryGone, LibraryPhase, LibraryUpdate
 from stoker.protocol.to_pilot import StartLibrary
 from stoker.units import show_bytes
 
+
 # ---- step times of engines
-
-
 def learn_step_times(state: CoreState, library: PilotLibrary, times: StepTimes | None) -> None:
     if times is None or not times.samples or not times.is_sound():
         return
@@ -36,8 +35,6 @@ def _key(state: CoreState, library: PilotLibrary) -> tuple[str, str]:
 
 
 # ---- starting
-
-
 def start_library(state: CoreState, message: StartLibrary) -> None:
     number = message.library
     state.last_library = max(state.last_library, number)
@@ -62,11 +59,9 @@ def on_library_prepared(state: CoreState, library: PilotLibrary, event: LibraryP
     if library.stage is not Stage.FETCHING or library.missing or library.awaits_forms:
         return  # a repeated event
     recipe, facts = library.recipe, state.facts
+    advice = "free disk space there, or set [pilot] scratch to another disk"
     if event.error:
-        what = (
-            f"{facts.pilot} cannot create a folder for a library: {event.error}; free disk space there, or set"
-            " [pilot] scratch to another disk"
-        )
+        what = f"{facts.pilot} cannot create a folder for a library: {event.error}; {advice}"
         refuse_start(state, library, what)
         return
     from_sources = recipe.awareness is Awareness.NONE and not facts.is_carried
@@ -77,7 +72,7 @@ def on_library_prepared(state: CoreState, library: PilotLibrary, event: LibraryP
     if lacks_disk:
         what = (
             f"{facts.pilot} has {show_bytes(event.free_disk_bytes)} free on its scratch disk, and {recipe.name} needs "
-            f"{show_bytes(needed)} (@context(disk=...)); free disk space there, or set [pilot] scratch to another disk"
+            f"{show_bytes(needed)} (@context(disk=...)); {advice}"
         )
         refuse_start(state, library, what)
         return
@@ -86,10 +81,14 @@ def on_library_prepared(state: CoreState, library: PilotLibrary, event: LibraryP
         here = frozenset(event.snapshots_here)
         library.forms = {ref.name: form for form, ref in ordered.snapshots.items() if form not in here}
     if recipe.objects and not from_sources:
-        if why := _explain_cache_overflow(state, library):
+        sizes, bound = {ref.name: ref.size_bytes for ref in recipe.objects}, facts.cache_bound_bytes
+        size = sum(sizes.values())
+        if size > bound and len(sizes) > 1:  # for a single object, the cache later reports the error with its name
+            why = f"its files ({show_bytes(size)}) are larger than the whole cache ({show_bytes(bound)}); raise"
+            why += " [pilot] cache_size (--cache-size)"
             fail_start(state, library, FetchFailure(why, is_pilots_fault=True))
             return
-        library.missing = {ref.name for ref in recipe.objects}
+        library.missing = set(sizes)
         state.out.append(PinObjects(library.number, recipe.objects))
     elif event.changed:
         why = f"{event.changed} has changed since the recipe was made; make the recipe again"
@@ -118,13 +117,10 @@ def on_objects_pinned(state: CoreState, library: PilotLibrary, event: Pinned) ->
 def object_arrived(state: CoreState, event: ObjectArrived) -> None:
     """Pin an object that has arrived, for each library that waits for it."""
     found = objects.report_arrival(state, event)
-    state.log(
-        f"{event.name} arrived: {event.origin_bytes} bytes from its origin, {event.peer_bytes} from peers, "
-        f"{event.seconds:.2f} s"
-    )
-    for number in tuple(found.libraries) if found is not None else ():
-        if found is not None and number in state.libraries:
-            state.out.append(PinObjects(number, (found.ref,)))
+    sources = f"{event.origin_bytes} bytes from its origin, {event.peer_bytes} from peers"
+    state.log(f"{event.name} arrived: {sources}, {event.seconds:.2f} s")
+    if found is not None:
+        state.out += [PinObjects(number, (found.ref,)) for number in found.libraries if number in state.libraries]
 
 
 def on_object_lost(state: CoreState, name: str, lack: FetchFailure) -> None:
@@ -139,8 +135,7 @@ def on_object_lost(state: CoreState, name: str, lack: FetchFailure) -> None:
 def handle_missing_objects(state: CoreState, library: PilotLibrary, lack: FetchFailure) -> None:
     """Start a library without its missing snapshots. If other objects are missing, fail the library."""
     if library.awaits_forms:
-        state.log(f"lib-{library.number} loads without a snapshot: {lack.reason}")
-        _start_without_snapshots(state, library)
+        _start_without_snapshots(state, library, lack.reason)
     else:
         fail_start(state, library, lack)
 
@@ -148,22 +143,20 @@ def handle_missing_objects(state: CoreState, library: PilotLibrary, lack: FetchF
 def stop_waiting_for_snapshots(state: CoreState, library: PilotLibrary) -> None:
     if library.stage is Stage.FETCHING and library.awaits_forms:
         wait_s = library.ordered.snapshot_wait_s
-        state.log(f"lib-{library.number} loads without a snapshot: no snapshot arrived within {wait_s:.1f} s")
-        _start_without_snapshots(state, library)
+        _start_without_snapshots(state, library, f"no snapshot arrived within {wait_s:.1f} s")
 
 
 def fail_start(state: CoreState, library: PilotLibrary, lack: FetchFailure) -> None:
-    if library.stage is not Stage.FETCHING:
-        return
-    failure = make_load_failure(state, library, lack.reason, is_pilots_fault=lack.is_pilots_fault)
-    running.blame(library, failure)
     library.cache_lacks_bytes = lack.in_use_bytes.get(library.number, 0)
-    lifecycle.release_ended_library(state, library, ProcessEnded(library.number))
+    _end(state, library, make_load_failure(state, library, lack.reason, is_pilots_fault=lack.is_pilots_fault))
 
 
 def refuse_start(state: CoreState, library: PilotLibrary, what: str) -> None:
     """End a library that cannot start on this pilot. The manager loads its context elsewhere."""
-    failure = Failure(FailureKind.PILOT, what, pilot=state.facts.pilot, library=library.number)
+    _end(state, library, Failure(FailureKind.PILOT, what, pilot=state.facts.pilot, library=library.number))
+
+
+def _end(state: CoreState, library: PilotLibrary, failure: Failure) -> None:
     running.blame(library, failure)
     lifecycle.release_ended_library(state, library, ProcessEnded(library.number))
 
@@ -179,7 +172,8 @@ def _pin_snapshots_or_start(state: CoreState, library: PilotLibrary) -> None:
     state.out.append(SetTimer(state.now + library.ordered.snapshot_wait_s, f"snapshots/{library.number}"))
 
 
-def _start_without_snapshots(state: CoreState, library: PilotLibrary) -> None:
+def _start_without_snapshots(state: CoreState, library: PilotLibrary, why: str) -> None:
+    state.log(f"lib-{library.number} loads without a snapshot: {why}")
     objects.remove_library_from_wants(state, library)
     for name in library.forms:
         library.paths.pop(name, None)
@@ -204,20 +198,7 @@ def start_process(state: CoreState, library: PilotLibrary) -> None:
     state.out.append(StartProcess(library.ordered, paths, device_memory_bytes=budget_bytes))
 
 
-def _explain_cache_overflow(state: CoreState, library: PilotLibrary) -> str:
-    sizes = {ref.name: ref.size_bytes for ref in library.recipe.objects}
-    size, bound = sum(sizes.values()), state.facts.cache_bound_bytes
-    if size <= bound or len(sizes) == 1:  # for a single object, the cache later reports the error with its name
-        return ""
-    return (
-        f"its files ({show_bytes(size)}) are larger than the whole cache ({show_bytes(bound)}); raise"
-        " [pilot] cache_size (--cache-size)"
-    )
-
-
 # ---- room for a process
-
-
 def grant_memory_claims(state: CoreState) -> None:
     for library, memory_bytes in memory.reserve_claimed_memory(state):
         if library.stage is Stage.WAITING:

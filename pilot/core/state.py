@@ -1,16 +1,7 @@
-"""The pilot's state, and the module that changes each part.
+"""The pilot's state. Stages of a library: FETCHING -> (WAITING ->) STARTING -> LOADING -> READY -> (DRAINING ->) GONE.
 
-calls of a library, pieces of results, waiting arguments              running
-stage and end of a library, calls to stop, the exit of the pilot      lifecycle
-missing objects, and objects reported to the manager                  objects
-claims on device memory, reservations                                 memory (measured reservations: limits)
-sleep, and claims on host memory                                      sleeping
-faults of devices                                                     probes
-step times of engines                                                 starting
-
-Stages of a library: FETCHING -> (WAITING ->) STARTING -> LOADING -> READY -> (DRAINING ->) GONE. A ready library may
-sleep: READY -> SLEEPING -> ASLEEP -> WAKING -> READY. Every stage may change to GONE. A reservation has the same number
-of bytes on each device of a library (docs/decisions/050).
+A ready library may sleep: READY -> SLEEPING -> ASLEEP -> WAKING -> READY. Every stage may change to GONE. A reservation
+has the same number of bytes on each device of a library (docs/decisions/050).
 """
 
 from __future__ import annotations
@@ -19,6 +10,7 @@ import enum
 import heapq
 from collections import OrderedDict, deque
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -34,14 +26,11 @@ from stoker.protocol.to_manager import DeviceFacts, FromPilot, LibraryFacts, Sna
 from stoker.protocol.to_pilot import FetchObject, RunCalls, StartLibrary
 from stoker.units import show_bytes
 
+
 # ---- stages
-
-
 class Stage(enum.Enum):
     FETCHING = "fetching"
-    WAITING = "waiting"
-    """The objects are present. The library waits until its devices have free memory and accept another process
-    (`pilot.core.memory`)."""
+    WAITING = "waiting"  # the objects are present; the devices lack memory, or accept no other process (`memory`)
     STARTING = "starting"  # the process is being created
     LOADING = "loading"
     READY = "ready"
@@ -64,18 +53,13 @@ NEXT = {
     Stage.DRAINING: {Stage.GONE},
     Stage.GONE: set(),
 }
-TAKES_CALLS = frozenset({Stage.FETCHING, Stage.WAITING, Stage.STARTING, Stage.LOADING, Stage.READY})
-"""Stages in which a library accepts calls. Before READY, the library queues these calls."""
 SERVES = frozenset({Stage.READY, Stage.DRAINING})  # stages in which the process runs calls
 SLEEPS = frozenset({Stage.SLEEPING, Stage.ASLEEP, Stage.WAKING})
-REFUSES = SLEEPS | {Stage.DRAINING}
-"""Stages after the load in which a library accepts no calls."""
+REFUSES = SLEEPS | {Stage.DRAINING}  # stages after the load in which a library accepts no calls
 
 
 # ---- ledger
-
-HOST = DeviceId("host memory")
-"""Id that stands for the host memory for sleeping contexts, in the ledger of host memory."""
+HOST = DeviceId("host memory")  # stands for the host memory for sleeping contexts
 
 
 class Ledger:
@@ -102,21 +86,18 @@ class Ledger:
 
     def why_not(self, devices: tuple[DeviceId, ...], memory_bytes: int) -> str:
         """Return why this reservation does not fit now, or an empty text if it fits."""
-        never = self.why_never(devices, memory_bytes)
-        if never:
+        if never := self.why_never(devices, memory_bytes):
             return never
         for device in devices:
             if memory_bytes > self._free[device]:
-                free, capacity = self._free[device], self.capacity[device]
-                needed = show_bytes(memory_bytes)
-                return f"{device} has {show_bytes(free)} of {show_bytes(capacity)} free, {needed} are needed"
+                free = f"{show_bytes(self._free[device])} of {show_bytes(self.capacity[device])} free"
+                return f"{device} has {free}, {show_bytes(memory_bytes)} are needed"
         return ""
 
     def reserve(self, library: LibraryId, *, devices: tuple[DeviceId, ...], memory_bytes: int) -> None:
         """Reserve `memory_bytes` on each device. Raises ValueError if the memory is not free."""
         again = f"library {library} already has a reservation" if library in self._held else ""
-        reason = again or self.why_not(devices, memory_bytes)
-        if reason:
+        if reason := again or self.why_not(devices, memory_bytes):
             raise ValueError(reason)
         for device in devices:
             self._free[device] -= memory_bytes
@@ -156,8 +137,6 @@ class Ledger:
 
 
 # ---- timers
-
-
 class Timers:
     """Timers by key. A new timer replaces an older timer with the same key."""
 
@@ -166,8 +145,8 @@ class Timers:
 
     def set(self, at: float, key: str) -> None:
         self._timers = [(due, other) for due, other in self._timers if other != key]
+        self._timers.append((at, key))
         heapq.heapify(self._timers)
-        heapq.heappush(self._timers, (at, key))
 
     def due(self, now: float) -> list[str]:
         keys = []
@@ -182,18 +161,14 @@ class Timers:
 
 
 # ---- state
-
 NEVER = float("inf")
 _MOST_STOPS = 10_000  # number of stops in a week if Slurm alternates two jobs every 30 s
 
 
 class PilotFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts of a pilot.
-
-    `address`: the address of its machine for other pilots; `peer`: the address of its transfer server; `cache`: the id
-    of its cache; `folder`: its log folder, for users; `is_carried`: True if the pilot does not see the session's
-    folder, so that large payloads travel through the seed; `sleeper_bytes`: host memory for sleeping contexts of GPUs.
-    """
+    """`address`: of the machine, for other pilots; `peer`: address of the transfer server; `cache`: id of the cache;
+    `folder`: log folder, for users; `is_carried`: True if the pilot does not see the session's folder, so that large
+    payloads travel through the seed; `sleeper_bytes`: host memory for sleeping contexts of GPUs."""
 
     pilot: str
     session: str
@@ -242,8 +217,7 @@ class PilotLibrary:
         self.recipe = ordered.recipe
         self.devices = ordered.devices
         self.stage = Stage.FETCHING
-        self.held: dict[CallId, float] = {}
-        """The library's calls in order of arrival, each with its time limit in seconds (0 = none)."""
+        self.held: dict[CallId, float] = {}  # calls in order of arrival, with their time limits in seconds (0 = none)
         self.waiting: list[RunCalls] = []  # orders to run calls, kept until the library is ready
         self.streams: dict[CallId, PieceWindow] = {}
         self.served = 0
@@ -260,19 +234,16 @@ class PilotLibrary:
         self.missing: set[str] = set()  # names of objects that the library waits for
         self.has_pins = False
         self.paths: dict[str, str] = {}  # paths of objects, by cache name
-        self.forms: dict[str, str] = {}
-        """Form (digest of source and dtype) of each snapshot of the context, by cache name."""
+        self.forms: dict[str, str] = {}  # form (digest of source and dtype) of each snapshot, by cache name
         self.awaits_forms = False
         self.arguments: dict[CallId, str] = {}  # paths of large arguments, by call
-        self.orders_waiting_for_arguments: dict[int, RunCalls] = {}
-        """Orders to run calls whose large arguments are being fetched, by ticket number."""
+        self.orders_waiting_for_arguments: dict[int, RunCalls] = {}  # by ticket number
 
         self.cause: Cause | None = None
         self.told_to_end = False
         self.garbled = ""  # reason why the library's socket is no longer read, after an invalid message
         self.hung_up_at = 0.0  # when the socket closed while the process was alive
-        self.cache_lacks_bytes = 0
-        """Pinned cache bytes that other libraries must release before this library's objects fit."""
+        self.cache_lacks_bytes = 0  # pinned cache bytes that other libraries must release first
 
         self.is_killed = False  # True once the pilot has ordered the kill of the process
         self.stopping: dict[CallId, StoppingCall] = {}
@@ -281,10 +252,8 @@ class PilotLibrary:
         self.asked_back_at = 0.0  # when the oldest unanswered `GiveBack` was sent; 0 = all are answered
         self.orders_back = 0  # number of `GiveBack` orders sent
         self.void_order = 0  # answers to `GiveBack` orders up to this number are ignored
-        self.times_idle = 0
-        """Number of observations in a row without a running call or a message."""
-        self.resizes: list[int] = []
-        """Ordered sizes in bytes per device that the library has not answered yet, oldest first."""
+        self.times_idle = 0  # number of observations in a row without a running call or a message
+        self.resizes: list[int] = []  # ordered sizes in bytes per device without an answer, oldest first
 
         self.sleeps = False  # True if the context can sleep
         self.awake_bytes = 0  # reservation on each device before sleep, in bytes
@@ -310,53 +279,33 @@ class PilotLibrary:
         """True if the library has its context, awake or asleep."""
         return self.stage in SERVES or self.stage in SLEEPS
 
-    @property
-    def retires(self) -> bool:
-        """True if the library has run as many calls as its recipe allows."""
-        return 0 < self.recipe.calls_per_library <= self.served
 
-
+@dataclass
 class PieceWindow:
     """The pieces of one call that the client has not acknowledged."""
 
-    def __init__(self) -> None:
-        self.run = -1  # number of the call's run; -1 = no piece yet
-        self.first = 0  # number of the oldest kept piece
-        self.items: deque[bytes] = deque()
-
-    def begin(self, run: int) -> None:
-        self.run, self.first = run, 0
-        self.items.clear()
-
-    def take(self, upto: int) -> bool:
-        """Drop the acknowledged pieces before `upto`. Return False if they were dropped earlier."""
-        upto = min(upto, self.first + len(self.items))
-        if upto <= self.first:
-            return False
-        while self.first < upto:
-            self.items.popleft()
-            self.first += 1
-        return True
+    run: int = -1  # number of the call's run; -1 = no piece yet
+    first: int = 0  # number of the oldest kept piece
+    items: deque[bytes] = field(default_factory=deque)
 
 
+@dataclass
 class Want:
     """An object that libraries wait for."""
 
-    def __init__(self, ref: ObjectRef) -> None:
-        self.ref = ref
-        self.libraries: dict[LibraryId, None] = {}
-        self.is_begun = True
-        """False while the pilot searches its cache for an object for which the manager planned a fetch."""
-        self.order: FetchObject | None = None  # the manager's last message about sources
-        self.trouble = ""  # why this pilot could not read the object's origin; empty without an error
+    ref: ObjectRef
+    is_begun: bool = True  # False while the pilot searches its cache for an object whose fetch the manager has planned
+    libraries: dict[LibraryId, None] = field(default_factory=dict)
+    order: FetchObject | None = None  # the manager's last message about sources
+    trouble: str = ""  # why this pilot could not read the object's origin; empty without an error
 
 
+@dataclass
 class DeviceProbing:
-    def __init__(self) -> None:
-        self.health = DeviceHealth()
-        self.due_at = 0.0
-        self.is_under_way = False
-        self.is_urgent = False  # True after a failure in a call: the device is probed even in use
+    health: DeviceHealth = field(default_factory=DeviceHealth)
+    due_at: float = 0.0
+    is_under_way: bool = False
+    is_urgent: bool = False  # True after a failure in a call: the device is probed even in use
 
 
 class CoreState:
@@ -369,17 +318,13 @@ class CoreState:
         self.devices: Mapping[DeviceId, DeviceFacts] = {device.device: device for device in facts.devices}
         self.ledger = Ledger({device.device: device.memory_bytes for device in facts.devices})
         self.libraries: dict[LibraryId, PilotLibrary] = {}
-        self.claims: dict[LibraryId, int] = {}
-        """Device memory, in bytes per device, that libraries wait for in order to start, wake or grow."""
+        self.claims: dict[LibraryId, int] = {}  # bytes per device that libraries need to start, wake or grow
         self.host = Ledger({HOST: facts.sleeper_bytes})
-        self.host_claims: dict[LibraryId, int] = {}
-        """Bytes of host memory that libraries wait for in order to fall asleep."""
-        self.gone: OrderedDict[LibraryId, LibraryFacts] = OrderedDict()
-        """Facts of ended libraries, kept because the manager may not know yet that the libraries ended."""
+        self.host_claims: dict[LibraryId, int] = {}  # bytes of host memory that libraries need to fall asleep
+        self.gone: OrderedDict[LibraryId, LibraryFacts] = OrderedDict()  # ended; the manager may not know it yet
         self.last_library = 0  # the highest library number in an order
         self.last_ticket = 0  # the number of the last order with fetched arguments
-        self.stops: deque[tuple[float, float]] = deque(maxlen=_MOST_STOPS)
-        """Start and end of each suspension of the pilot, by the clock of `now`."""
+        self.stops: deque[tuple[float, float]] = deque(maxlen=_MOST_STOPS)  # start and end of each suspension
         self.uploads_pending = 0
 
         self.wants: dict[str, Want] = {}
@@ -387,8 +332,7 @@ class CoreState:
         self.snapshots: set[str] = set()  # forms (digests) of the snapshots offered to other pilots
         self.told_snapshots: list[SnapshotHere] = []
 
-        self.step_times: dict[tuple[str, str], StepTimes] = {}
-        """Step times of engines, by recipe key and kind of device."""
+        self.step_times: dict[tuple[str, str], StepTimes] = {}  # by recipe key and kind of device
 
         self.turns = {device: DeviceProbing() for device in facts.probed}
         self.faults: dict[DeviceId, str] = {device.device: device.fault for device in facts.devices if device.fault}
@@ -405,20 +349,14 @@ class CoreState:
         self.ends_at = NEVER
         self.drain_at = NEVER  # when the pilot begins to drain before the end of the job
         self.leaving = ""  # why the pilot exits; empty while it stays
-        self.loss: LossReason | None = None
-        """Why the pilot exits early and without an order of the manager; None otherwise."""
+        self.loss: LossReason | None = None  # why the pilot exits early without an order of the manager
         self.leave_by = NEVER
         self.says_farewell = True  # False if the manager refused the pilot
         self.has_ended = False  # True once the end was reported; the pilot then ignores orders
         self.exit_code = 0
-        self.is_unfit = False
-        """True if the pilot lost a resource of its job. Contexts and calls are then not blamed for failures."""
-        self.hands_on_until = 0.0
-        """Time until which a leaving pilot serves objects that no other pilot has. The pilot exits earlier once other
-        pilots have these objects.
-        """
-        self.serves_until = 0.0
-        """Time until which a leaving pilot continues current transfers; 0 = no transfer since the drain began."""
+        self.is_unfit = False  # True if the pilot lost a resource of its job, which then causes all failures
+        self.hands_on_until = 0.0  # time until which a leaving pilot serves objects that no other pilot has
+        self.serves_until = 0.0  # time until which a leaving pilot continues transfers; 0 = none since the drain began
 
     @property
     def awaits_welcome(self) -> bool:

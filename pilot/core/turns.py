@@ -1,15 +1,12 @@
 """Decides which call a library runs next, which library computes next, and whether one more request fits.
 
-A library runs its calls first come, first served, and returns unstarted calls newest first. Every queue operation is
-O(1) per call and atomic under CPython's GIL.
-
 Libraries that share devices compute one iteration at a time: one step of an engine, or a whole call of a library
 without an engine. The library with the shortest headroom (time until its next token is due) goes first (SLINFER §VI-A,
-eq. 1). To prevent starvation, the due time is limited: it is never before the library requested its turn, and never
-more than `PATIENCE_S` seconds after this request.
+eq. 1). To prevent starvation, the due time is never before the library requested its turn, and never more than
+`PATIENCE_S` seconds later.
 
 Shadow validation (SLINFER §VI-C) simulates the turns after a request joins an engine, with measured step times plus 10
-%. The validation refuses the request if
+%. It refuses the request if
 
 1. the first token of the request would be late,
 2. a token of another request on the device would be late, or
@@ -18,9 +15,8 @@ Shadow validation (SLINFER §VI-C) simulates the turns after a request joins an 
 Requests that are already late do not count. The simulation ends when all prompts are read and each engine has had one
 more turn.
 
-Case 3 of the paper assumes that answers never end, but a short answer may end before its tokens are late. Therefore, if
-the longest answer of every request on the device is known, the simulation continues to the end of all answers instead
-of case 3.
+Case 3 assumes that answers never end, but a short answer may end before its tokens are late. Therefore, if the longest
+answer of every request is known, the simulation continues to the end of all answers instead of case 3.
 """
 
 from __future__ import annotations
@@ -35,13 +31,11 @@ import msgspec
 from stoker.protocol.calls import RefusalCase
 from stoker.protocol.ids import DeviceId, LibraryId
 
-# ---- turns
-
 T = TypeVar("T")
 
 
 class FirstCome(Generic[T]):
-    """The waiting calls of a library, first come, first served."""
+    """The waiting calls of a library, first come, first served. Operations are atomic under CPython's GIL."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[int, T]] = deque()
@@ -88,12 +82,11 @@ class FirstCome(Generic[T]):
 
 
 # ---- turns on a device
-
 PATIENCE_S = 8.0  # seconds; SLINFER's longest time to first token (§IV-A) limits the headroom
 
 
 class TurnRequest(NamedTuple):
-    """A library's request for a turn on all its devices. The library's most urgent token is due at `due_at`."""
+    """`due_at`: due time of the library's most urgent token."""
 
     library: LibraryId
     devices: tuple[DeviceId, ...]
@@ -120,7 +113,6 @@ def _rank(request: TurnRequest) -> tuple[float, float, LibraryId]:
 
 
 # ---- one more request
-
 OVERESTIMATE = 1.1  # factor on measured step times (SLINFER §VI-C)
 
 _MOST_TURNS = 64  # maximum turns of a simulation: with more prompts, some tokens are always late
@@ -138,9 +130,8 @@ class StepCost(Protocol):
 
 
 class UnreadPrompt(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A prompt that an engine has not read. `due_at`: due time of the first token (infinity without an objective);
-    `tpot_s`: seconds per later token; `most`: tokens of the longest answer (0: unknown).
-    """
+    """`due_at`: due time of the first token (infinity without an objective); `tpot_s`: seconds per later token; `most`:
+    tokens of the longest answer (0: unknown)."""
 
     tokens: int
     due_at: float = math.inf
@@ -162,12 +153,11 @@ class LateRefusal(NamedTuple):
 
 
 class EngineOutlook(msgspec.Struct, frozen=True, gc=False):
-    """The open requests of the engine of one library.
+    """The open requests of one library's engine.
 
     `rows` requests of mean length `length` generate tokens. `due_at`: due time of the most urgent token that is not
-    late; `late_at`: due time of the most urgent late token; `prompts`: unread prompts, most urgent first; `ready_at`:
-    time at which a cache resize ends; `answers`: open answers of those of the `rows` requests whose longest answer is
-    known.
+    late; `late_at`: of the most urgent late token; `prompts`: unread, most urgent first; `ready_at`: time at which a
+    cache resize ends; `answers`: those of the `rows` requests whose longest answer is known.
     """
 
     library: LibraryId
@@ -203,7 +193,6 @@ class _SimulatedEngine:
 
     @property
     def ends(self) -> bool:
-        """True if the longest answer of each request is known."""
         return len(self.answers) == self.rows and all(prompt.most for prompt in self.prompts)
 
     def urgency(self) -> float:
@@ -274,9 +263,7 @@ def _make_decode_round_refusal(cycle_s: float, tpot_s: float) -> LateRefusal:
 
 
 def decode_excess_s(engines: Iterable[EngineOutlook], to: LibraryId, new: UnreadPrompt) -> float:
-    """Return the seconds by which one decode step of every engine exceeds the time per output token (case 3).
-
-    Return 0 if the decode steps are not too long."""
+    """Return the seconds by which one decode step of every engine exceeds the time per output token (case 3)."""
     players, tpot_s = _simulated_engines(engines, to, new, now=0.0)
     return max(0.0, sum(player.decode_step_s_after_prompts() for player in players) - tpot_s) if tpot_s else 0.0
 
@@ -340,9 +327,8 @@ def _ms(seconds: float) -> str:
 
 
 class _EqualSteps(NamedTuple):
-    """Consecutive decode steps of an engine with the same requests, until step number `to`. `due_at`: due time of the
-    first token that is not late; `urgent_at`: due time of the most urgent token; later tokens are due every `tpot_s`.
-    """
+    """Decode steps of an engine with the same requests, until step number `to`. `due_at`: due time of the first token
+    that is not late; `urgent_at`: of the most urgent token."""
 
     to: int
     step_s: float
@@ -354,8 +340,7 @@ class _EqualSteps(NamedTuple):
 def _equal_steps(player: _SimulatedEngine) -> list[_EqualSteps]:
     """Return the decode steps of an engine until its last answer ends, in groups with the same requests, latest first.
 
-    Each group uses the step time at its end, the earliest due time of its requests, and their shortest time per output
-    token.
+    Each group uses the step time at its end, and the earliest due time and shortest time per output token of a request.
     """
     answers = sorted((each for each in player.answers if each[2] > player.steps), key=lambda each: each[2])
     found, begins = list[_EqualSteps](), player.steps

@@ -13,15 +13,14 @@ __all__ = ["GrantedDevices", "PilotDevice", "find_devices"]
 
 
 class GrantedDevices(msgspec.Struct, frozen=True):
-    """The devices to offer to the manager, and faults of other granted devices. `lacks`: why no device can be used."""
+    """The devices to offer, and faults of other granted devices. `lacks`: why no device can be used."""
 
     offered: tuple[PilotDevice, ...]
     troubles: tuple[str, ...] = ()
     lacks: str = ""
 
     def useless(self, why: str) -> GrantedDevices:
-        """Return these devices with the fault `why`, so that the manager loads no context on them."""
-        return GrantedDevices(tuple(device.with_fault(why) for device in self.offered), self.troubles, lacks=why)
+        return GrantedDevices(tuple(each.with_facts(fault=why) for each in self.offered), self.troubles, lacks=why)
 
 
 def find_devices(
@@ -29,10 +28,9 @@ def find_devices(
 ) -> GrantedDevices:
     """Return the devices to offer. Raises ConfigError if the pilot has no device of the wanted kind.
 
-    `auto`: the granted GPUs, or else one CPU device per core; `cpu`, `cpu:N`: one CPU device per core, or N CPU
-    devices; `gpu`: only GPUs; `gpu+cpu`, `gpu+cpu:N`: GPUs with `gpu_cores` cores each, and CPU devices on the
-    remaining cores. `gpus_asked`: GPUs that the job requested; an `auto` pilot that finds no GPU offers CPU devices
-    with a fault.
+    `auto`: the granted GPUs, or else one CPU device per core; `cpu`, `cpu:N`: one CPU device per core, or N; `gpu`:
+    only GPUs; `gpu+cpu`, `gpu+cpu:N`: GPUs with `gpu_cores` cores each, and CPU devices on the other cores. An `auto`
+    pilot whose job requested GPUs (`gpus_asked`) and got none offers CPU devices with a fault.
     """
     kind, _, count = wanted.strip().partition(":")
     if count and not (kind.endswith("cpu") and count.isdecimal() and int(count) > 0):
@@ -48,12 +46,12 @@ def find_devices(
     found = gpu.find(limit_s=limit_s)
     asked = f"asked for {gpus_asked} GPU{'s' * (gpus_asked != 1)}, the pilot found"
     if found.devices:
-        fewer = len(found.devices) < gpus_asked
-        short = (f"{asked} {len(found.devices)}",) if fewer and not found.left_out else ()
-        troubles = (*short, *found.left_out)
+        troubles = found.left_out
+        if not troubles and len(found.devices) < gpus_asked:
+            troubles = (f"{asked} {len(found.devices)}",)
         if kind == "gpu+cpu":
             offered, lack = cpu.add_spare_cpu_devices(found.devices, count=int(count or 0), gpu_cores=gpu_cores)
-            return GrantedDevices(offered, (*troubles, *((lack,) if lack else ())))
+            return GrantedDevices(offered, (*troubles, lack) if lack else troubles)
         parts = cpu.divide(cpu.cores(), len(found.devices))
         offered = tuple(device.with_cores(part) for device, part in zip(found.devices, parts, strict=True))
         return GrantedDevices(offered, troubles)

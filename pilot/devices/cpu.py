@@ -1,15 +1,18 @@
 """CPU devices, each a share of the pilot's cores and memory; and the facts of any device.
 
 The smallest limit applies: affinity mask, cgroup quota, or the grant of Slurm or HTCondor. A pilot with GPUs may offer
-spare cores as CPU devices (`gpu+cpu:1`). Each GPU keeps the first cores of its part. The agent runs on these cores too.
+spare cores as CPU devices (`gpu+cpu:1`). Each GPU keeps the first cores of its part, and the agent runs on them.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -26,15 +29,11 @@ class PilotDevice(msgspec.Struct, frozen=True):
     cuda: str = ""
     uuid: str = ""
 
+    def with_facts(self, **facts: Any) -> PilotDevice:
+        return msgspec.structs.replace(self, facts=msgspec.structs.replace(self.facts, **facts))
+
     def with_cores(self, cores: tuple[int, ...]) -> PilotDevice:
-        facts = msgspec.structs.replace(self.facts, cores=max(1, len(cores)))
-        return msgspec.structs.replace(self, facts=facts, cores=cores)
-
-    def with_island(self, island: int) -> PilotDevice:
-        return msgspec.structs.replace(self, facts=msgspec.structs.replace(self.facts, island=island))
-
-    def with_fault(self, fault: str) -> PilotDevice:
-        return msgspec.structs.replace(self, facts=msgspec.structs.replace(self.facts, fault=fault))
+        return msgspec.structs.replace(self.with_facts(cores=max(1, len(cores))), cores=cores)
 
 
 # ---- CPU devices
@@ -43,12 +42,11 @@ USED_SHARE = 0.9  # share of memory for CPU devices; the agent and the system us
 
 
 def find(count: int = 0) -> tuple[PilotDevice, ...]:
-    """Return `count` CPU devices with equal shares of cores and memory; 0 = one device per core."""
     return share(cores(), count, memory_bytes=int(USED_SHARE * memory_bytes()))
 
 
 def share(mine: tuple[int, ...], count: int = 0, *, memory_bytes: int, spare: bool = False) -> tuple[PilotDevice, ...]:
-    """Return `count` CPU devices that share the cores `mine` and the memory equally; 0 = one device per core."""
+    """Return `count` CPU devices with equal shares of the cores `mine` and the memory; 0 = one per core."""
     count = count or len(mine)
     return tuple(
         PilotDevice(
@@ -70,20 +68,12 @@ def divide(cores: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
     if parts >= len(cores):
         return [(cores[index % len(cores)],) for index in range(parts)]
     size, more = divmod(len(cores), parts)
-    out, start = [], 0
-    for index in range(parts):
-        end = start + size + (index < more)
-        out.append(cores[start:end])
-        start = end
-    return out
+    starts = [index * size + min(index, more) for index in range(parts + 1)]
+    return [cores[start:end] for start, end in itertools.pairwise(starts)]
 
 
 def cores(environ: Mapping[str, str] = os.environ, *, root: Path = Path("/")) -> tuple[int, ...]:
-    """Return the cores that this process may use, at least one.
-
-    If the batch system does not bind jobs to cores, the jobs on a node choose different cores by slot number (HTCondor)
-    or job id (Slurm).
-    """
+    """Return the cores of this process. If jobs are not bound to cores, the slot or job number selects them."""
     allowed = sorted(os.sched_getaffinity(0))
     limits = [_cgroup_cpu_quota(root), _slurm(environ, "SLURM_CPUS_ON_NODE"), _condor(environ, "Cpus")]
     count = max(1, int(min([len(allowed), *(limit for limit in limits if limit)])))
@@ -94,15 +84,13 @@ def cores(environ: Mapping[str, str] = os.environ, *, root: Path = Path("/")) ->
 
 
 def memory_bytes(environ: Mapping[str, str] = os.environ, *, root: Path = Path("/")) -> int:
-    limits = [_total(root)]
+    limits = [read_value(root / "proc/meminfo", "MemTotal:") * 1024]
     for folder in cgroups(root, "memory"):
-        limits += [
-            read_number_from_file(folder / "memory.max"),
-            read_number_from_file(folder / "memory.limit_in_bytes"),
-        ]
-    for granted in (_slurm_memory(environ), _condor(environ, "Memory")):
-        limits.append(int(granted) * 1024**2)
-    return min(limit for limit in limits if limit)
+        limits += [read_number_from_file(folder / name) for name in ("memory.max", "memory.limit_in_bytes")]
+    per_core = _slurm(environ, "SLURM_MEM_PER_CPU") * _slurm(environ, "SLURM_CPUS_ON_NODE")
+    per_gpu = _slurm(environ, "SLURM_MEM_PER_GPU") * _slurm(environ, "SLURM_GPUS_ON_NODE")
+    granted = (_slurm(environ, "SLURM_MEM_PER_NODE"), per_core, per_gpu, _condor(environ, "Memory"))  # MiB
+    return min(limit for limit in (*limits, *(int(mib) * 1024**2 for mib in granted)) if limit)
 
 
 def _slurm(environ: Mapping[str, str], name: str) -> float:
@@ -114,14 +102,6 @@ def _slurm(environ: Mapping[str, str], name: str) -> float:
     return int(text)
 
 
-def _slurm_memory(environ: Mapping[str, str]) -> float:
-    """Return the MiB of this node's memory that Slurm granted to the job; 0 = unknown or unlimited."""
-    per_core = _slurm(environ, "SLURM_MEM_PER_CPU") * _slurm(environ, "SLURM_CPUS_ON_NODE")
-    per_gpu = _slurm(environ, "SLURM_MEM_PER_GPU") * _slurm(environ, "SLURM_GPUS_ON_NODE")
-    said = (_slurm(environ, "SLURM_MEM_PER_NODE"), per_core, per_gpu)
-    return min((limit for limit in said if limit), default=0)
-
-
 def _condor(environ: Mapping[str, str], name: str) -> float:
     try:
         ad = Path(environ["_CONDOR_MACHINE_AD"]).read_text(errors="replace")
@@ -129,13 +109,6 @@ def _condor(environ: Mapping[str, str], name: str) -> float:
         return 0
     found = re.search(rf"^{name} = ([0-9]+)", ad, re.MULTILINE)
     return int(found[1]) if found else 0
-
-
-def _total(root: Path) -> int:
-    for line in (root / "proc/meminfo").read_text().splitlines():
-        if line.startswith("MemTotal:"):
-            return int(line.split()[1]) * 1024
-    raise ConfigError("/proc/meminfo contains no MemTotal")
 
 
 def _cgroup_cpu_quota(root: Path) -> float:
@@ -155,7 +128,7 @@ def _cgroup_cpu_quota(root: Path) -> float:
 
 
 def cgroups(root: Path, controller: str) -> Iterator[Path]:
-    """Yield the cgroup folders of this process for a controller, and their parents (cgroup versions 1 and 2)."""
+    """Yield the cgroup folders of this process for a controller, and their parents (versions 1 and 2)."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -166,16 +139,21 @@ def cgroups(root: Path, controller: str) -> Iterator[Path]:
             continue
         base = root / "sys/fs/cgroup" / controller if controllers else root / "sys/fs/cgroup"
         inner = base / path.lstrip("/")
-        while True:
-            if inner.is_dir():
-                yield inner
-            if inner == base:
-                break
-            inner = inner.parent
+        yield from (place for place in (inner, *inner.parents) if place.is_relative_to(base) and place.is_dir())
+
+
+def read_value(path: Path, name: str, *, none: int = 0) -> int:
+    """Return the number after a name in a file of the kernel; `none` if it is missing."""
+    with suppress(OSError), path.open() as file:
+        for line in file:
+            words = line.split()
+            if words[:1] == [name] and words[1:2] and words[1].isdecimal():
+                return int(words[1])
+    return none
 
 
 def read_number_from_file(path: Path) -> int:
-    """Return the number in a file; 0 if the file is missing or contains no number (`max`)."""
+    """Return the number in a file; 0 without a file or number (`max`)."""
     try:
         text = path.read_text().strip()
     except OSError:
@@ -211,7 +189,7 @@ _SLEEPER_SHARE = 0.5  # share of the host memory outside CPU devices for sleepin
 
 
 def sleeper_bytes(devices: tuple[PilotDevice, ...]) -> int:
-    """Return the bytes of host memory for sleeping contexts of GPUs; 0 without a GPU."""
+    """Return the host memory for sleeping contexts of GPUs; 0 without a GPU."""
     offered = sum(device.facts.memory_bytes for device in devices if device.facts.on_host)
     if all(device.facts.on_host for device in devices):
         return 0

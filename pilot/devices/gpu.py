@@ -2,30 +2,29 @@
 
 `CUDA_VISIBLE_DEVICES` names GPUs by index or by the start of a UUID. As in CUDA, the list ends at the first entry that
 names no GPU. Without this variable, Slurm's `SLURM_STEP_GPUS` and `SLURM_JOB_GPUS` contain indices on the node, and
-HTCondor's `_CONDOR_AssignedGPUs` contains names like `CUDA0` or `GPU-1a2b`. A job without these variables has no GPU.
-Outside of a job, all GPUs may be used. If NVML refuses a handle (NO_PERMISSION), another job owns the GPU.
+HTCondor's `_CONDOR_AssignedGPUs` names like `CUDA0` or `GPU-1a2b`. A job without these variables has no GPU. Outside of
+a job, all GPUs may be used. If NVML refuses a handle (NO_PERMISSION), another job owns the GPU.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
-import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from stoker.pilot.devices.cpu import PilotDevice
-from stoker.pilot.devices.islands import gpu_island_numbers
 from stoker.protocol.ids import DeviceId
 from stoker.protocol.to_manager import DeviceFacts
 
 # ---- NVML
 
-LOST_CODES = ("NVML_ERROR_GPU_IS_LOST", "NVML_ERROR_RESET_REQUIRED")
-"""NVML errors after which a GPU needs a reset or a restart of the node."""
+LOST_CODES = ("NVML_ERROR_GPU_IS_LOST", "NVML_ERROR_RESET_REQUIRED")  # NVML errors of a GPU that needs a reset
 
 
 def load_nvml() -> Any:
@@ -41,21 +40,8 @@ def is_error(nvml: Any, error: BaseException, *names: str) -> bool:
     return code is not None and any(code == getattr(nvml, name, None) for name in names)
 
 
-def uuid_of(nvml: Any, handle: Any) -> str:
-    return text(nvml.nvmlDeviceGetUUID(handle))
-
-
-def text(value: Any) -> str:
-    """Decode a string from NVML. Older versions of pynvml return bytes."""
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-
-
-def nvml_handle_address(handle: Any) -> int:
-    """Return the address in an NVML handle, equal for all handles of a GPU; 0 = unknown."""
-    try:
-        return ctypes.cast(handle, ctypes.c_void_p).value or 0
-    except (TypeError, ctypes.ArgumentError):
-        return 0
+def describe_loss(nvml: Any, error: BaseException) -> str:
+    return f"the driver says: {error}" if is_error(nvml, error, *LOST_CODES) else ""
 
 
 # ---- the grant
@@ -72,7 +58,7 @@ JOB_VARIABLES = {
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """The granted GPUs. `of_node`: True if `names` contains indices on the node; `refusal`: why no GPU was granted."""
+    """The granted GPUs. `of_node`: True if `names` are indices on the node; `refusal`: why no GPU was granted."""
 
     variable: str = ""
     names: tuple[str, ...] = ()
@@ -148,25 +134,17 @@ def find(environ: Mapping[str, str] = os.environ, *, nvml: Any = None, limit_s: 
 
 
 def within(limit_s: float, ask: Callable[[], _T]) -> _T:
-    """Call `ask` in a thread, and return its result or raise its error.
-
-    After `limit_s` seconds, abandon the thread and raise TimeoutError."""
-    answers: queue.SimpleQueue[tuple[_T | None, BaseException | None]] = queue.SimpleQueue()
+    """Call `ask` in a thread. Return its result or raise its error; after `limit_s` seconds, raise TimeoutError."""
+    answer: Future[_T] = Future()
 
     def work() -> None:
         try:
-            answers.put((ask(), None))
+            answer.set_result(ask())
         except BaseException as error:
-            answers.put((None, error))
+            answer.set_exception(error)
 
-    threading.Thread(target=work, name="ask-nvml", daemon=True).start()
-    try:
-        answer, error = answers.get(timeout=limit_s)
-    except queue.Empty:
-        raise TimeoutError from None
-    if error is not None:
-        raise error
-    return answer  # type: ignore[return-value]  # None only with an error
+    threading.Thread(target=work, name="ask-nvml", daemon=True).start()  # no pool, which would wait for a hung driver
+    return answer.result(limit_s)
 
 
 def _find(nvml: Any, grant: Grant) -> GrantedGpus:
@@ -176,29 +154,22 @@ def _find(nvml: Any, grant: Grant) -> GrantedGpus:
     except nvml.NVMLError as error:
         return GrantedGpus(why=f"NVML missing: no NVIDIA driver answers ({error})")
     here = [_unit(nvml, index) for index in range(count)]
-    chosen = list(_chosen(nvml, here, grant))
     devices: list[PilotDevice] = []
     left_out, wholes = [], []
-    for unit in chosen:
-        try:
-            device = _device(nvml, len(devices), unit)
-        except _Unusable as error:
-            left_out.append(str(error))
+    for unit in _chosen(nvml, here, grant):
+        device = _device(nvml, len(devices), unit)
+        if isinstance(device, str):
+            left_out.append(device)
         else:
             devices.append(device)
             wholes.append(unit.whole)
     islands = gpu_island_numbers(nvml, wholes)
-    devices = [device.with_island(island) for device, island in zip(devices, islands, strict=True)]
+    devices = [device.with_facts(island=island) for device, island in zip(devices, islands, strict=True)]
     why = ""
     if not devices:
         named = f"{grant.variable}={','.join(grant.names)!r} names none of the {len(here)} GPUs here"
-        none = named if grant.variable else "NVML shows no GPU"
-        why = "; ".join(left_out) or none
+        why = "; ".join(left_out) or (named if grant.variable else "NVML shows no GPU")
     return GrantedGpus(tuple(devices), why, tuple(left_out))
-
-
-class _Unusable(Exception):
-    """The reason why a GPU is not offered."""
 
 
 def _unit(nvml: Any, index: int) -> _Unit:
@@ -208,12 +179,11 @@ def _unit(nvml: Any, index: int) -> _Unit:
     except nvml.NVMLError as error:
         refused = is_error(nvml, error, "NVML_ERROR_NO_PERMISSION")
         return _Unit(label, trouble=f"{label} was left out: {error}", refused=refused)
-    try:
+    number = -1
+    with suppress(nvml.NVMLError):
         number = int(nvml.nvmlDeviceGetMinorNumber(handle))
-    except nvml.NVMLError:
-        number = -1
     try:
-        return _Unit(label, handle, handle, uuid_of(nvml, handle), number=number)
+        return _Unit(label, handle, handle, nvml.nvmlDeviceGetUUID(handle), number=number)
     except nvml.NVMLError as error:
         return _Unit(label, trouble=f"{label} was left out: {error}", number=number)
 
@@ -230,15 +200,12 @@ def _parts(nvml: Any, unit: _Unit) -> list[_Unit]:
         return [unit]
     parts = []
     for index in range(count):
-        try:
+        with suppress(nvml.NVMLError):
             handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(unit.handle, index)
-            uuid = uuid_of(nvml, handle)
-        except nvml.NVMLError:
-            continue
-        parts.append(_Unit(f"MIG part {index} of {unit.label}", handle, unit.handle, uuid, number=unit.number))
-    return parts or [
-        msgspec.structs.replace(unit, trouble=f"{unit.label} was left out: MIG is on, and no MIG device exists")
-    ]
+            label, uuid = f"MIG part {index} of {unit.label}", nvml.nvmlDeviceGetUUID(handle)
+            parts.append(_Unit(label, handle, unit.handle, uuid, number=unit.number))
+    none = f"{unit.label} was left out: MIG is on, and no MIG device exists"
+    return parts or [msgspec.structs.replace(unit, trouble=none)]
 
 
 def _chosen(nvml: Any, here: list[_Unit], grant: Grant) -> Iterator[_Unit]:
@@ -268,11 +235,7 @@ def _chosen(nvml: Any, here: list[_Unit], grant: Grant) -> Iterator[_Unit]:
 
 
 def _gpus_by_node_index(here: list[_Unit], mine: list[_Unit], parts: list[_Unit], grant: Grant) -> Iterator[_Unit]:
-    """Yield GPUs by their indices on the node.
-
-    If the number of visible GPUs equals the number of granted GPUs, yield the visible GPUs. Otherwise an index is the
-    number of a device file, or the index in NVML.
-    """
+    """Yield the visible GPUs if they are as many as granted, else those whose device file or NVML index is granted."""
     for visible in (mine, parts):
         if len(visible) == len(grant.names):
             yield from visible
@@ -289,41 +252,73 @@ def _gpus_by_node_index(here: list[_Unit], mine: list[_Unit], parts: list[_Unit]
             yield next((part for part in parts if part.whole is unit.handle), unit)
 
 
-def _device(nvml: Any, index: int, unit: _Unit) -> PilotDevice:
+def _device(nvml: Any, index: int, unit: _Unit) -> PilotDevice | str:
+    """Return the device of a unit, or why it is not offered."""
     if unit.trouble:
-        raise _Unusable(unit.trouble)
+        return unit.trouble
     try:
         memory = _memory_bytes(nvml, unit.handle)
     except nvml.NVMLError as error:
-        raise _Unusable(f"{unit.label} was left out: its memory cannot be read ({error})") from None
-    try:
-        kind = text(nvml.nvmlDeviceGetName(unit.handle))
-    except nvml.NVMLError:
-        kind = "NVIDIA GPU"
+        return f"{unit.label} was left out: its memory cannot be read ({error})"
+    kind, mode = "NVIDIA GPU", None
+    with suppress(nvml.NVMLError):
+        kind = nvml.nvmlDeviceGetName(unit.handle)
+    with suppress(nvml.NVMLError):
+        mode = nvml.nvmlDeviceGetComputeMode(unit.whole)
+    if mode == nvml.NVML_COMPUTEMODE_PROHIBITED:
+        return f"{unit.label} was left out: its compute mode is PROHIBITED (nvidia-smi -c)"
     facts = DeviceFacts(
         device=DeviceId(f"cuda:{index}"),
         kind=kind,
         memory_bytes=memory,
-        processes=_max_processes_on_gpu(nvml, unit),
+        processes=int(mode in (nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS, nvml.NVML_COMPUTEMODE_EXCLUSIVE_THREAD)),
         process_bytes=min(PROCESS_BYTES, memory // 8),
     )
     return PilotDevice(facts=facts, cuda=unit.uuid, uuid=unit.uuid)
 
 
 def _memory_bytes(nvml: Any, handle: Any) -> int:
-    total = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-    try:
+    total, reserved = int(nvml.nvmlDeviceGetMemoryInfo(handle).total), 0
+    with suppress(nvml.NVMLError):  # an old driver
         reserved = int(nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).reserved)
-    except (nvml.NVMLError, AttributeError, TypeError):  # an old driver or an old pynvml
-        reserved = 0
     return total - reserved if 0 < reserved < total else total
 
 
-def _max_processes_on_gpu(nvml: Any, unit: _Unit) -> int:
+# ---- groups of GPUs with fast links
+
+
+def gpu_island_numbers(nvml: Any, handles: Sequence[Any], *, root: Path = Path("/")) -> list[int]:
+    """Return the island of each GPU from 1 (0 = unknown): GPUs linked by NVLink, or else the NUMA node."""
+    if len(handles) < 2:
+        return [0] * len(handles)
+    linked = _linked(nvml, handles)
+    if len(set(linked)) < len(handles):
+        return linked
+    nodes = [_numa_node(nvml, handle, root) for handle in handles]
+    return [0 if node < 0 else node + 1 for node in nodes]
+
+
+def _linked(nvml: Any, handles: Sequence[Any]) -> list[int]:
+    found = list(range(1, len(handles) + 1))
+    for one in range(len(handles)):
+        for other in range(one):
+            if found[one] != found[other] and _has_nvlink(nvml, handles[one], handles[other]):
+                joined, kept = sorted((found[one], found[other]), reverse=True)
+                found = [kept if island == joined else island for island in found]
+    return found
+
+
+def _has_nvlink(nvml: Any, one: Any, other: Any) -> bool:
     try:
-        mode = nvml.nvmlDeviceGetComputeMode(unit.whole)
-    except nvml.NVMLError:
-        return 0
-    if mode == nvml.NVML_COMPUTEMODE_PROHIBITED:
-        raise _Unusable(f"{unit.label} was left out: its compute mode is PROHIBITED (nvidia-smi -c)")
-    return 1 if mode in (nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS, nvml.NVML_COMPUTEMODE_EXCLUSIVE_THREAD) else 0
+        status = nvml.nvmlDeviceGetP2PStatus(one, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
+    except nvml.NVMLError:  # an old driver
+        return False
+    return bool(status == nvml.NVML_P2P_STATUS_OK)
+
+
+def _numa_node(nvml: Any, handle: Any, root: Path) -> int:
+    try:
+        address = str(nvml.nvmlDeviceGetPciInfo(handle).busId).lower()[-12:]
+        return int((root / "sys/bus/pci/devices" / address / "numa_node").read_text())
+    except (nvml.NVMLError, OSError, ValueError):
+        return -1

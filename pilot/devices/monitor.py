@@ -1,10 +1,9 @@
 """Watches GPUs through NVML, and the host's memory after the kernel killed a library.
 
-One thread watches one GPU. Most Xids (13, 31, 43, 45, ...) are faults of programs. The Xids in `XIDS` are faults of the
-GPU or its link (NVIDIA's "XID Errors"). NVML answers every query about a lost GPU with GPU_IS_LOST, so the GPU of an
-event is recognized by its handle. In a container, NVML may report process ids of another PID namespace. The pilot uses
-these ids only if all of them belong to the pilot's processes. Otherwise, if a library is alone on a GPU, all memory
-that was allocated since the GPU was empty counts as the library's memory.
+Most Xids (13, 31, 43, 45, ...) are faults of programs. The Xids in `XIDS` are faults of the GPU or its link (NVIDIA's
+"XID Errors"). In a container, NVML may report process ids of another PID namespace. The pilot uses these ids only if
+all of them belong to its processes. Otherwise, if a library is alone on a GPU, all memory that was allocated since the
+GPU was empty counts as the library's memory.
 """
 
 from __future__ import annotations
@@ -22,20 +21,18 @@ import msgspec
 
 from stoker.pilot.core.events import MemoryShortage
 from stoker.pilot.devices import gpu
-from stoker.pilot.devices.cpu import PilotDevice, cgroups, read_number_from_file
-from stoker.pilot.devices.gpu import DRIVER_LIMIT_S
+from stoker.pilot.devices.cpu import PilotDevice, cgroups, read_number_from_file, read_value
 
 # ---- memory of GPUs
 
-_FIRST_NAMESPACE = "pid:[4026531836]"
-"""The name of Linux's initial PID namespace (PROC_PID_INIT_INO), equal on all machines."""
+_FIRST_NAMESPACE = "pid:[4026531836]"  # Linux's initial PID namespace (PROC_PID_INIT_INO), equal on all machines
 
 
 _K = TypeVar("_K")
 
 
 def sees_all_processes() -> bool:
-    """Return True if this process runs in the node's initial PID namespace."""
+    """True if this process runs in the node's initial PID namespace."""
     try:
         return os.readlink("/proc/self/ns/pid") == _FIRST_NAMESPACE
     except OSError:
@@ -66,12 +63,11 @@ def divide_gpu_memory_by_library(
 
 # ---- memory of the host
 
-FRESH_S = 5.0
-"""For this many seconds after an out-of-memory kill, the kill explains why a library died."""
+FRESH_S = 5.0  # seconds after an out-of-memory kill in which it explains why a library died
 
 
 class OomKills:
-    """Detects recent out-of-memory kills by the kernel. `own_bytes` returns the pilot's memory use; None = unknown."""
+    """Detects recent out-of-memory kills by the kernel. `own_bytes`: the pilot's memory use; None = unknown."""
 
     def __init__(
         self,
@@ -93,7 +89,7 @@ class OomKills:
         self._count = count
 
     def shortage(self) -> MemoryShortage | None:
-        """Return the memory shortage at the tightest limit; None without a recent kill or with unknown own memory."""
+        """Return the shortage at the tightest limit; None without a recent kill or with unknown own memory."""
         self.note_kills()
         if self._clock() - self._noticed_at >= FRESH_S:
             return None
@@ -104,48 +100,32 @@ class OomKills:
         return min(levels, key=lambda level: level.room_bytes, default=None)
 
     def _counted(self) -> int:
-        return _value(self._root / "proc/vmstat", "oom_kill")
+        return read_value(self._root / "proc/vmstat", "oom_kill")
 
     def _levels(self) -> Iterator[tuple[int, int, int]]:
         info = self._root / "proc/meminfo"
-        total, shared = _value(info, "MemTotal:") * 1024, _value(info, "Shmem:") * 1024
+        total, shared = read_value(info, "MemTotal:") * 1024, read_value(info, "Shmem:") * 1024
         if total:
-            yield total, max(0, total - _value(info, "MemAvailable:") * 1024 - shared), shared
+            yield total, max(0, total - read_value(info, "MemAvailable:") * 1024 - shared), shared
         for folder in cgroups(self._root, "memory"):
             facts = folder / "memory.stat"
             if (limit := read_number_from_file(folder / "memory.max")) and (not total or limit < total):
-                yield limit, _value(facts, "anon"), _value(facts, "shmem")
+                yield limit, read_value(facts, "anon"), read_value(facts, "shmem")
             elif (limit := read_number_from_file(folder / "memory.limit_in_bytes")) and (not total or limit < total):
-                yield limit, _value(facts, "total_rss"), _value(facts, "total_shmem")
+                yield limit, read_value(facts, "total_rss"), read_value(facts, "total_shmem")
 
 
 def anonymous_bytes(pids: Iterator[int]) -> int | None:
-    """Return the proportional set size (PSS) of these processes' anonymous memory in bytes; None if unknown."""
+    """Return the proportional set size (PSS) of the processes' anonymous memory; None if unknown."""
     total = 0
     for pid in pids:
-        held = _value(Path(f"/proc/{pid}/smaps_rollup"), "Pss_Anon:", none=-1)
+        held = read_value(Path(f"/proc/{pid}/smaps_rollup"), "Pss_Anon:", none=-1)
         if held < 0:
-            if _lives(pid):
+            if read_value(Path(f"/proc/{pid}/status"), "VmSize:") > 0:  # the process has not ended
                 return None
             continue
         total += held * 1024
     return total
-
-
-def _lives(pid: int) -> bool:
-    return os.path.exists(f"/proc/{pid}") and _value(Path(f"/proc/{pid}/status"), "VmSize:") > 0
-
-
-def _value(path: Path, name: str, *, none: int = 0) -> int:
-    try:
-        with path.open() as file:
-            for line in file:
-                words = line.split()
-                if words[:1] == [name] and words[1:2] and words[1].isdecimal():
-                    return int(words[1])
-    except OSError:
-        pass
-    return none
 
 
 # ---- health
@@ -170,20 +150,13 @@ class Health:
     def __init__(self, handle: Any, *, nvml: Any) -> None:
         self._nvml = nvml
         self._handle = handle
-        self._address = gpu.nvml_handle_address(handle)
         self._events: Any = None
         self._errors: int | None = None
         self._unknown = 0
-        try:
-            self._uuid = gpu.uuid_of(nvml, handle)
-        except nvml.NVMLError:
-            self._uuid = ""
-        try:
+        with suppress(nvml.NVMLError):  # an old driver, a container without permission, or a lost GPU
             events = nvml.nvmlEventSetCreate()
             nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, events)
             self._events = events
-        except nvml.NVMLError:  # an old driver, a container without permission, or a lost GPU
-            pass
 
     def fault(self) -> str:
         return self._describe_xid_error() or self._lost() or self._describe_new_ecc_errors()
@@ -193,44 +166,30 @@ class Health:
         while self._events is not None:
             try:
                 event = nvml.nvmlEventSetWait_v2(self._events, 0)
-            except nvml.NVMLError as error:
-                if gpu.is_error(nvml, error, *gpu.LOST_CODES):
-                    return f"the driver says: {error}"
-                return ""  # no event
-            if event.eventData in XIDS and self._is_own_gpu(event.device):
+            except nvml.NVMLError as error:  # usually: no event
+                return gpu.describe_loss(nvml, error)
+            if event.eventData in XIDS:
                 return f"the driver reported Xid {event.eventData} ({XIDS[event.eventData]})"
         return ""
-
-    def _is_own_gpu(self, handle: Any) -> bool:
-        if self._address and gpu.nvml_handle_address(handle) == self._address:
-            return True
-        try:
-            return not self._uuid or gpu.uuid_of(self._nvml, handle) == self._uuid
-        except self._nvml.NVMLError:
-            return True
 
     def _lost(self) -> str:
         nvml = self._nvml
         try:
             nvml.nvmlDeviceGetMemoryInfo(self._handle)
         except nvml.NVMLError as error:
-            if gpu.is_error(nvml, error, *gpu.LOST_CODES):
-                return f"the driver says: {error}"
             self._unknown += gpu.is_error(nvml, error, "NVML_ERROR_UNKNOWN")
-            return f"the driver says: {error}" if self._unknown >= _UNKNOWN_ERROR_LIMIT else ""
+            lost = f"the driver says: {error}" if self._unknown >= _UNKNOWN_ERROR_LIMIT else ""
+            return gpu.describe_loss(nvml, error) or lost
         self._unknown = 0
         return ""
 
     def _describe_new_ecc_errors(self) -> str:
         nvml = self._nvml
+        kind, counter = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
         try:
-            errors = int(
-                nvml.nvmlDeviceGetTotalEccErrors(
-                    self._handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
-                )
-            )
+            errors = int(nvml.nvmlDeviceGetTotalEccErrors(self._handle, kind, counter))
         except nvml.NVMLError as error:
-            return f"the driver says: {error}" if gpu.is_error(nvml, error, *gpu.LOST_CODES) else ""
+            return gpu.describe_loss(nvml, error)
         before, self._errors = self._errors, errors
         new = errors - before if before is not None else 0  # ignore errors from before the pilot
         return f"it had {new} uncorrectable memory errors (ECC)" if new > 0 else ""
@@ -252,34 +211,28 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 class Monitor:
-    def __init__(
-        self, device: PilotDevice, *, nvml: Any, limit_s: float = DRIVER_LIMIT_S, every_s: float = EVERY_S
-    ) -> None:
+    """Watches one GPU in a thread. `reading`: the last reading; None before the first one or if NVML fails."""
+
+    def __init__(self, device: PilotDevice, *, nvml: Any, limit_s: float) -> None:
+        self.reading: Reading | None = None
         self._uuid = device.uuid
         self._nvml = nvml
         self._limit_s = limit_s
-        self._every_s = every_s
         self._handle: Any = None
         self._health: Health | None = None
-        self._reading: Reading | None = None
         self._fault = ""
         self._asked_at: float | None = None  # since when the thread waits for the driver
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"watch-{device.facts.device}", daemon=True)
         self._thread.start()
 
-    @property
-    def reading(self) -> Reading | None:
-        """The last reading; None before the first reading or if NVML fails."""
-        return self._reading
-
     def take_fault(self) -> str:
-        """Return the fault that the driver reported since the last call; empty without a fault."""
+        """Return the fault that the driver reported since the last call, or ""."""
         fault, self._fault = self._fault, ""
         return fault
 
     def hangs(self, now: float) -> str:
-        """Return a message if the driver has not answered within the limit; else empty."""
+        """Return a message if the driver has not answered within the limit."""
         asked_at = self._asked_at
         if asked_at is None or now - asked_at < self._limit_s:
             return ""
@@ -295,14 +248,14 @@ class Monitor:
             try:
                 self._measure()
             except self._nvml.NVMLError:  # the driver or the GPU is gone: the fault was recorded
-                self._reading = None
+                self.reading = None
             except Exception:  # this pynvml lacks a function
-                self._reading = None
+                self.reading = None
                 log.exception("%s cannot be watched through NVML", self._uuid)
                 return
             finally:
                 self._asked_at = None
-            self._over.wait(self._every_s)
+            self._over.wait(EVERY_S)
 
     def _measure(self) -> None:
         nvml, taken = self._nvml, -1
@@ -311,8 +264,7 @@ class Monitor:
             try:
                 self._handle = whole = nvml.nvmlDeviceGetHandleByUUID(self._uuid)
             except nvml.NVMLError as error:
-                if gpu.is_error(nvml, error, *gpu.LOST_CODES):
-                    self._fault = f"the driver says: {error}"
+                self._fault = gpu.describe_loss(nvml, error) or self._fault
                 raise
             if self._uuid.startswith("MIG-"):
                 with suppress(nvml.NVMLError):
@@ -328,13 +280,11 @@ class Monitor:
         with suppress(nvml.NVMLError):
             running = nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)
             by_process = {process.pid: process.usedGpuMemory for process in running}
-        self._reading = Reading(by_process, taken, at)
+        self.reading = Reading(by_process, taken, at)
 
 
-def watch(devices: tuple[PilotDevice, ...], *, nvml: Any = None, limit_s: float = DRIVER_LIMIT_S) -> dict[str, Monitor]:
+def watch(devices: tuple[PilotDevice, ...], *, limit_s: float) -> dict[str, Monitor]:
     """Return a monitor for each GPU by UUID; empty without NVML."""
-    nvml = nvml or gpu.load_nvml()
-    gpus = [device for device in devices if device.uuid]
-    if nvml is None:
-        return {}
+    nvml = gpu.load_nvml()
+    gpus = [device for device in devices if device.uuid and nvml is not None]
     return {device.uuid: Monitor(device, nvml=nvml, limit_s=limit_s) for device in gpus}

@@ -1,33 +1,35 @@
-"""`python -P -m stoker.pilot.devices.probe DEVICE`: tests in a short process whether a GPU computes correctly.
+"""`python -P -m stoker.pilot.devices.probe DEVICE` tests whether a GPU computes correctly; exits with a `ProbeVerdict`.
 
 The probe multiplies two matrices in single precision and checks every element of the product. The matrices are A[i][k]
 = a[i] + b[k] and B[k][j] = c[k] + d[j] with small integers, so the product has a closed form:
 
     C[i][j] = a[i] * sum(c) + n * a[i] * d[j] + sum(b * c) + d[j] * sum(b)
 
-A healthy device returns the exact product, because every partial sum is an integer below 2^24. The probe prints an
-error in one line; the exit code is a `ProbeVerdict`. The probe uses only the driver, which compiles the kernel (PTX),
-because a node may lack PyTorch.
+A healthy device returns the exact product, because every partial sum is an integer below 2^24. The driver compiles the
+kernel (PTX), because a node may lack PyTorch, and PyTorch starts slowly.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import signal
+import subprocess
 import sys
 from array import array
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
 from stoker.pilot.core.events import ProbeVerdict
+from stoker.units import show_signal
 
 # ---- the device
 
-_ROOM_BYTES = 64 * 1024 * 1024
-"""Bytes that the probe allocates and fills in addition to the matrices."""
+_ROOM_BYTES = 64 * 1024 * 1024  # bytes to fill in addition to the matrices
 _PATTERN = 0xA5A5A5A5
 _BLOCK = 256
 _COMPILE_ERRORS = frozenset({209, 218, 220, 221, 222, 223})
-"""Codes of driver errors about a missing (in some containers) or too old compiler. The device may still be healthy."""
+"""Driver errors about a missing (in some containers) or too old compiler. The device may be healthy."""
 _PTX = b"""
 .version 6.0
 .target sm_50
@@ -100,7 +102,7 @@ class Gpu:
         self._call("cuCtxSetCurrent", context)
 
     def product(self, a: array[float], b: array[float], size: int) -> array[float]:
-        """Return the product of the square matrices `a` and `b`, row by row (see `Computer`). Raises DeviceError."""
+        """Return the product of two square matrices, row by row. Raises DeviceError."""
         room = self._allocate(_ROOM_BYTES)
         self._call("cuMemsetD32_v2", room, ctypes.c_uint32(_PATTERN), ctypes.c_size_t(_ROOM_BYTES // 4))
         length = size * size * a.itemsize
@@ -129,7 +131,7 @@ class Gpu:
 
 
 def check(driver: Any, name: str, *arguments: Any) -> None:
-    """Call the function `name` of the CUDA driver. Raises DeviceError with the driver's message, or NoDriverError."""
+    """Call a function of the CUDA driver. Raises DeviceError with the driver's message, or NoDriverError."""
     function = getattr(driver, name, None)
     if function is None:
         raise NoDriverError(f"the driver has no {name}")
@@ -144,7 +146,7 @@ def check(driver: Any, name: str, *arguments: Any) -> None:
 
 
 def open_first_gpu() -> Gpu:
-    """Open the first GPU that this process sees. Raises NoDriverError, DeviceError."""
+    """Raises NoDriverError, DeviceError."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
@@ -160,17 +162,11 @@ def open_first_gpu() -> Gpu:
 # ---- the probe
 
 SIZE = 512  # number of rows and columns of each matrix
-ALLOWED = 1e-3  # maximum accepted relative error of an element of the product
 _LIMIT_S = 120  # the probe exits after this many seconds, because its parent process may have died
 
 
-class Computer(Protocol):
-    def product(self, a: array[float], b: array[float], size: int) -> array[float]:
-        """Return the product of two square matrices, row by row, computed on the device. Raises DeviceError."""
-
-
-def examine(computer: Computer, *, name: str) -> tuple[ProbeVerdict, str]:
-    """Return the verdict of the test of a device, and a message if the device does not compute correctly."""
+def examine(computer: Gpu, *, name: str) -> tuple[ProbeVerdict, str]:
+    """Return the verdict on a device, and a message if it does not compute correctly."""
     size = SIZE
     a, d = [float(i % 7 - 3) for i in range(size)], [float(j % 5 - 2) for j in range(size)]
     b, c = [float(k % 4 - 1) for k in range(size)], [float(k % 6 - 2) for k in range(size)]
@@ -180,29 +176,41 @@ def examine(computer: Computer, *, name: str) -> tuple[ProbeVerdict, str]:
         product = computer.product(left, right, size)
     except DeviceError as refused:
         return ProbeVerdict.FAILED, f"{name} failed: {refused}"
-    error = _error(product, a=a, b=b, c=c, d=d)
-    if error <= ALLOWED:
-        return ProbeVerdict.SOUND, ""
-    return ProbeVerdict.WRONG, f"{name} gave a wrong matrix product (error {_short(error)}, allowed {_short(ALLOWED)})"
+    sum_b, sum_c, sum_bc = sum(b), sum(c), sum(map(float.__mul__, b, c))
+    expected = (ai * sum_c + size * ai * dj + sum_bc + dj * sum_b for ai in a for dj in d)
+    if wrong := sum(map(float.__ne__, product, expected)):
+        return ProbeVerdict.WRONG, f"{name} gave a wrong matrix product ({wrong:,} of {size**2:,} elements are wrong)"
+    return ProbeVerdict.SOUND, ""
 
 
-def _error(product: array[float], *, a: list[float], b: list[float], c: list[float], d: list[float]) -> float:
-    size, sum_b, sum_c = len(a), sum(b), sum(c)
-    sum_bc = sum(bk * ck for bk, ck in zip(b, c, strict=True))
-    worst = 0.0
-    for i, ai in enumerate(a):
-        row = product[i * size : (i + 1) * size]
-        for got, dj in zip(row, d, strict=True):
-            right = ai * sum_c + size * ai * dj + sum_bc + dj * sum_b
-            if got != right:
-                off = abs(got - right) / max(1.0, abs(right))
-                worst = max(worst, off if off == off else 1.0)
-    return worst
+PROBE_LIMIT_S = 60.0
 
 
-def _short(number: float) -> str:
-    digit, _, power = f"{number:.0e}".partition("e")
-    return f"{digit}e{int(power)}" if power else digit
+def run_probe(
+    command: tuple[str, ...], name: str, environ: Mapping[str, str] | None = None
+) -> tuple[ProbeVerdict, str]:
+    """Run a command that probes a device. Return the verdict and the last line that it printed."""
+    try:
+        process = subprocess.Popen(
+            [*command, name], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            env={**os.environ, **(environ or {}), "STOKER_DEVICE": name}, start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        return ProbeVerdict.UNKNOWN, f"the probe of {name} could not be started: {error}"
+    try:
+        output, _ = process.communicate(timeout=PROBE_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()  # do not wait, because the driver may block the end of the process
+        return ProbeVerdict.FAILED, f"{name} failed: its probe did not end within {PROBE_LIMIT_S:g} s"
+    said = output.decode(errors="replace").strip().splitlines()
+    code = process.returncode
+    if code in (-signal.SIGKILL, -signal.SIGTERM):
+        return ProbeVerdict.UNKNOWN, f"the probe of {name} was killed by a signal"
+    if code in [answer.value for answer in ProbeVerdict]:
+        answer = ProbeVerdict(code)
+        return answer, "" if answer is ProbeVerdict.SOUND else said[-1] if said else f"{name} failed its probe"
+    how = show_signal(-code) if code < 0 else f"exit code {code}"
+    return ProbeVerdict.FAILED, f"{name} failed: its probe exited with {how}" + (f": {said[-1]}" if said else "")
 
 
 def main(arguments: list[str]) -> int:

@@ -4,9 +4,8 @@ The marker is a small memory-mapped file with one record per slot: the call id, 
 (0 = idle), and the byte of the log where the call's output begins. The first record contains the log's length at the
 end of the last call.
 
-With one slot, standard output goes to the log file, and a call's output is the text added to the log during the call.
-With several slots, the thread of each slot prints to a separate file. At the end of the call, or after the process died
-(`recover_call_output`), the output is moved into the log.
+With one slot, a call's output is the text added to the log during the call. With several slots, the thread of each slot
+prints to a separate file, which is moved into the log at the end of the call or after the process died.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ NOWHERE = -1  # log offset if the position of a call's output is unknown
 
 
 class Running(NamedTuple):
-    """A running call. A `slot` beyond the library's slots means that the call has ended (see `suspect`)."""
+    """A running call. Beyond the library's slots, the call has ended (see `suspect`)."""
 
     call: int
     start_ns: int
@@ -54,7 +53,7 @@ class Marker:
             os.close(descriptor)
         self._pack = _RECORD.pack_into
 
-    def begin(self, slot: int, call: int, start_ns: int, log_from: int = NOWHERE) -> None:
+    def begin(self, slot: int, call: int, start_ns: int, log_from: int) -> None:
         self._pack(self._map, (1 + slot) * _SIZE, call, start_ns, log_from)
 
     def idle(self, slot: int) -> None:
@@ -64,13 +63,13 @@ class Marker:
         self._pack(self._map, 0, 0, 0, log_bytes)
 
     def suspect(self, calls: Iterable[int]) -> None:
-        """Record calls that have ended and may have killed this process before the agent heard of their end."""
+        """Record ended calls that may have killed this process before the agent heard of their end."""
         with suppress(OSError), open(self._path, "ab") as file:
             file.write(b"".join(_RECORD.pack(call, time.monotonic_ns(), NOWHERE) for call in calls))
 
 
 def running(path: Path) -> list[Running]:
-    """Return the calls in the marker file that were running. Return an empty list if the file cannot be read."""
+    """Return the calls in the marker file that were running."""
     try:
         data = path.read_bytes()
     except OSError:
@@ -91,7 +90,7 @@ _clock = time.perf_counter
 
 
 class LogTail:
-    """Finds the output of calls in a library with one slot, whose standard output is the log file."""
+    """Finds the output of calls in a library with one slot."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -105,7 +104,6 @@ class LogTail:
             sys.stderr = open_log_stream(2)
 
     def begin(self) -> int:
-        """Return the log offset where the output of the next call begins."""
         if _clock() - self._taken_at > _GAP_S and not _has_length(1, self.start):
             self.start = max(self.start, self._size())
         return self.start
@@ -132,7 +130,7 @@ class LogTail:
 
 
 class ThreadTail:
-    """Collects in a file what the thread of one slot prints, if the library has several slots."""
+    """Collects the output of one of several slots in a file."""
 
     _lock = threading.Lock()
 
@@ -144,7 +142,7 @@ class ThreadTail:
         route()
 
     def begin(self) -> int:
-        """Route this thread's output to the slot's file. Return the log offset where output of C code begins."""
+        """Route this thread's output to the slot's file. Return where output of C code begins in the log."""
         _local.stream = self._stream
         try:
             return os.fstat(1).st_size
@@ -152,7 +150,7 @@ class ThreadTail:
             return 0
 
     def take(self) -> Printed | None:
-        """Move this thread's output into the log, and return the position of the output in the log."""
+        """Move this thread's output into the log."""
         _local.stream = None
         _flush(self._stream)
         with self._lock:
@@ -170,11 +168,8 @@ def call_output_path(folder: str | os.PathLike[str], slot: int) -> str:
 
 def recover_call_output(log: str, kept: str) -> None:
     """Move the output of a dead process's call into the log."""
-    try:
-        with open(kept, "r+b", buffering=0) as file, open(log, "ab", buffering=0) as target:
-            _move(file.fileno(), target.fileno(), log)
-    except OSError:
-        return
+    with suppress(OSError), open(kept, "r+b", buffering=0) as file, open(log, "ab", buffering=0) as target:
+        _move(file.fileno(), target.fileno(), log)
 
 
 def _move(file: int, log: int, path: str) -> Printed | None:
@@ -203,7 +198,7 @@ _local = threading.local()
 
 
 class _LogFile(io.FileIO):
-    """A log file as a stream. If the disk is full, the output is dropped."""
+    """A log file that drops output if the disk is full."""
 
     def write(self, data: Any) -> int:
         try:
@@ -219,29 +214,20 @@ def open_log_stream(descriptor: int) -> io.TextIOWrapper:
     return io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace", line_buffering=True)
 
 
-class _Router(io.TextIOBase):
+class _Router:
+    """Has the attributes of the stream of the current thread."""
+
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
-    def write(self, text: str) -> int:
-        kept: TextIO | None = getattr(_local, "stream", None)
-        return (kept if kept is not None else self._stream).write(text)
-
-    def flush(self) -> None:
-        (getattr(_local, "stream", None) or self._stream).flush()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(getattr(_local, "stream", None) or self._stream, name)
 
     def fileno(self) -> int:
         return self._stream.fileno()
 
     def close(self) -> None:
         self.flush()
-
-    def writable(self) -> bool:
-        return True
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]  # read-only here
-        return self._stream.encoding
 
 
 def _has_length(file: int, length: int) -> bool:
@@ -252,8 +238,5 @@ def _has_length(file: int, length: int) -> bool:
 
 
 def _flush(stream: TextIO | None) -> None:
-    if stream is not None:
-        try:
-            stream.flush()
-        except (OSError, ValueError, AttributeError):
-            pass
+    with suppress(OSError, ValueError, AttributeError):
+        stream.flush()  # type: ignore[union-attr]

@@ -1,13 +1,14 @@
 """The connection between a library and its agent: a Unix socket pair.
 
 The first frame contains the library's settings. A frame begins with its length in 5 bytes (little endian) and a mark of
-3 bytes. User code may write to this socket, so a frame without the mark or with an impossible length is rejected.
+3 bytes, because user code may write to this socket.
 """
 
 from __future__ import annotations
 
 import socket
 import struct
+import sys
 import threading
 import time
 import traceback
@@ -20,18 +21,19 @@ import msgspec
 from stoker.contexts.inference.adapter import EngineLoad
 from stoker.contexts.step_times import StepTimes
 from stoker.errors import ProtocolError
-from stoker.protocol.calls import CallEnd, CallProgress
+from stoker.protocol.calls import CallEnd, CallProgress, Failure, FailureKind
 from stoker.protocol.to_agent import BatchReport, Reports, RunEvicted, RunsEnded, Yielded
 
 # ---- settings
 
 
-class Settings(msgspec.Struct, frozen=True):
-    """Settings of one library. Paths are absolute.
+_TEXT_MOST = 40_000
+_TAIL_LINES = 20
 
-    `objects`: folder of the session for large results. `search_path`: folders to append to `sys.path`. `host`: address
-    at which other pilots reach this machine. `turns`: file of the turn board (empty: no turns). `probe`: command line
-    that tests a device.
+
+class Settings(msgspec.Struct, frozen=True):
+    """Settings of one library. `objects`: folder for large results. `host`: address of this machine for other pilots.
+    `turns`: file of the turn board. `probe`: command that tests a device.
     """
 
     pilot: str
@@ -45,6 +47,24 @@ class Settings(msgspec.Struct, frozen=True):
     turns: str = ""
     probe: tuple[str, ...] = ()
 
+    def failure(self, kind: FailureKind, message: str, *, tail: str = "") -> Failure:
+        return Failure(kind, clean(message), self.pilot, self.library, tail=clean(tail), log=self.log)
+
+
+def clean(text: str) -> str:
+    """Convert a user's text to valid UTF-8, and cut the middle of a long text."""
+    if len(text) > _TEXT_MOST:
+        text = f"{text[: _TEXT_MOST // 2]} … {len(text) - _TEXT_MOST:,} characters … {text[-_TEXT_MOST // 2 :]}"
+    return text.encode("utf-8", "replace").decode()
+
+
+def print_exception(error: BaseException) -> str:
+    """Print an exception of user code to the library's log, and return the last lines."""
+    trace = error.__traceback__
+    text = "".join(traceback.format_exception(type(error), error, trace.tb_next if trace else None))
+    print(text, file=sys.stderr, flush=True)  # noqa: T201
+    return "\n".join(text.splitlines()[-_TAIL_LINES:])
+
 
 decode_settings = msgspec.msgpack.Decoder(Settings).decode
 encode_settings = msgspec.msgpack.Encoder().encode
@@ -53,7 +73,6 @@ encode_settings = msgspec.msgpack.Encoder().encode
 # ---- frames
 
 _HEAD = struct.Struct("<Q")
-HEAD_BYTES = _HEAD.size
 _LENGTH_BITS = 40
 _MARK = 0xD7A5C1 << _LENGTH_BITS  # three bytes that no UTF-8 text contains
 MOST_BYTES = 1 << 32  # maximum frame length, as in MessagePack
@@ -62,23 +81,14 @@ _encode_into = msgspec.msgpack.Encoder().encode_into
 
 
 def pack(messages: list[Any]) -> bytearray:
-    out = bytearray(HEAD_BYTES)
-    _encode_into((0, messages), out, HEAD_BYTES)
-    _HEAD.pack_into(out, 0, _MARK | len(out) - HEAD_BYTES)
+    out = bytearray(_HEAD.size)
+    _encode_into((0, messages), out, _HEAD.size)
+    _HEAD.pack_into(out, 0, _MARK | len(out) - _HEAD.size)
     return out
 
 
 def pack_raw(body: bytes) -> bytes:
     return _HEAD.pack(_MARK | len(body)) + body
-
-
-def read_frame_length(head: bytes | bytearray, start: int = 0) -> int:
-    """Return the length of the frame at `start`. Raises ProtocolError if no frame begins at `start`."""
-    (said,) = _HEAD.unpack_from(head, start)
-    length: int = said ^ _MARK
-    if length > MOST_BYTES:
-        raise ProtocolError(f"the bytes {bytes(head[start : start + HEAD_BYTES])!r} do not begin a frame")
-    return length
 
 
 class FrameReader:
@@ -102,16 +112,18 @@ class FrameReader:
         return count > 0
 
     def next(self) -> memoryview | None:
-        """Return the next complete frame, or None if it is incomplete. The frame is valid until the next `fill`."""
+        """Return the next complete frame, or None. It is valid until the next `fill`. Raises ProtocolError."""
         here = self._end - self._start
-        if here < HEAD_BYTES:
-            self._make_room(HEAD_BYTES)
+        if here < _HEAD.size:
+            self._make_room(_HEAD.size)
             return None
-        length = read_frame_length(self._buffer, self._start)
-        if here < HEAD_BYTES + length:
-            self._make_room(HEAD_BYTES + length)
+        length = _HEAD.unpack_from(self._buffer, self._start)[0] ^ _MARK
+        first = self._start + _HEAD.size
+        if length > MOST_BYTES:
+            raise ProtocolError(f"the bytes {bytes(self._view[self._start : first])!r} do not begin a frame")
+        if here < _HEAD.size + length:
+            self._make_room(_HEAD.size + length)
             return None
-        first = self._start + HEAD_BYTES
         self._start = first + length
         return self._view[first : self._start]
 
@@ -137,7 +149,7 @@ _now = time.perf_counter
 
 
 class LibraryOutbox:
-    """Sends a library's messages, from any thread. `lost` is called with calls whose end could not be reported."""
+    """Sends a library's messages, from any thread. `lost` receives calls whose end could not be reported."""
 
     def __init__(self, sock: socket.socket, *, lost: Callable[[OSError, list[int]], NoReturn]) -> None:
         self._sock = sock
@@ -149,13 +161,13 @@ class LibraryOutbox:
         self._reported_at = 0.0
 
     def report(self, progress: CallProgress) -> None:
-        """Record a call's progress, and send it with the next frame, or now if the last report is over 50 ms old."""
+        """Send a call's progress with the next frame, or now if the last report is over 50 ms old."""
         self._reports[progress.call] = _with_checkpoint(progress, self._reports.get(progress.call))
         if _now() - self._reported_at > _REPORT_S:
             self.send_waiting()
 
     def add(self, outcome: CallEnd | CallProgress, *, ended_at: float) -> None:
-        """Queue the outcome of an ended call, or send the checkpoint of an evicted call immediately."""
+        """Queue the outcome of an ended call, or send the checkpoint of an evicted call now."""
         report = self._reports.pop(outcome.call, None)
         if isinstance(outcome, CallProgress):
             self.send([RunEvicted(progress=_with_checkpoint(outcome, report))])
@@ -193,7 +205,9 @@ class LibraryOutbox:
         try:
             self._sock.sendall(data)
         except OSError as error:
-            self._lost(error, _ended(messages))
+            ended: list[int] = [m.progress.call for m in messages if isinstance(m, RunEvicted)]
+            ended += [end.call for m in messages if isinstance(m, RunsEnded) for end in m.ends]
+            self._lost(error, ended)
 
 
 def _with_checkpoint(progress: CallProgress, waiting: CallProgress | None) -> CallProgress:
@@ -202,44 +216,27 @@ def _with_checkpoint(progress: CallProgress, waiting: CallProgress | None) -> Ca
     return msgspec.structs.replace(progress, state=waiting.state)
 
 
-def _ended(messages: list[Any]) -> list[int]:
-    found: list[int] = []
-    for message in messages:
-        if isinstance(message, RunsEnded):
-            found += [end.call for end in message.ends]
-        elif isinstance(message, RunEvicted):
-            found.append(message.progress.call)
-    return found
-
-
 # ---- batch reports
 
-EVERY_S = 10.0  # minimum seconds between two batch reports
+_EVERY_S = 10.0  # minimum seconds between two batch reports
 _LOOK_S = 1.0
 
 
 class BatchReports:
-    """Reports the batch load of a context's engine. `say` sends a message to the pilot."""
+    """Reports the batch load of a context's engine to the pilot."""
 
-    def __init__(self, context: Any, *, say: Callable[[BatchReport], None], every_s: float = EVERY_S) -> None:
+    def __init__(self, context: Any, *, say: Callable[[BatchReport], None]) -> None:
         self._context = context
         self._say = say
-        self._every_s = every_s
         self._load = EngineLoad()
-        self._sent_at = -every_s
-
-    def start(self) -> None:
-        if callable(getattr(self._context, "batch_load", None)):
-            threading.Thread(target=self._run, name="stoker-batch-reports", daemon=True).start()
+        self._sent_at = -_EVERY_S
 
     def send_if_due(self, now: float) -> None:
-        """Send a report if new engine step times exist. Also send a report if the batch has changed, and the last
-        report is `EVERY_S` seconds old or the cache will be too small.
-        """
+        """Send a profiler's times now, and a changed batch every 10 s, or now if the cache will be too small."""
         times, load = self._times(urgent=True), self._context.batch_load()
         if not isinstance(load, EngineLoad) or (load == self._load and not times.samples):
             return
-        if not times.samples and not load.is_cache_too_small and now - self._sent_at < self._every_s:
+        if not times.samples and not load.is_cache_too_small and now - self._sent_at < _EVERY_S:
             return
         self._sent_at, self._load = now, load
         self._say(BatchReport(load, times if times.samples else self._times(urgent=False)))
@@ -249,7 +246,7 @@ class BatchReports:
         found = take(urgent=urgent) if callable(take) else None
         return found if isinstance(found, StepTimes) else StepTimes()
 
-    def _run(self) -> None:
+    def run(self) -> None:
         while True:
             time.sleep(_LOOK_S)
             try:

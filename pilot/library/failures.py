@@ -1,65 +1,63 @@
 """Decides whether a call's exception is the fault of the user or of the infrastructure (`pilot.core.infrastructure`).
 
-*Origin.* The traceback of an exception from the kernel or a compiled library does not end in a `raise` statement.
-Therefore `raise OSError(EIO)` counts as the user's fault.
-
-*Chains.* An explicit cause (`raise ... from error`) is checked too, the implicit context is not. An exception group
-counts as an infrastructure failure if every member does.
-
-*Full disks.* A full disk counts as an infrastructure failure if other processes have filled it. The disk is that of the
-exception's file, or of the files that the innermost function has open. If no file is known, any full disk of the node
-is enough.
+The traceback of an exception from the kernel or a compiled library does not end in a `raise` statement. Therefore
+`raise OSError(EIO)` counts as the user's fault. An explicit cause (`raise ... from error`) is checked too, the implicit
+context is not. An exception group counts as an infrastructure failure if every member does.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
-import io
 import opcode
 import os
 import re
-import signal
-import stat
-import subprocess
 import sys
 import sysconfig
-import tempfile
 import traceback
-from collections.abc import Callable, Collection
-from contextlib import suppress
-from pathlib import PosixPath, PurePosixPath
-from types import FrameType, TracebackType
+from collections.abc import Callable
+from types import FrameType
 from typing import Any, NamedTuple
 
+from stoker.log_files import tail
 from stoker.pilot.core.events import ProbeVerdict
 from stoker.pilot.core.infrastructure import Proof, Sign, matching
+from stoker.pilot.devices.probe import run_probe
 
 # ---- full disks
 
-_FULL_DISK_BYTES = 64 << 10
-_FULL_DISK_FRACTION = 0.01  # a disk also counts as full if at most this fraction of it is free
-_OTHERS_FRACTION = 0.8  # other processes count as the cause if they use at least this fraction of the disk
-_INSTALLED_FOLDERS = tuple({sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "purelib", "platlib")})
-_FILE_TYPES = (io.FileIO, io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper)
-_PATHS = (str, PosixPath, PurePosixPath)
+_FULL_FRACTION = 0.1  # a disk is full if at most this fraction is free
 _SERVER_ERRNOS = frozenset(
     {errno.EIO, errno.ESTALE, errno.EREMOTEIO, errno.ESHUTDOWN, errno.ENOTCONN, errno.EUCLEAN, errno.ETIMEDOUT}
 )
 
 
 def is_full_disk_caused_by_others(error: BaseException, folder: str) -> bool:
-    """Return True if other processes filled the disk that refused a call's write and the disk is local to this node."""
-    local = {}
-    for place in (folder, *_temporary(), "/dev/shm"):
-        with suppress(OSError):
-            local[os.stat(place).st_dev] = place
-    named = [getattr(error, name, None) for name in ("filename2", "filename")]
-    files = [os.fsdecode(each) for each in named if isinstance(each, str | bytes)][:1]  # prefer the written file
-    files = files or _file_paths_in_traceback(error.__traceback__)
-    if not files:
-        return any(map(_is_full, local.values()))
-    return any(_is_filled_by_others(file, local) for file in files)
+    """Return True if a disk of this node is full, even without the files of this library in `folder`.
+
+    Most packages do not name the file that they could not write. If a file is named, only its disk counts.
+    """
+    disks = {}
+    for place in (folder, os.environ.get("TMPDIR", folder), "/tmp", "/var/tmp", "/dev/shm"):
+        try:
+            disks[os.stat(place).st_dev] = os.statvfs(place)
+        except OSError:
+            continue
+    try:
+        if named := getattr(error, "filename2", None) or getattr(error, "filename", None):
+            place = os.path.abspath(os.fsdecode(named))
+            while not os.path.exists(place):
+                place = os.path.dirname(place)
+            device = os.stat(place).st_dev
+            disks = {device: disks[device]} if device in disks else {}
+        own = [os.lstat(os.path.join(where, name)) for where, _, names in os.walk(folder) for name in names]
+    except (OSError, TypeError, ValueError):  # the file was removed, or user code set an odd name
+        return False
+    for device, disk in disks.items():
+        freed = sum(facts.st_blocks * 512 for facts in own if facts.st_dev == device)
+        few = _FULL_FRACTION * disk.f_blocks * disk.f_frsize
+        if disk.f_files > 0 == disk.f_favail or disk.f_bavail * disk.f_frsize + freed <= few:
+            return True
+    return False
 
 
 def is_there(path: str) -> bool:
@@ -73,88 +71,13 @@ def is_there(path: str) -> bool:
     return True
 
 
-def _temporary() -> list[str]:
-    """Return folders for temporary files. `tempfile.gettempdir` is unusable, because it skips full disks."""
-    named = (tempfile.tempdir, *(os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")))
-    return [*(place for place in named if isinstance(place, str) and place), "/tmp", "/var/tmp"]
-
-
-def _is_filled_by_others(file: str, devices: Collection[int]) -> bool:
-    try:
-        place = os.path.abspath(file)
-        while not os.path.exists(place) and place != os.path.dirname(place):
-            place = os.path.dirname(place)
-        facts, device = os.statvfs(place), os.stat(place).st_dev
-        if device not in devices:
-            return False
-        own_bytes = _own_bytes(file, device)
-    except (OSError, ValueError):
-        return False
-    if facts.f_files > 0 and facts.f_favail == 0:
-        return True
-    return facts.f_bavail * facts.f_frsize + own_bytes <= (1 - _OTHERS_FRACTION) * facts.f_blocks * facts.f_frsize
-
-
-def _own_bytes(file: str, device: int) -> int:
-    """Return the bytes used by `file` and by other files on the same disk that this process has open for writing."""
-    sizes: dict[int, int] = {}
-    places: list[str | int] = [file, *map(int, os.listdir("/proc/self/fd"))]
-    for each in places:
-        try:
-            facts = os.stat(each)
-            writes = isinstance(each, str) or fcntl.fcntl(each, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY
-        except OSError:
-            continue
-        if writes and stat.S_ISREG(facts.st_mode) and facts.st_dev == device:
-            sizes[facts.st_ino] = facts.st_blocks * 512
-    return sum(sizes.values())
-
-
-def _file_paths_in_traceback(trace: TracebackType | None) -> list[str]:
-    frames = []
-    while trace is not None:
-        frames.append(trace.tb_frame)
-        trace = trace.tb_next
-    for frame in reversed(frames):
-        values = list(frame.f_locals.values())  # another thread may change the locals of a module
-        opened = [value for value in values if type(value) in _FILE_TYPES]
-        found = [path for value in opened or values if (path := _file_path_of_value(value))]
-        if found or not frame.f_code.co_filename.startswith(_INSTALLED_FOLDERS):
-            return found
-    return []
-
-
-def _file_path_of_value(value: object) -> str:
-    try:
-        is_file = type(value) in _FILE_TYPES
-        name = value.name if is_file else value  # type: ignore[attr-defined]
-        if type(name) not in _PATHS:
-            return ""
-        path = str(name)
-        if "\0" in path or "\n" in path or not (is_file or os.sep in path) or os.path.isdir(path):
-            return ""
-        return path if os.path.isdir(os.path.dirname(os.path.abspath(path))) else ""
-    except Exception:  # a detached buffer, a user's file class, or a removed working folder
-        return ""
-
-
-def _is_full(folder: str) -> bool:
-    try:
-        facts = os.statvfs(folder)
-    except OSError:
-        return False
-    few_bytes = max(_FULL_DISK_BYTES, _FULL_DISK_FRACTION * facts.f_blocks * facts.f_frsize)
-    return (facts.f_files > 0 and facts.f_favail == 0) or facts.f_bavail * facts.f_frsize <= few_bytes
-
-
 # ---- exceptions of the infrastructure
 
 _NOT_COMPILED = frozenset(
     opcode.opmap[op] for op in ("RAISE_VARARGS", "RETURN_GENERATOR", "YIELD_VALUE", "SEND") if op in opcode.opmap
 )
-"""Bytecode instructions at which a traceback ends if Python code raised the exception or passed it on."""
+"""Instructions at which a traceback ends if Python code raised the exception or passed it on."""
 _MOST_LINKS = 20
-_PROBE_LIMIT_S = 60.0
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _REQUEST_PATTERN = re.compile(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB|TiB)")
 _DEVICE_PATTERN = re.compile(r"GPU (\d+) has a total capacity")
@@ -162,8 +85,6 @@ _TEXT_MOST = 2000
 
 
 class Place(NamedTuple):
-    """Facts about a library that help to decide whether user code or the infrastructure caused an exception."""
-
     folder: str
     devices: tuple[str, ...] = ()
     budget_bytes: int = 0
@@ -171,15 +92,12 @@ class Place(NamedTuple):
 
 
 class InfrastructureCause(NamedTuple):
-    """The row of the table of infrastructure errors that an exception matches, and a message."""
-
     row: Sign
     text: str
 
 
 def find_infrastructure_cause(error: BaseException, place: Place) -> InfrastructureCause | None:
-    seen = 0
-    while seen < _MOST_LINKS:
+    for _ in range(_MOST_LINKS):
         if isinstance(error, BaseExceptionGroup):
             found = [find_infrastructure_cause(each, place) for each in error.exceptions]
             return found[0] if all(found) else None
@@ -188,7 +106,7 @@ def find_infrastructure_cause(error: BaseException, place: Place) -> Infrastruct
             return InfrastructureCause(row, f"{row.means}: {type(error).__name__}: {_text(error)}")
         if error.__cause__ is None:
             return None
-        error, seen = error.__cause__, seen + 1
+        error = error.__cause__
     return None
 
 
@@ -212,7 +130,7 @@ def _text(error: BaseException) -> str:
 
 
 def _is_raised_by_compiled_code(error: BaseException) -> bool:
-    """Return True if the exception comes from compiled code, or from Python code in the package of its type."""
+    """True if the exception comes from compiled code, or from Python code in the package of its type."""
     trace = error.__traceback__
     if trace is None:
         return False
@@ -228,17 +146,15 @@ def _is_raised_by_compiled_code(error: BaseException) -> bool:
     return package == where != "__main__" and package in _PACKAGES
 
 
-_PACKAGES = frozenset({"torch", "pynvml"})
-"""Packages whose Python code raises exceptions that count as infrastructure failures."""
-_FORWARDING_MODULES = frozenset({"shutil"})
-"""Modules that catch OSError, add file names, and raise OSError again."""
+_PACKAGES = frozenset({"torch", "pynvml"})  # packages whose Python code raises infrastructure failures
+_FORWARDING_MODULES = frozenset({"shutil"})  # modules that raise a caught OSError again with file names
 
 
 # ---- proofs
 
 
 def _is_within_budget(error: BaseException, place: Place) -> bool:
-    """Return True if a device lacks memory for an allocation that would fit into the library's memory budget."""
+    """True if a device lacks memory for an allocation within the library's memory budget."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not place.budget_bytes:
         return False
@@ -260,26 +176,11 @@ def _is_within_budget(error: BaseException, place: Place) -> bool:
     return False
 
 
-def _has_failed_probe(device: str, command: tuple[str, ...]) -> bool:
-    try:
-        done = subprocess.run(
-            [*command, device],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            env={**os.environ, "STOKER_DEVICE": device},
-            timeout=_PROBE_LIMIT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return True
-    except OSError:
-        return False
-    lacks_memory = b"out of memory" in done.stdout.lower()  # this library may use the memory: no fault of the device
-    return not lacks_memory and done.returncode not in _NO_FAULT
-
-
-_NO_FAULT = (ProbeVerdict.SOUND.value, ProbeVerdict.UNKNOWN.value, -signal.SIGKILL, -signal.SIGTERM)
-"""Exit codes and signals of a probe that do not indicate a fault. All others mean that the device is faulty."""
+def _has_failed_probe(place: Place) -> bool:
+    found = [run_probe(place.probe, device) for device in place.devices if place.probe]
+    # If memory is short, this library may use it, which is no fault of the device.
+    failed = (ProbeVerdict.FAILED, ProbeVerdict.WRONG)
+    return any(verdict in failed and "out of memory" not in said.lower() for verdict, said in found)
 
 
 _PROOFS: dict[Proof, Callable[[BaseException, Place], bool]] = {
@@ -287,9 +188,7 @@ _PROOFS: dict[Proof, Callable[[BaseException, Place], bool]] = {
     Proof.DISK_IS_FULL: lambda error, place: is_full_disk_caused_by_others(error, place.folder),
     Proof.FILE_IS_THERE: lambda error, _place: is_there(_text(error).partition(": ")[2]),
     Proof.WITHIN_BUDGET: _is_within_budget,
-    Proof.DEVICE_FAILS: lambda _error, place: (
-        bool(place.probe) and any(_has_failed_probe(device, place.probe) for device in place.devices)
-    ),
+    Proof.DEVICE_FAILS: lambda _error, place: _has_failed_probe(place),
 }
 
 
@@ -304,18 +203,18 @@ _HEAD_ENDS = "--> end executable <--"  # in the file for standard error, Parsl w
 
 
 def explain_bash_failure(error: BaseException, *, log: str, log_from: int) -> str:
-    """Set `command` and `last_lines` of Parsl's exception for a failed command, and return both as a short text.
-
-    Return an empty text for other exceptions. The output of the call begins at byte `log_from` of the library's log.
-    """
+    """Set `command` and `last_lines` of Parsl's exception for a failed command, and return both as a short text."""
     trace = error.__traceback__ if type(error).__name__ == BASH_FAILURE else None
     while trace is not None and trace.tb_frame.f_code.co_name != _BASH_EXECUTOR:
         trace = trace.tb_next
     if trace is None:
         return ""
     found = trace.tb_frame.f_locals
-    stderr = found.get("std_err")
-    lines = _tail(str(stderr.name)) if stderr is not None else _tail(log, start=log_from)
+    path, start = (str(found["std_err"].name), 0) if found.get("std_err") is not None else (log, log_from)
+    lines = tail(path, start=start, lines=_MOST_BYTES, most_bytes=_MOST_BYTES).splitlines()
+    if _HEAD_ENDS in lines:
+        lines = lines[lines.index(_HEAD_ENDS) + 1 :]
+    lines = [line for line in lines if line.strip()]
     command, last_lines = str(found.get("executable", "")).strip(), "\n".join(lines[-_LINES:])
     error.command, error.last_lines = command, last_lines  # type: ignore[attr-defined]
     return f"{BASH_FAILURE}: {in_words(str(error), command=command, last_lines=last_lines)}"
@@ -329,34 +228,20 @@ def in_words(first: str, *, command: str, last_lines: str) -> str:
     return "\n".join([first, "its last lines:", *(f"  {line}" for line in last_lines.splitlines())])
 
 
-def _tail(path: str, *, start: int = 0) -> list[str]:
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(start, os.fstat(file.fileno()).st_size - _MOST_BYTES))
-            lines = file.read(_MOST_BYTES).decode("utf-8", "replace").splitlines()
-    except OSError:
-        return []
-    if _HEAD_ENDS in lines:
-        lines = lines[lines.index(_HEAD_ENDS) + 1 :]
-    return [line for line in lines if line.strip()]
-
-
 # ---- short texts of exceptions
 
 _SHORT_MOST = 400
 _FRAMES = 4
-_INSTALLED_REAL_FOLDERS = tuple(
-    {os.path.realpath(sysconfig.get_path(scheme)) + os.sep for scheme in ("purelib", "platlib", "stdlib")}
-)
+_INSTALLED = tuple(os.path.realpath(sysconfig.get_path(name)) + os.sep for name in ("purelib", "platlib", "stdlib"))
 _OURS = ("stoker.pilot.", "stoker.contexts.")
 
 
 def in_short(error: BaseException) -> str:
-    """Return the exception in one line, followed by one line for each of the last stack frames in user code."""
+    """Return the exception in one line, and a line for each of the last stack frames in user code."""
 
     def is_own(frame: FrameType) -> bool:
         file, module = frame.f_code.co_filename, str(frame.f_globals.get("__name__", ""))
-        installed = os.path.realpath(file).startswith(_INSTALLED_REAL_FOLDERS) or file.startswith("<frozen")
+        installed = os.path.realpath(file).startswith(_INSTALLED) or file.startswith("<frozen")
         return not installed and not module.startswith(_OURS)
 
     try:

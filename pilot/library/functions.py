@@ -1,7 +1,6 @@
 """The functions of a library: a cache by key, unpickling, and the choice of calls that may run at the same time.
 
-A missing package, or a disk that refuses a write, raises `TransferError`. Other exceptions during unpickling count as
-errors of the user. Slots share one `sys.modules`, so calls with different versions of a module run one at a time.
+Slots share one `sys.modules`, so calls with different versions of a module run one at a time.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import msgspec
 
 from stoker.contexts import payloads
 from stoker.contexts.folders import ProgramFolder, is_seen_here
-from stoker.contexts.payload_layout import Buffer
+from stoker.contexts.payload_layout import WITH_MODULES, Buffer
 from stoker.contexts.payloads import carried_module_versions, loads_code
 from stoker.contexts.recipe import ObjectRef
 from stoker.contexts.user_modules import NO_MODULES, context_module_versions, count_replaced
@@ -71,7 +70,7 @@ class Function:
 
     def open_arguments(self, data: Buffer) -> Any:
         """Unpickle a call's arguments. Modules sent with the arguments override those sent with the function."""
-        if data[:1] != b"M":
+        if data[:1] != WITH_MODULES:
             return payloads.loads(data)
         return loads_code(data, under=self._modules)[0]
 
@@ -80,15 +79,13 @@ class Function:
 
 
 class RunnableCall(msgspec.Struct, frozen=True):
-    """A call, its function, and the `Run` message that contained this call and possibly others."""
-
     spec: CallSpec
     run: Run
     function: Function
 
 
 class Functions:
-    """A cache of at most `room` functions and `room_bytes` bytes. The cache keeps at least one function."""
+    """A cache of at most `room` functions and `room_bytes` bytes, and at least one function."""
 
     def __init__(self, *, room: int = _ROOM, room_bytes: int = _ROOM_BYTES) -> None:
         self._room = room
@@ -113,11 +110,10 @@ class Functions:
 # ---- pickling
 
 _SMALL = frozenset({type(None), bool, int, float, str, bytes, tuple, list, dict, complex})
-_TEXT_MOST = 40_000
 
 
 class TransferError(Exception):
-    """A call's function or arguments could not be unpickled, or its result could not be sent."""
+    """A call's function or arguments could not be read because of a missing package or file, or its result not sent."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
@@ -128,18 +124,8 @@ class Packer:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
-    def failure(self, message: str, *, kind: FailureKind = FailureKind.SERIALIZATION) -> Failure:
-        return Failure(
-            kind=kind,
-            message=clean(message),
-            pilot=self._settings.pilot,
-            library=self._settings.library,
-            log=self._settings.log,
-        )
-
-    @property
-    def log(self) -> str:
-        return self._settings.log
+    def error(self, message: str) -> TransferError:
+        return TransferError(self._settings.failure(FailureKind.SERIALIZATION, message))
 
     # ---- functions and arguments
 
@@ -159,7 +145,7 @@ class Packer:
                 data = _map(objects.get(data.name) or data.source)
             except OSError as error:
                 what = f"the arguments of {function.name} could not be read on {self._settings.pilot}"
-                raise TransferError(self.failure(f"{what}: {type(error).__name__}: {error}")) from error
+                raise self.error(f"{what}: {type(error).__name__}: {error}") from error
         try:
             args, kwargs = function.open_arguments(data)
         except BaseException as error:
@@ -168,15 +154,12 @@ class Packer:
         return args, kwargs
 
     def _tell(self, error: BaseException, what_was: str) -> None:
-        what, pilot = what_was.rpartition(" ")[0], self._settings.pilot
+        text = f"{what_was.rpartition(' ')[0]} could not be unpickled on {self._settings.pilot}"
         if isinstance(error, ImportError):
-            text = (
-                f"{what} could not be unpickled on {pilot}: {type(error).__name__}: {error}; its imports must be"
-                " installed there"
-            )
-            raise TransferError(self.failure(text)) from error
+            kind = type(error).__name__
+            raise self.error(f"{text}: {kind}: {error}; its imports must be installed there") from error
         if isinstance(error, SerializationError):
-            raise TransferError(self.failure(f"{what} could not be unpickled on {pilot}: {error}")) from error
+            raise self.error(f"{text}: {error}") from error
         with contextlib.suppress(Exception):  # a user's exception class may reject notes
             error.add_note(f"while {what_was} unpickled on {self._settings.pilot}")
 
@@ -189,10 +172,10 @@ class Packer:
                 return [payloads.dumps(value, what=what)]
             return payloads.dump_parts(value, what=what)
         except SerializationError as error:
-            raise TransferError(self.failure(str(error))) from error
+            raise self.error(str(error)) from error
         except BaseException as error:
             text = f"the {what}, a {type(value).__name__}, could not be pickled: {type(error).__name__}: {error}"
-            raise TransferError(self.failure(text)) from error
+            raise self.error(text) from error
 
     def pack(self, call: int, result: Any) -> Payload:
         parts = self.parts(result, what="result")
@@ -228,7 +211,7 @@ class Packer:
         except OSError as error:
             path.unlink(missing_ok=True)
             text = f"a result of {size} bytes could not be written to {path}: {error}; free disk space there"
-            raise TransferError(self.failure(text)) from error
+            raise self.error(text) from error
         return ObjectRef(name=name, size_bytes=size, source=str(path))
 
 
@@ -237,13 +220,6 @@ def _map(path: str) -> memoryview:
         if os.fstat(file.fileno()).st_size == 0:
             return memoryview(bytearray())
         return memoryview(mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE))
-
-
-def clean(text: str) -> str:
-    """Convert a user's text to valid UTF-8, and cut the middle of a long text."""
-    if len(text) > _TEXT_MOST:
-        text = f"{text[: _TEXT_MOST // 2]} … {len(text) - _TEXT_MOST:,} characters … {text[-_TEXT_MOST // 2 :]}"
-    return text.encode("utf-8", "replace").decode()
 
 
 # ---- calls that may run at the same time
@@ -267,13 +243,12 @@ class SideBySide:
         self._is_one_folder = True
 
     def take(self, queue: FirstCome[RunnableCall], slot: int) -> RunnableCall | None:
-        """Return the next call for a slot, or None if no call may begin yet."""
+        """Return the next call for a slot, or None if none may begin yet."""
         while (entry := queue.next()) is not None:
             versions = self._wanted(entry[1])
             if any(
                 other.get(name, version) != version
                 for other in self._running.values()
-                if other is not versions
                 for name, version in versions.items()
             ):
                 self._has_waiting_call = True
@@ -293,13 +268,11 @@ class SideBySide:
     def _wanted(self, work: RunnableCall) -> _Versions:
         if self._next_versions is not None and self._next_versions[0] is work:
             return self._next_versions[1]
-        versions = self._versions_of(work.function)
-        payload = work.spec.payload
-        if isinstance(payload, ObjectRef):
-            brought = carried_module_versions(work.run.objects.get(payload.name) or payload.source)
-        else:
-            brought = carried_module_versions(payload)
-        if brought:
+        versions, payload = work.function.versions(), work.spec.payload
+        if self._context_versions:
+            versions = {**self._context_versions, **versions}
+        where = work.run.objects.get(payload.name) or payload.source if isinstance(payload, ObjectRef) else payload
+        if brought := carried_module_versions(where):
             versions = {**versions, **brought}
         if self._is_one_folder:
             folder, home = work.run.options.folder, work.run.options.home
@@ -309,9 +282,3 @@ class SideBySide:
             versions = {**versions, _FOLDER: f"{folder} {home}" if is_named else str(work.spec.call)}
         self._next_versions = work, versions
         return versions
-
-    def _versions_of(self, function: Function) -> _Versions:
-        own = function.versions()
-        if not self._context_versions or not own:
-            return own or self._context_versions
-        return {**self._context_versions, **own}

@@ -1,5 +1,4 @@
-"""The turns of libraries that share devices. A library requests a turn before each iteration of its engine, and
-releases the devices afterwards.
+"""The turns of libraries that share devices, one iteration of an engine at a time.
 
 `stoker.pilot.core.turns` decides which library is next. The libraries of a pilot share a board, a memory-mapped file
 with one row per engine. A library that ends an iteration writes the next turn on the board, and wakes the next library
@@ -7,10 +6,8 @@ with a datagram.
 
 The board's lock protects only the order of turns. If the process that has the lock is stopped, other libraries continue
 after 50 ms. At worst, two libraries compute simultaneously for one iteration. A library loses its turn if its process
-died, was stopped, or takes much longer than announced.
-
-The board also contains a description of each engine's work (`packed_work`). The engine writes the description and the
-agent reads it, both without a lock.
+died, was stopped, or takes much longer than announced. Each engine also writes its work (`packed`), which the
+agent reads without the lock.
 """
 
 from __future__ import annotations
@@ -26,15 +23,52 @@ import os
 import socket
 import struct
 import time
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
-from stoker.contexts.inference.engine_work import EngineWork
+from stoker.contexts.inference.adapter import EngineWork
+from stoker.decoding import UNREADABLE
 from stoker.pilot.core.turns import TurnRequest, next_turns
-from stoker.pilot.library.packed_work import WORK_BYTES, packed
 from stoker.protocol.ids import DeviceId, LibraryId
+
+# ---- the work of an engine, with a checksum that detects half-written data
+
+MOST_PROMPTS = 32  # maximum number of listed prompts; the last entry merges all remaining prompts
+MOST_ANSWERS = 32  # maximum number of listed answers; an engine with more answers lists none
+_WORK_HEAD = struct.Struct("<II")  # checksum, and length of the rest
+WORK_BYTES = (
+    _WORK_HEAD.size + 128 + 37 * MOST_PROMPTS + 28 * MOST_ANSWERS
+)  # at most 9 bytes per number, and 1 byte per list
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(tuple[LibraryId, EngineWork]).decode
+
+
+def packed(library: LibraryId, work: EngineWork) -> bytes:
+    prompts = work.prompts
+    if len(prompts) > MOST_PROMPTS:
+        rest = prompts[MOST_PROMPTS - 1 :]
+        merged = (sum(tokens for tokens, *_ in rest), *rest[-1][1:3], 0)
+        work = work._replace(prompts=[*prompts[: MOST_PROMPTS - 1], merged])
+    if len(work.answers) > MOST_ANSWERS:
+        work = work._replace(answers=())
+    data = _encode((library, work))
+    return _WORK_HEAD.pack(zlib.crc32(data), len(data)) + data
+
+
+def unpacked(data: bytes) -> tuple[LibraryId, EngineWork] | None:
+    """Decode a library id and the work of its engine. Return None if the bytes are damaged."""
+    checksum, length = _WORK_HEAD.unpack_from(data)
+    body = data[_WORK_HEAD.size : _WORK_HEAD.size + length]
+    if zlib.crc32(body) != checksum:
+        return None
+    try:
+        return _decode(body)
+    except UNREADABLE:
+        return None
+
 
 # ---- the board
 
@@ -74,7 +108,7 @@ class TurnRow(msgspec.Struct):
 
 
 class TurnBoard:
-    """The board of turns, as mapped by one process. Methods raise OSError."""
+    """The board of turns, as mapped by one process. `with board` locks it. Methods raise OSError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -86,13 +120,12 @@ class TurnBoard:
         except BaseException:
             os.close(self._file)
             raise
-        self.lock = BoardLock(self._file)
         self._taken, self._taken_at = list[int](), -1
-        """The occupied rows at the last reading of the board, and the value of `changes` at that time."""
+        """The occupied rows at the last reading, and the value of `changes` then."""
 
     @property
     def changes(self) -> int:
-        """Number of times that an engine joined or left the board."""
+        """Number of joins and leaves of engines."""
         found: int = _HEADER.unpack_from(self._memory, 0)[0]
         return found
 
@@ -102,7 +135,7 @@ class TurnBoard:
         return changes + self._memory[_HEADER.size : _ROWS_END]
 
     def rows(self, read: bytes = b"") -> list[TurnRow]:
-        """Return the occupied rows of the board, or of the snapshot `read` if it is given."""
+        """Return the occupied rows of the board, or of the snapshot `read`."""
         data = read or self.snapshot()
         changes = _HEADER.unpack_from(data, 0)[0]
         among = self._taken if changes == self._taken_at else range(ROWS)
@@ -124,11 +157,11 @@ class TurnBoard:
         self._memory[at : at + len(data)] = data
 
     def join(self, library: LibraryId, devices: Sequence[DeviceId]) -> TurnRow | None:
-        """Occupy and return a free row, or return None if the board is full or the device names are too long."""
+        """Occupy a free row; None if the board is full or the device names are too long."""
         names = b"\0".join(device.encode() for device in devices)
         if len(names) > 64:
             return None
-        with self.lock:
+        with self:
             for number in range(ROWS):
                 if self.row(number) is None:
                     row = TurnRow(number, library, os.getpid(), TurnState.IDLE, 0.0, 0.0, 0.0, 0.0, tuple(devices))
@@ -142,10 +175,25 @@ class TurnBoard:
         return here is not None and here.is_of_same_process(row)
 
     def clear(self, row: TurnRow) -> None:
-        """Free a row of the board. The caller must hold the board's lock."""
+        """Free a row. The caller must hold the board's lock."""
         if self.has(row):
             self._memory[_place(row.number) : _place(row.number + 1)] = bytes(_ROW.size)
             _HEADER.pack_into(self._memory, 0, (self.changes + 1) % 2**64)
+
+    def __enter__(self) -> None:
+        until = time.monotonic() + _LOCK_S
+        while True:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except OSError:  # another process has the lock, or the file system has no locks
+                if time.monotonic() > until:
+                    return
+                time.sleep(_LOCK_TRY_S)
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def close(self) -> None:
         self._memory.close()
@@ -153,10 +201,7 @@ class TurnBoard:
 
 
 def unpack_board_rows(data: bytes) -> list[tuple[TurnRow, bytes]]:
-    """Return the rows in the bytes of a board file, each with the packed description of the engine's work.
-
-    The agent must not map the file, because a process dies if its mapped file is truncated.
-    """
+    """Return the rows of a board file with the packed work. (A truncated mapped file would kill the agent.)"""
     found = list[tuple[TurnRow, bytes]]()
     for number in range(ROWS if len(data) >= _SIZE else 0):
         if (row := _read_row(number, data)) is not None:
@@ -175,28 +220,6 @@ def _read_row(number: int, data: bytes | mmap.mmap) -> TurnRow | None:
 @functools.lru_cache(maxsize=ROWS)
 def _devices_of(names: bytes) -> tuple[DeviceId, ...]:
     return tuple(DeviceId(name.decode(errors="replace")) for name in names.rstrip(b"\0").split(b"\0"))
-
-
-class BoardLock:
-    """The lock of a board. This is a class because a generator function would add 10 us to each turn."""
-
-    def __init__(self, file: int) -> None:
-        self._file = file
-
-    def __enter__(self) -> None:
-        until = time.monotonic() + _LOCK_S
-        while True:
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except OSError:  # another process has the lock, or the file system has no locks
-                if time.monotonic() > until:
-                    return
-                time.sleep(_LOCK_TRY_S)
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):
-            fcntl.flock(self._file, fcntl.LOCK_UN)
 
 
 def _place(number: int) -> int:
@@ -227,17 +250,14 @@ class LibraryTurns:
 
     @property
     def shared(self) -> bool:
-        """Return True if another engine on the board shares a device with this engine."""
+        """True if another engine shares a device with this engine."""
         return self._ensure_own_row() is not None and self._shared
 
     def begin(
         self, *, due_at: float = math.inf, step_s: float = 0.0, work: Callable[[], EngineWork] | None = None
     ) -> None:
-        """Wait for a turn and take it. A library with more urgent work takes its turn first.
-
-        `due_at`: due time of the most urgent token, on `time.monotonic`. `step_s`: expected seconds of the iteration
-        (0: unknown). `work`: function that returns the engine's work to publish, called after the next library is
-        woken.
+        """Wait for a turn; more urgent work goes first. `due_at`: earliest due time of a token, on `time.monotonic`.
+        `step_s`: expected seconds (0: unknown). `work`: work to publish, called after the next library was woken.
         """
         row = self._ensure_own_row()
         if row is None:
@@ -258,7 +278,7 @@ class LibraryTurns:
                 self._reclaim_lost_turns(row)
 
     def end(self) -> None:
-        """Release the turn, because the library has no further iteration now."""
+        """Release the turn, because the engine has no further iteration now."""
         row = self._ensure_own_row() if self._row is not None else None
         if row is None or row.state is TurnState.IDLE:
             return
@@ -266,13 +286,13 @@ class LibraryTurns:
         if not self._shared:
             self._board.write(row)
             return
-        with self._board.lock:
+        with self._board:
             self._board.write(row)
             next_ones = self._hand_on(time.monotonic())
         self._wake(next_ones)
 
     def publish(self, work: EngineWork) -> None:
-        """Publish the engine's work, from which the agent decides whether a library can accept an offered call."""
+        """Publish the engine's work, from which the agent weighs offered calls."""
         row = self._ensure_own_row()
         if row is not None:
             self._board.write_work(row.number, packed(self._library, work))
@@ -289,10 +309,9 @@ class LibraryTurns:
         row, self._row, self._joined = self._row, None, False
         try:
             if row is not None:
-                with self._board.lock:
+                with self._board:
                     if self._board.has(row):
-                        # Unlink before the row is free, because the next engine in this row uses a socket of the same
-                        # name.
+                        # before the row is free, because the next engine in this row uses a socket of this name
                         Path(_waker_socket_path(self._board, row.number)).unlink(missing_ok=True)
                         self._board.clear(row)
                     next_ones = self._hand_on(time.monotonic())
@@ -334,13 +353,13 @@ class LibraryTurns:
             waker.bind(path)
         except OSError as error:
             log.warning("this engine computes without turns: %s: %s", path, error)
-            with self._board.lock:
+            with self._board:
                 self._board.clear(row)
             self._row = None
         return self._row
 
     def _try_to_take_turn(self, row: TurnRow, now: float) -> bool:
-        """Take the turn if no other engine shares a device or this engine keeps its turn. Otherwise request a turn."""
+        """Take the turn if no other engine shares a device or this engine keeps its turn, else request a turn."""
         if not self._shared:
             row.state, row.held_at = TurnState.HOLDS, now
             self._board.write(row)
@@ -356,9 +375,10 @@ class LibraryTurns:
     def _hands_on(self, row: TurnRow, now: float) -> bool:
         if now > self._swept_at + _SWEEP_S:
             self._swept_at = now
-            gone = [other for other in self._board.rows() if other.number != row.number and _is_gone(other.pid)]
+            others = (other for other in self._board.rows() if other.number != row.number)
+            gone = [other for other in others if _process_state(other.pid) in _ENDED]
             if gone:
-                with self._board.lock:
+                with self._board:
                     for other in gone:
                         self._board.clear(other)
         board = self._board
@@ -369,7 +389,7 @@ class LibraryTurns:
         if chosen == [row.number] and mine is not None and mine.state is TurnState.HOLDS:
             return False
         row.state = TurnState.WAITS
-        with board.lock:
+        with board:
             if board.snapshot() == read:  # the board is unchanged, so the choice is valid
                 rows[row.number] = row
                 board.write(row)
@@ -393,7 +413,7 @@ class LibraryTurns:
         now, rows = time.monotonic(), self._board.rows()
         if row.state is not TurnState.IDLE and not _next(rows) and not any(_is_lost(other, now) for other in rows):
             return
-        with self._board.lock:
+        with self._board:
             if row.state is TurnState.IDLE:
                 row.state = TurnState.WAITS
                 self._board.write(row)
@@ -405,7 +425,7 @@ class LibraryTurns:
         self._wake(next_ones)
 
     def _hand_on(self, now: float) -> list[int]:
-        """Give free devices to the next engines while the lock is held. Return the rows to wake after its release."""
+        """Give free devices to the next engines while the lock is held. Return the rows to wake afterwards."""
         rows = {row.number: row for row in self._board.rows()}
         chosen = _next(rows.values())
         self._give(chosen, rows, now)
@@ -441,24 +461,18 @@ def _waker_socket_path(board: TurnBoard, number: int) -> str:
 
 
 def _is_lost(row: TurnRow, now: float) -> bool:
-    """Return True if the row holds a turn and its process is dead, stopped or overdue."""
+    """True if the row holds a turn and its process is dead, stopped or overdue."""
     if row.state is not TurnState.HOLDS or now < row.held_at + _LOOK_S:
         return False
     most_s = _OVERDUE_FACTOR * row.step_s + _OVERDUE_S if row.step_s > 0 else _OVERDUE_UNKNOWN_S
-    return now > row.held_at + most_s or _process_state(row.pid) in ("", "Z", "X", "T", "t")
+    return now > row.held_at + most_s or _process_state(row.pid) in (*_ENDED, "T", "t")
 
 
-def _is_gone(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except PermissionError:  # the process exists and belongs to another user
-        return False
-    except (OSError, OverflowError):
-        return True
-    return False
+_ENDED = ("", "Z", "X")
 
 
 def _process_state(pid: int) -> str:
+    """Return the letter of the process state in /proc; empty without the process."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:

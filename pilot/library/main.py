@@ -1,18 +1,22 @@
-"""The main function of a library's process, from settings to exit."""
+"""The main function of a library's process, from settings to exit, and the sleep of its context."""
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import gc
+import inspect
 import os
 import signal
 import socket
 import sys
+import threading
 import time
-import traceback
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from stoker.contexts import ambient, user_modules
 from stoker.contexts.inference.adapter import set_device_share_factory
@@ -23,35 +27,20 @@ from stoker.pilot.core import infrastructure
 from stoker.pilot.core.infrastructure import is_unwritable_disk_error
 from stoker.pilot.library import connection, process
 from stoker.pilot.library.call_records import LogTail, Marker, ThreadTail, call_output_path, route
-from stoker.pilot.library.connection import BatchReports, Settings
+from stoker.pilot.library.connection import BatchReports, FrameReader, Settings
 from stoker.pilot.library.failures import Place
-from stoker.pilot.library.functions import SideBySide, clean
 from stoker.pilot.library.library_turns import LibraryTurns
-from stoker.pilot.library.process import (
-    ClearedFolder,
-    LibraryFault,
-    ProcessGuard,
-    ScratchGuard,
-    Workplace,
-    context_file_paths,
-    exit_user_forked_child,
-    set_temporary_folder,
-    unshare_working_folder,
-)
 from stoker.pilot.library.runner import Runner
 from stoker.pilot.library.server import LibraryServer
-from stoker.pilot.library.sleeper import Sleeper, can_sleep, device_memory, host_memory
 from stoker.protocol import wire
-from stoker.protocol.calls import Failure, FailureKind
+from stoker.protocol.calls import FailureKind
 from stoker.protocol.ids import DeviceId, LibraryId
-from stoker.protocol.to_agent import Hello, Loaded, LoadFailed, SnapshotMade
-from stoker.protocol.to_library import Load
+from stoker.protocol.to_agent import Hello, Loaded, LoadFailed, SleepFailed, Slept, SnapshotMade, Woke
+from stoker.protocol.to_library import Load, Sleep, Wake
 
-_TAIL_LINES = 20
 _LEAST_AGE_S = 2.0
 _AGE_PER_LOAD = 10
 """A library that is older than 10 times its load time exits if a function needs another version of a loaded module.
-
 Functions with alternating versions of a module then spend at most a tenth of the time on loads.
 """
 _LEAST_ROOM_BYTES = 64 << 10  # a scratch disk counts as full if it refuses 64 KiB
@@ -67,112 +56,96 @@ def serve(number: int) -> None:
     sock = socket.socket(fileno=number)
     sock.set_inheritable(False)
     sock.setblocking(True)
-    settings = _read_settings(sock)
+    reader = FrameReader(sock)
+    data = _next_frame(reader)
+    try:
+        settings = connection.decode_settings(data)
+    except UNREADABLE as error:
+        raise ProtocolError(f"{len(data)} bytes that are not a library's settings: {error}") from None
+
+    def say(message: Any) -> None:
+        sock.sendall(connection.pack([message]))
+
+    def inside(name: str) -> str:
+        return os.path.join(settings.folder, name)
+
     sys.path.extend(place for place in settings.search_path if place not in sys.path)
-    sock.sendall(connection.pack([Hello(library=settings.library, pid=os.getpid())]))
-    messages = wire.to_library_decoder()(_read_frame(sock)).messages
-    order = messages[0]
+    say(Hello(library=settings.library, pid=os.getpid()))
+    order = wire.to_library_decoder()(_next_frame(reader)).messages[0]
     if not isinstance(order, Load):
         raise SystemExit(f"the agent's first order is {type(order).__name__}, not Load")
+    recipe = order.recipe
     try:
         tail = LogTail(settings.log)
-        marker = Marker(os.path.join(settings.folder, "running"), slots=max(1, order.recipe.slots))
-        temporary = ClearedFolder(os.path.join(settings.folder, "tmp"))
-        set_temporary_folder(temporary.short_path)
-        links = context_file_paths(order.recipe, order.objects)
-        workplace = Workplace(os.path.join(settings.folder, "load"), temporary=temporary, links=links)
-        workplace.enter_working_folder(order.recipe.home)
-    except OSError as error:
-        _report_start_failure(error, settings, sock)
-        return
-    loaded = _load(order, settings, sock, workplace)
-    if loaded is None:
-        return
-    context, slots = loaded[0], order.recipe.slots or loaded[1].slots
-    try:
-        if slots > 1 and not order.recipe.slots:
-            marker = Marker(os.path.join(settings.folder, "running"), slots=slots)
+        temporary = process.ClearedFolder(inside("tmp"))
+        process.set_temporary_folder(temporary.short_path)
+        links = process.context_file_paths(recipe, order.objects)
+        workplace = process.Workplace(inside("load"), temporary=temporary, links=links)
+        workplace.enter_working_folder(recipe.home)
+        found = _load(order, settings, say, workplace)
+        if found is None:
+            return
+        context, loaded = found
+        slots = recipe.slots or loaded.slots
+        marker = Marker(inside("running"), slots=slots)
         temporary.keep()
     except OSError as error:
-        _report_start_failure(error, settings, sock)
+        say(LoadFailed(settings.failure(FailureKind.PILOT, _no_room(error, settings))))
         return
     tail.take()
     gc.collect()
     gc.freeze()  # the garbage collector need not scan the context, which lives as long as the process
     if slots > 1:
         route()
-    guard = ProcessGuard(temporary=temporary if slots > 1 else None)
-    side_by_side = SideBySide()
-    place = Place(settings.folder, order.devices, order.recipe.needs.device_memory_bytes, settings.probe)
+    guard = process.ProcessGuard(temporary=temporary if slots > 1 else None)
     server = LibraryServer(
-        sock,
-        library=settings.library,
-        context=context,
-        calls_allowed=order.recipe.calls_per_library,
-        guard=guard,
-        host=settings.host,
-        gang_key=settings.gang_key,
-        sleeper=Sleeper(context, name=order.recipe.name, devices=order.devices, settings=settings),
-    )
+        sock, library=settings.library, context=context, calls_allowed=recipe.calls_per_library, guard=guard,
+        reader=reader, host=settings.host, gang_key=settings.gang_key,
+        move=partial(move_context, context=context, name=recipe.name, devices=order.devices, settings=settings),
+    )  # fmt: skip
 
     if slots == 1:
-        old_at = time.monotonic() + max(_LEAST_AGE_S, _AGE_PER_LOAD * loaded[1].load_s)
+        old_at = time.monotonic() + max(_LEAST_AGE_S, _AGE_PER_LOAD * loaded.load_s)
 
         def make_way() -> None:
             if time.monotonic() > old_at:  # a new process imports the other version
                 what = "a function needs other versions of loaded modules"
-                server.leave(LibraryFault(infrastructure.OTHER_MODULES, what))
+                server.leave(process.LibraryFault(infrastructure.OTHER_MODULES, what))
 
         user_modules.before_replacing = make_way
 
     def make_runner(slot: int) -> Runner:
-        own = temporary if slots == 1 else ClearedFolder(os.path.join(settings.folder, f"tmp-{slot}"))
-        if slots > 1 and not unshare_working_folder():
-            side_by_side.mark_folder_as_shared()
-        runner = Runner(
-            settings,
-            slot=slot,
-            marker=marker,
-            workplace=Workplace(os.path.join(settings.folder, f"slot-{slot}"), temporary=own, links=links),
-            tail=tail
-            if slots == 1
-            else ThreadTail(settings.log, call_output_path(settings.folder, slot), ended=marker.ended),
-            context=context,
-            report=server.outbox.report,
-            lane=server.lane,
-            meetings=server.meetings,
-            guard=guard,
-            leave=server.leave,
-            place=place,
-        )
-        os.register_at_fork(after_in_child=lambda: setattr(runner, "forked", True))
-        return runner
+        own, output = temporary, cast("LogTail | ThreadTail", tail)
+        if slots > 1:
+            own = process.ClearedFolder(inside(f"tmp-{slot}"))
+            output = ThreadTail(settings.log, call_output_path(settings.folder, slot), ended=marker.ended)
+            if not process.unshare_working_folder():
+                server.side_by_side.mark_folder_as_shared()
+        return Runner(
+            settings, slot=slot, marker=marker, tail=output, context=context, report=server.outbox.report,
+            workplace=process.Workplace(inside(f"slot-{slot}"), temporary=own, links=links), lane=server.lane,
+            meetings=server.meetings, guard=guard, leave=server.leave,
+            place=Place(settings.folder, order.devices, recipe.needs.device_memory_bytes, settings.probe),
+        )  # fmt: skip
 
     # A child process of user code must not keep the library's socket open or write to it.
     os.register_at_fork(after_in_child=sock.close)
-    server.send(loaded[1])
-    BatchReports(context, say=server.send).start()
+    server.send(loaded)
+    if callable(getattr(context, "batch_load", None)):
+        reports = BatchReports(context, say=server.send)
+        threading.Thread(target=reports.run, name="stoker-batch-reports", daemon=True).start()
     if slots == 1:
         server.serve(make_runner(0), idle=lambda: marker.idle(0))
     else:
-        server.serve_threads(make_runner, slots, idle=marker.idle, side_by_side=side_by_side)
+        server.serve_threads(make_runner, slots, idle=marker.idle)
 
 
-def _report_start_failure(error: OSError, settings: Settings, sock: socket.socket) -> None:
-    failure = Failure(
-        kind=FailureKind.PILOT,
-        message=clean(_no_room(error, settings)),
-        pilot=settings.pilot,
-        library=settings.library,
-        log=settings.log,
-    )
-    sock.sendall(connection.pack([LoadFailed(failure=failure)]))
-
-
-def _load(order: Load, settings: Settings, sock: socket.socket, workplace: Workplace) -> tuple[Any, Loaded] | None:
+def _load(
+    order: Load, settings: Settings, say: Callable[[Any], None], workplace: process.Workplace
+) -> tuple[Any, Loaded] | None:
 
     def offer(form: str, folder: str, made_s: float) -> None:
-        sock.sendall(connection.pack([SnapshotMade(form=form, folder=folder, made_s=made_s)]))
+        say(SnapshotMade(form=form, folder=folder, made_s=made_s))
 
     ambient.enter_library(
         device=order.devices, objects=order.objects, offer=offer, device_memory_bytes=order.device_memory_bytes
@@ -182,7 +155,7 @@ def _load(order: Load, settings: Settings, sock: socket.socket, workplace: Workp
         set_device_share_factory(lambda: LibraryTurns(board, library, [DeviceId(name) for name in order.devices]))
     started, pid = time.monotonic(), os.getpid()
     hub = HubWatch()
-    ground = ScratchGuard(os.path.dirname(settings.folder))
+    ground = process.ScratchGuard(os.path.dirname(settings.folder))
     try:
         with hub:
             context = load_context(order.recipe, order.objects)
@@ -190,53 +163,35 @@ def _load(order: Load, settings: Settings, sock: socket.socket, workplace: Workp
             cache = token_cache_of(order.recipe, context)
             os.close(os.dup(2))  # raises OSError if the loader has left no free descriptor
         if os.getpid() != pid:
-            exit_user_forked_child(None)
+            process.exit_user_forked_child(None)
     except BaseException as error:  # a loader may call sys.exit
         if os.getpid() != pid:
-            exit_user_forked_child(error)
+            process.exit_user_forked_child(error)
         if ground.is_gone:
             os._exit(infrastructure.FOLDER_GONE)
-        trace = error.__traceback__
-        text = "".join(traceback.format_exception(type(error), error, trace.tb_next if trace else None))
-        print(text, file=sys.stderr, flush=True)  # noqa: T201  # into the library's log
-        what, refusal = f"the loader of {order.recipe.name} raised {type(error).__name__}: {error}", _refusal(settings)
-        advice = hub.advice(error) or workplace.advice(error)
-        what += f"\n{advice}" if advice else ""
-        failure = Failure(
-            kind=FailureKind.PILOT if refusal else FailureKind.CONTEXT,
-            message=clean(f"{what}; {_no_room(refusal, settings)}" if refusal else what),
-            pilot=settings.pilot,
-            library=settings.library,
-            tail=clean("\n".join(text.splitlines()[-_TAIL_LINES:])),
-            log=settings.log,
-        )
-        sock.sendall(connection.pack([LoadFailed(failure=failure)]))
+        tail = connection.print_exception(error)
+        kind, what = FailureKind.CONTEXT, f"the loader of {order.recipe.name} raised {type(error).__name__}: {error}"
+        if advice := hub.advice(error) or workplace.advice(error):
+            what += f"\n{advice}"
+        if refusal := _refusal(settings):
+            kind, what = FailureKind.PILOT, f"{what}; {_no_room(refusal, settings)}"
+        say(LoadFailed(settings.failure(kind, what, tail=tail)))
         return None
     ambient.enter_library(device=order.devices, context=context)
     seconds = time.monotonic() - started
     resident, peak = host_memory()
     return context, Loaded(
-        load_s=seconds,
-        resident_bytes=resident,
-        peak_bytes=peak,
-        device_bytes=device_memory(order.devices),
-        slots=0 if order.recipe.slots else slots,
-        cache=cache,
-        sleeps=can_sleep(context),
-    )
+        load_s=seconds, resident_bytes=resident, peak_bytes=peak, device_bytes=device_memory(order.devices),
+        slots=0 if order.recipe.slots else slots, cache=cache, sleeps=can_sleep(context),
+    )  # fmt: skip
 
 
 def _refusal(settings: Settings) -> OSError | None:
     """Return the error of a test write to the scratch disk, or None if the disk accepts the write."""
-    place = os.path.join(settings.folder, "room")
     try:
-        with open(place, "wb") as file:
-            file.write(bytes(_LEAST_ROOM_BYTES))
+        Path(settings.folder, "room").write_bytes(bytes(_LEAST_ROOM_BYTES))
     except OSError as error:
         return error if is_unwritable_disk_error(error) else None
-    finally:
-        with suppress(OSError):
-            os.unlink(place)
     return None
 
 
@@ -247,24 +202,77 @@ def _no_room(error: OSError, settings: Settings) -> str:
     return f"lib-{settings.library} on {settings.pilot}: {what}; {advice}"
 
 
-def _read_settings(sock: socket.socket) -> Settings:
-    data = _read_frame(sock)
-    try:
-        return connection.decode_settings(data)
-    except UNREADABLE as error:
-        raise ProtocolError(f"{len(data)} bytes that are not a library's settings: {error}") from None
-
-
-def _read_frame(sock: socket.socket) -> bytes:
-    return _exactly(sock, connection.read_frame_length(_exactly(sock, connection.HEAD_BYTES)))
-
-
-def _exactly(sock: socket.socket, count: int) -> bytes:
-    data = bytearray(count)
-    view = memoryview(data)
-    while view:
-        got = sock.recv_into(view)
-        if not got:
+def _next_frame(reader: FrameReader) -> memoryview:
+    while (frame := reader.next()) is None:
+        if not reader.fill(block=True):
             raise SystemExit(1)
-        view = view[got:]
-    return bytes(data)
+    return frame
+
+
+# ---- sleep, and memory
+
+
+def move_context(
+    order: Sleep | Wake, *, context: Any, name: str, devices: tuple[str, ...], settings: Settings
+) -> Slept | Woke | SleepFailed:
+    method = "sleep" if isinstance(order, Sleep) else "wake"
+    before, began = host_memory()[0], time.monotonic()
+    try:
+        getattr(context, method)()
+    except BaseException as error:
+        what = f"{method}() of the context {name} raised {type(error).__name__}: {error}"
+        return SleepFailed(settings.failure(FailureKind.CONTEXT, what, tail=connection.print_exception(error)))
+    seconds = time.monotonic() - began
+    gc.collect()
+    _return_freed_memory()  # also when awake, because an awake library has a lower limit of host memory
+    if isinstance(order, Wake):
+        return Woke(seconds)
+    resident = host_memory()[0]
+    return Slept(resident, max(0, resident - before), device_memory(devices), seconds)
+
+
+def can_sleep(context: Any) -> bool:
+    """Return True if a context's class has methods `sleep()` and `wake()` without required arguments."""
+    return all(_has_method_without_arguments(context, name) for name in ("sleep", "wake"))
+
+
+def _has_method_without_arguments(context: Any, name: str) -> bool:
+    if not callable(getattr(type(context), name, None)):  # a proxy object has every attribute
+        return False
+    method = getattr(context, name)
+    try:
+        inspect.signature(method).bind()
+    except (TypeError, ValueError):  # an argument is required, or C code has no signature
+        return False
+    return not inspect.iscoroutinefunction(method)
+
+
+def _cuda() -> Any:
+    torch: Any = sys.modules.get("torch")
+    return torch.cuda if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized() else None
+
+
+def _return_freed_memory() -> None:
+    """Return unused memory from the allocators to the device and the operating system."""
+    if cuda := _cuda():
+        cuda.empty_cache()
+    with suppress(OSError, AttributeError):  # the C library is not glibc
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def host_memory() -> tuple[int, int]:
+    """Return the current and the peak host memory of this process, in bytes."""
+    found = {"VmRSS:": 0, "VmHWM:": 0}
+    with open("/proc/self/status") as file:
+        for line in file:
+            name, _, rest = line.partition("\t")
+            if name in found:
+                found[name] = int(rest.split()[0]) * 1024
+    return found["VmRSS:"], max(found.values())
+
+
+def device_memory(devices: tuple[str, ...]) -> int:
+    """Return the bytes that PyTorch has reserved on the fullest device, or 0 without a GPU."""
+    cuda = _cuda()
+    count = min(len(devices), cuda.device_count()) if cuda else 0
+    return max((int(cuda.memory_reserved(index)) for index in range(count)), default=0)

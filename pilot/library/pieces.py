@@ -1,11 +1,8 @@
 """The pieces that running calls yield, and the rendezvous addresses of gangs.
 
-A call waits in its slot while its client has not received `WINDOW_PIECES` of its pieces. At the end of the function,
-the slot waits until the client has all pieces. Pieces of several calls share frames: the library gathers pieces for a
-time that grows with the number of calls, but sends the first pieces of a call immediately.
-
-Rank 0 of a gang listens for connections of the other ranks. The address of rank 0 may reach another rank before the
-call of that rank arrives.
+A call waits in its slot while its client has not received `WINDOW_PIECES` of its pieces, and at its end for all pieces.
+Pieces of several calls share frames: the library gathers pieces for a time that grows with the number of calls, but
+sends the first pieces of a call immediately.
 """
 
 from __future__ import annotations
@@ -17,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from dataclasses import dataclass, field
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any
 
@@ -36,7 +34,7 @@ _KEPT = 64  # maximum number of stored addresses that no call has requested yet
 
 
 class GangMeetings:
-    """The gangs of one library. `say` sends a message to the agent; `key`: secret of the session's gangs."""
+    """The gangs of one library. `say` sends a message to the agent. `key`: secret of the session's gangs."""
 
     def __init__(self, *, host: str, say: Callable[[Listens], None], key: bytes = b"") -> None:
         self._host = host
@@ -46,7 +44,7 @@ class GangMeetings:
         self._changed = threading.Condition()
 
     def told(self, call: int, address: str) -> None:
-        """Record the address of rank 0 of a call's gang. An empty address means that this rank is cancelled."""
+        """Record the address of rank 0 of a call's gang, or "" if this rank is cancelled. May precede the call."""
         with self._changed:
             self._addresses[call] = address
             while len(self._addresses) > _KEPT:
@@ -58,21 +56,19 @@ class GangMeetings:
             with self._changed:
                 self._addresses.pop(call, None)
 
-    def seat(self, call: CallId, place: GangPlace, *, limit_s: float) -> Gang:
+    def seat(self, call: CallId, place: GangPlace, limit_s: float) -> Gang:
         """Wait for the address of rank 0, and return the `Gang` of this rank. Raises GangBroken."""
         if place.size == 1:
             return Gang(rank=0, size=1)
         if place.rank == 0:
             return self._listen(call, place)
-        ends_at = time.monotonic() + limit_s
         with self._changed:
-            while call not in self._addresses and not place.rendezvous:
-                if not self._changed.wait(ends_at - time.monotonic()):
-                    raise GangBroken(
-                        f"rank {place.rank} of {place.size} did not get the address of rank 0 within"
-                        f" {show_seconds(limit_s)}: did rank 0 begin, and does it call stoker.gang()?",
-                        rank=place.rank, size=place.size,
-                    )  # fmt: skip
+            if not self._changed.wait_for(lambda: call in self._addresses or place.rendezvous, limit_s):
+                raise GangBroken(
+                    f"rank {place.rank} of {place.size} did not get the address of rank 0 within"
+                    f" {show_seconds(limit_s)}: did rank 0 begin, and does it call stoker.gang()?",
+                    rank=place.rank, size=place.size,
+                )  # fmt: skip
             address = self._addresses.pop(call, "") or place.rendezvous
         if not address:
             raise GangBroken(f"rank {place.rank} of {place.size} was cancelled", rank=place.rank, size=place.size)
@@ -104,13 +100,8 @@ def yields(result: Any) -> bool:
     return type(result) is GeneratorType or type(result) is AsyncGeneratorType
 
 
-def can_be_drained(result: Any) -> bool:
-    """Return True if the result is an iterator or an asynchronous iterator."""
-    return hasattr(result, "__next__") or hasattr(result, "__anext__")
-
-
 def drain(result: Any, put: Callable[[Any], bool], stop: CallStop) -> bool:
-    """Pass each piece of the result to `put`, in order. Return False if `put` refused a piece."""
+    """Pass each piece of the result to `put`. Return False if `put` refused a piece."""
     if not hasattr(result, "__anext__"):
         try:
             return all(put(piece) for piece in result)
@@ -147,11 +138,9 @@ def run_in_event_loop(coroutine: Coroutine[Any, Any, Any], stop: CallStop) -> An
 
     async def run() -> Any:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        told: list[bool] = []
 
         def cancel() -> None:
-            if task is not None and not told:
-                told.append(True)
+            if task is not None and not task.cancelling():
                 task.cancel()
 
         def wake() -> None:
@@ -179,7 +168,7 @@ _now = time.monotonic
 
 
 class PieceBatcher:
-    """Collects pieces from any thread, and passes them in order to `send`."""
+    """Collects pieces of any thread, and passes them in order to `send`."""
 
     def __init__(self, send: Callable[[list[Yielded]], None]) -> None:
         self.calls = 0  # number of running calls that yield pieces
@@ -196,7 +185,7 @@ class PieceBatcher:
             self._send_or_schedule_pieces(at_once=at_once or pieces.waits)
 
     def add_pieces_of_runs(self, pieces: list[tuple[YieldingRun, Yielded]], *, at_once: bool) -> None:
-        """Add pieces of runs that another thread may end at the same time."""
+        """Add pieces of runs that another thread may end meanwhile."""
         with self._came:
             for run, each in pieces:
                 if not run.is_over:
@@ -251,14 +240,14 @@ _RUN_BITS = 32
 
 
 class PieceSender:
-    """Sends a library's pieces. `read(seconds)` reads messages of the agent, and is None if another thread reads."""
+    """Sends a library's pieces. `read(seconds)` reads the agent's messages; None if another thread reads them."""
 
     def __init__(self, library: int, *, send: Callable[[list[Yielded]], None]) -> None:
         self.read: Callable[[float], None] | None = None
         self._batcher = PieceBatcher(send)
         self._runs: dict[int, YieldingRun] = {}
         self._relayed: list[tuple[YieldingRun, Yielded]] = []
-        """Texts that the engine's thread has added. Only that thread uses this list."""
+        """Texts of the engine's thread, the only user of this list."""
         self._next_run = library << _RUN_BITS
         self.changed = threading.Condition()
 
@@ -306,50 +295,42 @@ class PieceSender:
         self._batcher.add_pieces_of_runs(relayed, at_once=any(each.first < FIRST_PIECES for _, each in relayed))
 
 
+@dataclass(eq=False)
 class YieldingRun:
-    def __init__(
-        self,
-        lane: PieceSender,
-        call: CallId,
-        number: int,
-        *,
-        is_to_end: Callable[[], bool],
-        on_waited: Callable[[float], None],
-    ) -> None:
-        self.call = call
-        self.number = number
-        self.count = 0
-        self.waited_s = 0.0  # seconds of waiting for the client
-        self.is_over = False
-        self._lane = lane
-        self._is_to_end = is_to_end
-        self._on_waited = on_waited
-        self._sizes: deque[int] = deque()
-        self._bytes = 0
+    lane: PieceSender
+    call: CallId
+    number: int
+    is_to_end: Callable[[], bool]
+    on_waited: Callable[[float], None]
+    count: int = 0
+    waited_s: float = 0.0  # seconds of waiting for the client
+    is_over: bool = False
+    _sizes: deque[int] = field(default_factory=deque)
+    _bytes: int = 0
 
     def put(self, piece: bytes) -> bool:
-        """Send a piece once the client has taken enough earlier pieces. Return False if the client no longer reads."""
+        """Send a piece once the window has room. Return False if the client no longer reads."""
         if not self._wait(lambda: self._has_room(len(piece))):
             return False
-        with self._lane.changed:
+        with self.lane.changed:
             number = self._count(piece)
-        self._lane.say(Yielded(self.call, self.number, number, [piece]))
+        self.lane.say(Yielded(self.call, self.number, number, [piece]))
         return True
 
     # ---- texts from the engine's thread
 
     def add(self, text: str) -> bool:
-        """Accept a text as the next piece. Return False if too many pieces are unacknowledged."""
+        """Accept a text as the next piece. Return False if the window is full."""
         piece = payloads.dumps(text, what="piece")
-        with self._lane.changed:
+        with self.lane.changed:
             if not self._has_room(len(piece)):
                 return False
             number = self._count(piece)
-        self._lane.relay(self, Yielded(self.call, self.number, number, [piece]))
+        self.lane.relay(self, Yielded(self.call, self.number, number, [piece]))
         return True
 
     def send(self) -> None:
-        self._lane.send_relayed()
+        self.lane.send_relayed()
 
     # ---- the window
 
@@ -360,7 +341,7 @@ class YieldingRun:
         return self.count - 1
 
     def wait_until_all_pieces_taken(self) -> bool:
-        """Wait until the client has every piece. Return False if the client no longer reads pieces."""
+        """Wait until the client has every piece. Return False if it no longer reads."""
         return self._wait(lambda: not self._sizes)
 
     def take(self, upto: int) -> None:
@@ -373,16 +354,16 @@ class YieldingRun:
         return not sizes or (len(sizes) < WINDOW_PIECES and self._bytes + size <= WINDOW_BYTES)
 
     def _wait(self, is_over: Callable[[], bool]) -> bool:
-        if self._is_to_end():
+        if self.is_to_end():
             return False
         if is_over():
             return True
-        self._lane.say(Yielded(self.call, self.number, self.count, [], waits=True))
+        self.lane.say(Yielded(self.call, self.number, self.count, [], waits=True))
         began, before = time.perf_counter(), self.waited_s
         while not is_over():
-            self._lane.wait(lambda: is_over() or self._is_to_end())
+            self.lane.wait(lambda: is_over() or self.is_to_end())
             self.waited_s = before + time.perf_counter() - began
-            self._on_waited(self.waited_s)
-            if self._is_to_end():
+            self.on_waited(self.waited_s)
+            if self.is_to_end():
                 return False
         return True

@@ -1,12 +1,11 @@
 """The process state that calls may change: folders, umask, environment, file descriptors.
 
 A call runs in the folder of its program with the program's umask, if this process sees the folder. Otherwise the call
-runs in an empty folder of its slot; files left in this folder are reported and removed. `TMPDIR` is private in both
-cases.
+runs in an empty folder of its slot; files left there are reported and removed. `TMPDIR` is always private.
 
 After each call, the library restores the environment variables and the descriptors 0 to 2. After other damage, the
-library exits and its unstarted calls run elsewhere. The library checks for damage before a call that may take long,
-after a failed call, and every 20 ms between short calls. Threads, children, `sys.path` and random states may change.
+library exits and its unstarted calls run elsewhere. It checks for damage before a call that may take long, after a
+failed call, and every 20 ms between short calls. Threads, children, `sys.path` and random states may change.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class ScratchGuard:
 
     @property
     def is_gone(self) -> bool:
-        """Return True if the folder was removed, even if a new folder has the same name."""
+        """True if the folder was removed, even if a new folder has its name."""
         return self._folder_identity is None or _identity(self._folder) != self._folder_identity
 
 
@@ -66,7 +65,7 @@ def _identity(place: str | int) -> tuple[int, int] | None:
 
 
 class ClearedFolder:
-    """A folder that `clear` empties, except for entries present at the last `keep`. Raises OSError."""
+    """A folder that `clear` empties, except for entries of the last `keep`. Raises OSError."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -76,7 +75,6 @@ class ClearedFolder:
         self.clear()
 
     def is_touched(self) -> bool:
-        """Return True if the folder has changed since the last `clear`."""
         try:
             facts = os.fstat(self._open)
         except OSError:  # a call has closed the descriptor
@@ -85,13 +83,13 @@ class ClearedFolder:
 
     @property
     def short_path(self) -> str:
-        """Return a path of the folder that is short enough for Unix sockets."""
+        """A path of the folder that is short enough for Unix sockets."""
         if len(os.fsencode(self.path)) <= _LONGEST:
             return self.path
         return f"/proc/{os.getpid()}/fd/{self._open}"
 
     def names(self) -> list[str]:
-        """Return the names of the entries that `clear` removes, or no names if the folder cannot be read."""
+        """Return the names of the entries that `clear` removes."""
         try:
             return sorted(set(os.listdir(self.path)) - self._kept)
         except OSError:
@@ -102,7 +100,7 @@ class ClearedFolder:
         self._remember_state()
 
     def clear(self) -> None:
-        """Empty the folder. Create the folder again if a call removed it."""
+        """Empty the folder, or create it again if a call removed it."""
         was = os.fstat(self._open)
         if not os.path.exists(self.path):
             os.mkdir(self.path, mode=0o700)
@@ -129,7 +127,7 @@ class ClearedFolder:
 
 
 def clear_temporary_folder(folder: ClearedFolder) -> None:
-    """Empty a temporary folder, and reset the temporary folder of `multiprocessing`. Raises OSError."""
+    """Empty a temporary folder, and reset the temporary folder of `multiprocessing`."""
     folder.clear()
     made = getattr(process.current_process(), "_config", {}).get("tempdir")
     if made is not None and not os.path.isdir(made):
@@ -151,7 +149,7 @@ def unshare_working_folder() -> bool:
 
 
 def context_file_paths(recipe: Recipe, objects: Mapping[str, str]) -> dict[str, str]:
-    """Return the local paths of a context's files, by relative path in the recipe's `files`."""
+    """Return the local paths of a context's files, by relative path."""
     return {path: objects[name] for path, name in recipe.named if name in objects}
 
 
@@ -169,17 +167,16 @@ class Workplace:
         self._is_in_slot_folder = False
 
     def enter(self, options: CallOptions) -> None:
-        home = options.home
         if not options.folder:
-            self.enter_working_folder(home)
+            self.enter_working_folder(options.home)
             return
-        os.umask(self._umask if home is None else home.umask)
+        os.umask(self._umask if options.home is None else options.home.umask)
         self._home, self._is_in_slot_folder = None, False
         os.makedirs(options.folder, exist_ok=True)
         os.chdir(options.folder)
 
     def enter_working_folder(self, home: ProgramFolder | None) -> None:
-        """Enter the program's folder if this process sees the folder, else the slot's folder. Raises OSError."""
+        """Enter the program's folder if this process sees it, else the slot's folder. Raises OSError."""
         os.umask(self._umask if home is None else home.umask)
         is_known = home is self._home and not self._is_in_slot_folder  # calls of a frame share their options
         self._home, self._is_in_slot_folder = home, False
@@ -205,10 +202,14 @@ class Workplace:
                 os.symlink(target, place)
         folder.keep()
 
+    @property
+    def _touched(self) -> ClearedFolder | None:
+        own = self._own if self._is_in_slot_folder else None
+        return own if own is not None and own.is_touched() else None
+
     def left(self, function: str) -> LeftFiles | None:
-        if not self._is_in_slot_folder or self._own is None or not self._own.is_touched():
-            return None
-        names = self._own.names()
+        touched = self._touched
+        names = touched.names() if touched is not None else []
         if not names:
             return None
         shown = tuple(name.encode("utf-8", "replace").decode()[:_LONGEST_NAME] for name in names[:_MOST_NAMES])
@@ -220,8 +221,6 @@ class Workplace:
             return ""
         link: BaseException | None = error
         for _ in range(_MOST_LINKS):
-            if link is None:
-                break
             if isinstance(link, OSError) and link.errno == errno.ENOENT and isinstance(link.filename, str | bytes):
                 path = os.fsdecode(link.filename)
                 if path and not os.path.isabs(path):
@@ -229,19 +228,17 @@ class Workplace:
                         f"this pilot does not see the program's folder {self._home.path}, where {path!r} is looked for;"
                         f' send it with the context: @context(files=("{path}",)), or give a path that pilots can access'
                     )
-            link = link.__cause__ or link.__context__
+            link = link and (link.__cause__ or link.__context__)
         return ""
 
     def is_clean(self) -> bool:
-        if self.temporary.is_touched():
-            return False
-        return not self._is_in_slot_folder or self._own is None or not self._own.is_touched()
+        return not self.temporary.is_touched() and self._touched is None
 
     def clean(self) -> None:
-        if self._is_in_slot_folder and self._own is not None and self._own.is_touched():
-            self._own.clear()
-            if not os.listdir(self._own.path):  # `clear` created the folder again
-                self._link(self._own)
+        if (own := self._touched) is not None:
+            own.clear()
+            if not os.listdir(own.path):  # `clear` created the folder again
+                self._link(own)
         if self.temporary.is_touched():
             clear_temporary_folder(self.temporary)
 
@@ -268,13 +265,13 @@ class LibraryFault(NamedTuple):
 
 
 class ProcessGuard:
-    """Detects changes of the process since the context was loaded. `temporary`: folder that several slots share."""
+    """Detects changes of the process since its creation. `temporary`: folder that several slots share."""
 
     def __init__(self, *, temporary: ClearedFolder | None = None) -> None:
         self._temporary = temporary
         self._environ = os.environ
         self._variables: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]  # since Python 3.0
-        """The dictionary inside `os.environ`, which can be compared ten times faster than `os.environ`."""
+        """The dictionary inside `os.environ`, which compares ten times faster."""
         self._initial_variables = dict(self._variables)
         self._streams = {"stdout": sys.stdout, "stderr": sys.stderr}
         self._modules = {name: sys.modules.get(name) for name in _MODULES}
@@ -286,11 +283,13 @@ class ProcessGuard:
         free = connections.descriptor_limit() - lowest if lowest is not None else 0
         self._margin = min(_MARGIN, free // 4)
         self._has_spare_descriptors = free > 8
-        """False if the loader used up the file descriptors. A new library would have the same problem."""
+        """False if the loader used up the file descriptors, because a new library would have the same problem."""
         self._outputs: dict[int, tuple[int, tuple[int, int] | None]] = {}
         if self._has_spare_descriptors:
             self._outputs = {
-                number: (_duplicate_descriptor(number), _identity(number)) for number in (0, 1, 2) if _identity(number)
+                number: (fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 3), _identity(number))
+                for number in (0, 1, 2)
+                if _identity(number)
             }
         poll = select.poll()
         for number in self._outputs:
@@ -385,11 +384,6 @@ def _signals() -> tuple[bool, bool, bool]:
     )
 
 
-def _duplicate_descriptor(number: int) -> int:
-    """Duplicate a descriptor to a number above 2, even if a standard descriptor is closed."""
-    return fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 3)
-
-
 def _lowest_free_descriptor() -> int | None:
     try:
         number = os.dup(2)
@@ -403,7 +397,7 @@ def _lowest_free_descriptor() -> int | None:
 
 
 def register_created_segments_only() -> None:
-    """Make the resource tracker register only segments that this process creates."""
+    """Register only segments that this process creates with the resource tracker, which removes them at its end."""
     within = threading.local()
     register, unregister = resource_tracker.register, resource_tracker.unregister
     make = shared_memory.SharedMemory.__init__
@@ -431,7 +425,7 @@ def register_created_segments_only() -> None:
 
 
 def drop_resource_tracker() -> None:
-    """Stop using the resource tracker of the parent process, which ends with the parent."""
+    """Stop using the parent's resource tracker, which ends with the parent."""
     tracker: Any = resource_tracker._resource_tracker
     if tracker._fd is not None:
         os.close(tracker._fd)
@@ -439,16 +433,6 @@ def drop_resource_tracker() -> None:
 
 
 # ---- forked children
-
-
-def flush_and_exit_fork() -> None:
-    """Exit a forked child that returned from the user's function."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError, AttributeError):
-            continue
-    os._exit(0)
 
 
 def exit_user_forked_child(error: BaseException | None) -> NoReturn:

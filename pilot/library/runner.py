@@ -1,7 +1,4 @@
-"""One slot of a library: runs calls one after the other and returns the end of each call.
-
-This code is performance-critical: an empty call takes some tens of microseconds.
-"""
+"""One slot of a library, which runs calls one after the other. An empty call takes some tens of microseconds."""
 
 from __future__ import annotations
 
@@ -11,38 +8,28 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
+from functools import partial
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any, NoReturn
 
 import msgspec
 
 from stoker.contexts import ambient
-from stoker.contexts.ambient import CallStop, Evicted, RelayedTexts, SeatHook, is_caused_by_eviction
+from stoker.contexts.ambient import CallStop, Evicted, RelayedTexts, is_caused_by_eviction
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import GangBroken, StokerError
 from stoker.pilot.core import infrastructure
-from stoker.pilot.library import failures
+from stoker.pilot.library import failures, pieces
 from stoker.pilot.library.call_records import NOWHERE, LogTail, Marker, ThreadTail
 from stoker.pilot.library.connection import Settings
 from stoker.pilot.library.failures import in_short
 from stoker.pilot.library.functions import Packer, RunnableCall, TransferError
-from stoker.pilot.library.pieces import (
-    GangMeetings,
-    PieceSender,
-    YieldingRun,
-    as_list,
-    can_be_drained,
-    drain,
-    run_in_event_loop,
-    yields,
-)
 from stoker.pilot.library.process import (
     LibraryFault,
     ProcessGuard,
     ScratchGuard,
     Workplace,
     exit_user_forked_child,
-    flush_and_exit_fork,
 )
 from stoker.protocol.calls import (
     PIECE_BYTES,
@@ -50,7 +37,6 @@ from stoker.protocol.calls import (
     CallProgress,
     Failure,
     FailureKind,
-    GangPlace,
     Objective,
     Payload,
 )
@@ -58,9 +44,8 @@ from stoker.protocol.ids import CallId
 from stoker.units import show_bytes
 
 _LAZY = frozenset({CoroutineType, GeneratorType, AsyncGeneratorType})
-"""Types of results that must be awaited or iterated to compute the values."""
 _PARSL_FAILURE_TYPE = "RemoteExceptionWrapper"
-"""The class that Parsl's wrapper of a function returns instead of an exception."""
+"""Class that Parsl's wrapper of a function returns instead of an exception."""
 NO_CALL = -1  # the call id while no call runs; ids start at 0
 _now = time.perf_counter
 _clock_ns = time.monotonic_ns
@@ -68,21 +53,12 @@ _clock_ns = time.monotonic_ns
 
 class Runner:
     def __init__(
-        self,
-        settings: Settings,
-        *,
-        slot: int,
-        marker: Marker,
-        workplace: Workplace,
-        tail: LogTail | ThreadTail,
-        context: Any,
-        report: Callable[[CallProgress], None],
-        lane: PieceSender | None = None,
-        meetings: GangMeetings | None = None,
-        guard: ProcessGuard | None = None,
-        leave: Callable[[LibraryFault], NoReturn] | None = None,
-        place: failures.Place | None = None,
-    ) -> None:
+        self, settings: Settings, *, slot: int, marker: Marker, workplace: Workplace, tail: LogTail | ThreadTail,
+        context: Any, report: Callable[[CallProgress], None], lane: pieces.PieceSender | None = None,
+        meetings: pieces.GangMeetings | None = None, guard: ProcessGuard | None = None,
+        leave: Callable[[LibraryFault], NoReturn] | None = None, place: failures.Place | None = None,
+    ) -> None:  # fmt: skip
+        self._settings = settings
         self._packer = Packer(settings)
         self._place = place or failures.Place(settings.folder)
         self._slot = slot
@@ -97,7 +73,7 @@ class Runner:
         self._leave = leave
         self._hook: ambient.ProgressHook = self._progress
         self._last = CallProgress(call=0)  # type: ignore[arg-type]
-        self._yielding: YieldingRun | None = None
+        self._yielding: pieces.YieldingRun | None = None
         self._may_checkpoint = True
         self._log_from = NOWHERE
         self._pid = os.getpid()
@@ -108,7 +84,6 @@ class Runner:
         self.taken = NO_CALL  # id of the call in this slot, until its outcome is queued in the outbox
         self.begun = 0  # number of calls begun, counted by the caller of `run`
         self.stop = CallStop()  # another thread sets this to stop the call
-        self.forked = False  # True in a forked child of this process, which must not continue as the library
         self.is_clean = True  # False if the last call left files that `clean` must remove
         self.ended_at = 0.0  # end time of the last call, on `time.perf_counter`
 
@@ -118,7 +93,7 @@ class Runner:
         self.taken = call
 
     def run(self, work: RunnableCall) -> CallEnd | CallProgress:
-        """Run a call. Return the outcome of the call, or its checkpoint if the call was evicted."""
+        """Run a call. Return its outcome, or its checkpoint if it was evicted."""
         spec, packer = work.spec, self._packer
         call = spec.call
         self._log_from = self._tail.begin()
@@ -134,7 +109,8 @@ class Runner:
             self._workplace.enter(work.run.options)
             function, takes_context = packer.open_function(work.function)
             args, kwargs = packer.open_arguments(work.function, spec.payload, work.run.objects)
-            seat = self._seat(call, work.run.gang) if work.run.gang is not None else None
+            gang, meetings = work.run.gang, self._meetings
+            seat = partial(meetings.seat, call, gang) if gang is not None and meetings is not None else None
             dues = _token_due_times(work.run.options.objective, waited_s=work.run.waited_s)
             ambient.enter_call_scope(
                 hook=self._hook, folder=self._scratch, state=spec.progress, seat=seat, dues=dues, stop=self.stop
@@ -161,46 +137,37 @@ class Runner:
                 failure = error.failure
             # Free a large result before the next call runs.
             del result, args, kwargs
-        except TransferError as error:
-            self.ended_at = ended = _now()
-            failure = self._find_infrastructure_failure(error) or error.failure
-        except Evicted as evicted:
-            if os.getpid() != self._pid:
-                exit_user_forked_child(None)
-            self.ended_at = _now()
-            self._finish()
-            return self._evicted(call, state=evicted.state)
         except BaseException as error:  # including SystemExit and KeyboardInterrupt, which end only the function
             if os.getpid() != self._pid:
-                exit_user_forked_child(error)
-            self._advise(error)
+                exit_user_forked_child(None if isinstance(error, Evicted) else error)
             self.ended_at = ended = _now()
-            if self.stop.asked and is_caused_by_eviction(error):
+            if isinstance(error, Evicted) or (self.stop.asked and is_caused_by_eviction(error)):
                 self._finish()
-                return self._evicted(call)
-            if isinstance(error, GangBroken) and work.run.gang is not None:
-                failure = packer.failure(str(error), kind=FailureKind.GANG)
+                return self._evicted(call, state=error.state if isinstance(error, Evicted) else b"")
+            if isinstance(error, TransferError):
+                failure = self._find_infrastructure_failure(error) or error.failure
+            elif isinstance(error, GangBroken) and work.run.gang is not None:
+                failure = self._settings.failure(FailureKind.GANG, str(error))
             else:
-                said = failures.explain_bash_failure(error, log=packer.log, log_from=self._log_from)
+                self._advise(error)
+                said = failures.explain_bash_failure(error, log=self._settings.log, log_from=self._log_from)
                 raised, failure = said or in_short(error), self._find_infrastructure_failure(error)
                 payload = packer.pack_error(call, error)
                 if failure is not None and isinstance(payload, ObjectRef):  # no client would fetch the exception
                     os.unlink(payload.source)
                     payload = b""
-        if self.forked:
-            flush_and_exit_fork()
         if not ok:
             self._exit_if_damaged()
-        run_s, pieces = ended - started, 0
+        run_s, count = ended - started, 0
         if self._yielding is not None:
-            run_s, pieces = max(0.0, run_s - self._yielding.waited_s), self._yielding.count
+            run_s, count = max(0.0, run_s - self._yielding.waited_s), self._yielding.count
             if not self._yielding.wait_until_all_pieces_taken():
                 self._finish()
                 return self._evicted(call)
         printed = self._finish()
         work.function.took(run_s)
         left = None if self.is_clean else self._workplace.left(work.function.name)
-        return CallEnd(call, ok, payload, run_s, failure, printed, pieces, raised, left)
+        return CallEnd(call, ok, payload, run_s, failure, printed, count, raised, left)
 
     def clean(self) -> LibraryFault | None:
         self._marker.idle(self._slot)  # the time limit of the call no longer counts
@@ -225,10 +192,10 @@ class Runner:
 
     def _await_or_drain_result(self, run: Callable[..., Any], work: RunnableCall, result: Any) -> Any:
         if type(result) is CoroutineType:
-            result = run(run_in_event_loop, result, self.stop)
+            result = run(pieces.run_in_event_loop, result, self.stop)
         if not work.run.options.stream:
-            return run(self._as_list, result) if yields(result) else result
-        if not can_be_drained(result):
+            return run(self._as_list, result) if pieces.yields(result) else result
+        if not (hasattr(result, "__next__") or hasattr(result, "__anext__")):
             raise TypeError(
                 f"{work.function.name} was called with stream=True and returned a"
                 f" {type(result).__name__}: yield the pieces, or return an iterator over them"
@@ -245,13 +212,13 @@ class Runner:
             ),
         )
         self._may_checkpoint = False
-        if not run(drain, result, self._put, self.stop):
+        if not run(pieces.drain, result, self._put, self.stop):
             raise Evicted
         return None
 
     def _as_list(self, result: Any) -> list[Any]:
         self._may_checkpoint = False
-        return as_list(result, self.stop)
+        return pieces.as_list(result, self.stop)
 
     def _put(self, piece: Any) -> bool:
         if os.getpid() != self._pid:
@@ -265,11 +232,9 @@ class Runner:
         parts = self._packer.parts(piece, what="piece")
         size = sum(map(len, parts))
         if size > PIECE_BYTES:
-            raise TransferError(
-                self._packer.failure(
-                    f"piece {yielding.count}, a {type(piece).__name__}, has {show_bytes(size)} when it is pickled, and"
-                    f" no piece may have more than {show_bytes(PIECE_BYTES)}: yield smaller ones, or return one result"
-                )
+            raise self._packer.error(
+                f"piece {yielding.count}, a {type(piece).__name__}, has {show_bytes(size)} when it is pickled, and"
+                f" no piece may have more than {show_bytes(PIECE_BYTES)}: yield smaller ones, or return one result"
             )
         return yielding.put(parts[0] if len(parts) == 1 and type(parts[0]) is bytes else b"".join(parts))
 
@@ -286,12 +251,8 @@ class Runner:
         self._marker.suspect(calls)
 
     def forgive(self) -> None:
-        """Record that no call of this slot is running, because the library exits for another reason."""
+        """Record that this slot is idle, because the library exits for another reason."""
         self._marker.idle(self._slot)
-
-    def _seat(self, call: CallId, place: GangPlace) -> SeatHook | None:
-        meetings = self._meetings
-        return None if meetings is None else lambda limit_s: meetings.seat(call, place, limit_s=limit_s)
 
     def _finish(self) -> Any:
         ambient.leave_call_scope()
@@ -312,12 +273,12 @@ class Runner:
             found = None
         if found is None:
             return None
-        failure = self._packer.failure(found.text, kind=FailureKind.INFRASTRUCTURE)
+        failure = self._settings.failure(FailureKind.INFRASTRUCTURE, found.text)
         failed = ", ".join(self._place.devices) if found.row.probed else ""
-        return msgspec.structs.replace(failure, device=failed) if failed else failure
+        return msgspec.structs.replace(failure, device=failed)
 
     def _progress(self, done: float, total: float, metric: float, state: bytes) -> bool:
-        if os.getpid() != self._pid:  # a process that the call forked reports no progress
+        if os.getpid() != self._pid:  # a forked process reports no progress
             return False
         if state and not self._may_checkpoint:
             raise StokerError(
@@ -331,7 +292,7 @@ class Runner:
 
 
 def _decimal_setter() -> Callable[[], None] | None:
-    """Return a function that gives each call a separate copy of the loader's decimal context."""
+    """Return a function that gives a call a copy of the loader's decimal context."""
     for variable, value in contextvars.copy_context().items():
         if variable.name == "decimal_context":
             import decimal
@@ -342,7 +303,7 @@ def _decimal_setter() -> Callable[[], None] | None:
 
 
 def _token_due_times(objective: Objective, *, waited_s: float) -> ambient.TokenDues | None:
-    """Return a function that computes the due times of tokens, or None without an objective for the first token."""
+    """Return a function that computes the due times of tokens; None without an objective for the first token."""
     if not (objective.ttft_s or objective.ttft_per_token_s):
         return None
     since = time.monotonic() - waited_s

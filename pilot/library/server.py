@@ -1,11 +1,8 @@
 """The main loop of a library, which receives calls, runs them and sends their outcomes.
 
-With one slot, the main thread reads frames, runs calls and sends their outcomes. The *attendant* thread checks every
-20 ms whether the same call has been running since the last check. If so, the attendant sends the waiting outcomes and
-reads frames. One lock protects the handling of frames and the choice of the next call.
-
-The outcome of a call is sent before the library waits for work, after 1 ms, and before a call of a slow function. With
-several slots, calls run in threads and the main thread only reads frames.
+With one slot, the main thread reads frames, runs calls and sends their outcomes: before it waits for work, after 1 ms,
+and before a call of a slow function. While a call runs longer than 20 ms, the *attendant* thread sends the waiting
+outcomes and reads frames. With several slots, calls run in threads and the main thread only reads frames.
 """
 
 from __future__ import annotations
@@ -33,7 +30,6 @@ from stoker.pilot.library.functions import Functions, RunnableCall, SideBySide
 from stoker.pilot.library.pieces import GangMeetings, PieceSender
 from stoker.pilot.library.process import EVERY_S, LibraryFault, ProcessGuard
 from stoker.pilot.library.runner import NO_CALL, Runner
-from stoker.pilot.library.sleeper import Sleeper
 from stoker.protocol import wire
 from stoker.protocol.calls import CallEnd, CallProgress, Failure, FailureKind
 from stoker.protocol.to_agent import GivenBack, Resized, SleepFailed
@@ -53,35 +49,27 @@ class LibraryServer:
     _exit = staticmethod(os._exit)
 
     def __init__(
-        self,
-        sock: socket.socket,
-        *,
-        library: int,
-        context: Any,
-        calls_allowed: int,
-        guard: ProcessGuard,
-        host: str = "127.0.0.1",
-        gang_key: bytes = b"",
-        sleeper: Sleeper | None = None,
-    ) -> None:
+        self, sock: socket.socket, *, library: int, context: Any, calls_allowed: int, guard: ProcessGuard,
+        reader: connection.FrameReader | None = None, host: str = "127.0.0.1", gang_key: bytes = b"",
+        move: Callable[[Sleep | Wake], Any] | None = None,
+    ) -> None:  # fmt: skip
         self._sock = sock
-        self._sleeper = sleeper
+        self._move = move
         self._context = context
         self._guard = guard
         self._allowed = calls_allowed
-        self._reader = connection.FrameReader(sock)
+        self._reader = reader or connection.FrameReader(sock)
         self._decode = wire.to_library_decoder()
         self._functions = Functions()
         self.outbox = LibraryOutbox(sock, lost=self._lost)
         self.meetings = GangMeetings(host=host, say=self.send, key=gang_key)
         self.lane = PieceSender(library, send=self.outbox.send_pieces)
-        self._reads_for_call = False
-        """True if the thread that runs calls reads frames, because its call waits for the client."""
+        self._reads_for_call = False  # true if the thread of a call that waits for its client reads frames
+        self.side_by_side = SideBySide()
         self._queue: FirstCome[RunnableCall] = FirstCome()
         self._runners: list[Runner] = []
         self._reading = threading.Lock()
-        self._handling = threading.RLock()
-        """Held while a call leaves the queue, and while messages are handled."""
+        self._handling = threading.RLock()  # held while a call leaves the queue, and while messages are handled
         self._slots = 1
         self._stopping = False
         self._served = 0
@@ -95,6 +83,7 @@ class LibraryServer:
     def serve(self, runner: Runner, *, idle: Callable[[], None]) -> None:
         self._runners = [runner]
         self.lane.read = self._wait_and_receive_for_call
+        self._handle_frames()
         threading.Thread(target=self._attend, name="stoker-attendant", daemon=True).start()
         take, run, ends = self._queue.take, runner.run, self.outbox.ends
         guard, handling = self._guard, self._handling
@@ -137,19 +126,13 @@ class LibraryServer:
         idle()
         self.outbox.send_waiting()
 
-    def serve_threads(
-        self,
-        make_runner: Callable[[int], Runner],
-        slots: int,
-        *,
-        idle: Callable[[int], None],
-        side_by_side: SideBySide | None = None,
-    ) -> None:
+    def serve_threads(self, make_runner: Callable[[int], Runner], slots: int, *, idle: Callable[[int], None]) -> None:
         """Run calls in `slots` threads. This thread reads frames once each slot has its runner."""
         self._slots = slots
+        self._handle_frames()
         work_came = threading.Condition(self._handling)
         all_made = threading.Barrier(slots + 1)
-        side_by_side = side_by_side or SideBySide()
+        side_by_side = self.side_by_side
         threads: list[threading.Thread] = []
 
         def worker(slot: int) -> None:
@@ -199,7 +182,7 @@ class LibraryServer:
             threads[-1].start()
         all_made.wait()
         while not self._over():
-            self._receive(block=True, over=self._over)
+            self._receive(block=True, threads=True)
             with work_came:
                 work_came.notify(len(self._queue))
         with work_came:
@@ -249,11 +232,11 @@ class LibraryServer:
                     self.leave(fault)
 
     def _is_only_busy_slot(self, own: Runner) -> bool:
-        """Return True if no other slot has a call. A slot has its call until the outcome is queued in the outbox."""
+        """True if no other slot has a call. A slot has its call until the outcome is in the outbox."""
         return all(each is own or each.taken == NO_CALL for each in self._runners)
 
     def leave(self, fault: LibraryFault) -> NoReturn:
-        """Exit this process. The agent returns the calls of this library to the manager."""
+        """Exit this process. The agent returns its calls to the manager."""
         self.outbox.send_waiting()  # also waits for sends of other threads
         for runner in self._runners:
             runner.forgive()
@@ -287,32 +270,33 @@ class LibraryServer:
         with self._handling:
             self._receive(block=False)
 
-    def _receive(self, *, block: bool, over: Callable[[], bool] | None = None) -> None:
+    def _receive(self, *, block: bool, threads: bool = False) -> None:
         if not self._reading.acquire(blocking=block):
             return
         try:
-            if block and (
-                self._over() or (over is None and len(self._queue))
-            ):  # the attendant has just received a message
+            # With one slot, the attendant may have just received a message.
+            if block and (self._over() or (not threads and len(self._queue))):
                 return
             try:
                 here = self._reader.fill(block=block)
             except BlockingIOError:
                 return
             except OSError as error:
-                if over is not None and over():
+                if threads and self._over():
                     return
                 self._lost(error, [])
-            if not here:
-                if over is not None and over():
-                    return
+            if here:
+                self._handle_frames()
+            elif not (threads and self._over()):
                 self._exit(1)
-            with self._handling:
-                while (frame := self._reader.next()) is not None:
-                    for message in self._decode(frame).messages:
-                        self._handle(message)
         finally:
             self._reading.release()
+
+    def _handle_frames(self) -> None:
+        with self._handling:
+            while (frame := self._reader.next()) is not None:
+                for message in self._decode(frame).messages:
+                    self._handle(message)
 
     def _handle(self, message: ToLibrary) -> None:
         match message:
@@ -321,43 +305,44 @@ class LibraryServer:
             case GiveBack(count=count, calls=calls, order=order):
                 back = self._queue.drop(calls) if calls else self._queue.give_back(count)
                 if back or not calls:  # a `GiveBack` with a count is always answered
-                    self.outbox.send([GivenBack(tuple(back), order=order)])  # type: ignore[arg-type]
+                    self.send(GivenBack(tuple(back), order=order))  # type: ignore[arg-type]
             case Evict(call=call):
                 for runner in self._runners:
                     if runner.taken == call:
                         runner.stop.ask()
                         self.meetings.told(call, "")
                         self.lane.wake()
-                back = self._queue.drop([call])
-                if back:
-                    self.outbox.send([GivenBack(tuple(back))])  # type: ignore[arg-type]
+                self._give_back(self._queue.drop([call]))
             case Meet(call=call, address=address):
                 self.meetings.told(call, address)
             case Taken():
                 self.lane.taken(message)
             case Resize(device_memory_bytes=size):
                 self._resizes.append(size)
-                side_by_side = self._slots > 1  # with several slots, a call may always be running
-                if self._resizer is None or side_by_side or self._runners[0].taken == NO_CALL:
+                # With several slots, a call may always be running.
+                if self._resizer is None or self._slots > 1 or self._runners[0].taken == NO_CALL:
                     self._resize()
             case Sleep() | Wake():
-                self._move_context(message)
+                if self._move is not None:
+                    answer = self._move(message)
+                    self.send(answer)
+                    if isinstance(answer, SleepFailed):
+                        self._exit(1)
             case Stop():
                 self._stopping = True
-                back = self._queue.give_back(len(self._queue))
-                if back:
-                    self.outbox.send([GivenBack(tuple(back))])  # type: ignore[arg-type]
+                self._give_back(self._queue.give_back(len(self._queue)))
             case Load():
                 pass  # a repeated order is ignored
 
+    def _give_back(self, calls: list[int], *, need_function: bool = False) -> None:
+        if calls:
+            self.send(GivenBack(tuple(calls), need_function=need_function))  # type: ignore[arg-type]
+
     def _queue_calls(self, message: Run) -> None:
         calls = message.calls
-        if self._stopping:
-            self.outbox.send([GivenBack(tuple(spec.call for spec in calls))])
-            return
-        function = self._functions.find(message.function, message.function_blob)
+        function = None if self._stopping else self._functions.find(message.function, message.function_blob)
         if function is None:
-            self.outbox.send([GivenBack(tuple(spec.call for spec in calls), need_function=True)])
+            self._give_back([spec.call for spec in calls], need_function=not self._stopping)
             return
         add = self._queue.add
         for spec in calls:
@@ -372,15 +357,7 @@ class LibraryServer:
                 except Exception:  # the context keeps its former memory size
                     traceback.print_exc()
                     size = NOT_RESIZED
-            self.outbox.send([Resized(device_memory_bytes=size)])
-
-    def _move_context(self, order: Sleep | Wake) -> None:
-        if self._sleeper is None:
-            return
-        answer = self._sleeper.sleep() if isinstance(order, Sleep) else self._sleeper.wake()
-        self.outbox.send([answer])
-        if isinstance(answer, SleepFailed):
-            self._exit(1)
+            self.send(Resized(device_memory_bytes=size))
 
     # ---- the attendant
 

@@ -2,8 +2,8 @@
 
     start.pyz HERE [--begun DIR] --session DIR ...
 
-`HERE` is the folder that contains `environment.json`. The pilot receives the other options. The starter
-copies the archive of the packages from a path, or fetches it from the session's seed and other starters.
+`HERE` contains `environment.json`. The pilot receives the other options. The starter copies the archive of the packages
+from a path, or fetches it from the session's seed and other starters.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from typing import Any
 
 from stoker.connections import split_address
 from stoker.contexts.manifest import PART_BYTES, Entry, EntryKind, Manifest, encode, proves
-from stoker.pilot.starter.place import KEPT_S, Environments, StartError, base_folder, environ_for, finish
+from stoker.pilot.starter.place import Environments, StartError, base_folder, environ_for, finish, link_or_copy
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import ObjectCopy, ObjectSource
-from stoker.pilot.transfer.fetch import SEED_FILE, FetchSettings, ObjectFetch, read_key
+from stoker.pilot.transfer.fetch import SEED_FILE, ObjectFetch, read_key
 from stoker.pilot.transfer.meeting import TRIES, meet
 from stoker.pilot.transfer.server import ObjectServer, pack_piece_bits
 from stoker.whole_files import draft_of
@@ -35,15 +35,13 @@ from stoker.whole_files import draft_of
 # ---- getting the packages
 
 _REPORT_PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0)
-"""Seconds between two reports to the seed. The first intervals are short, so that pilots that start together find each
-other early.
-"""
+"""Seconds between two reports to the seed, short at first for pilots that start together."""
 _SOURCE_WAIT_S = 10.0  # seconds until the starter stops waiting for the seed and other pilots
 
 
 def get_packages(packages: dict[str, Any], archive: Path, *, session: Path) -> Serving | None:
-    """Write the verified archive of the packages to the path `archive`. Raises StartError, OSError."""
-    name, source = str(packages["name"]), str(packages["source"])
+    """Write the verified archive of the packages to `archive`. Raises StartError, OSError."""
+    name, source = packages["name"], packages["source"]
     if archive.exists() and _has_content(archive, name):
         return None
     reasons = []
@@ -57,19 +55,19 @@ def get_packages(packages: dict[str, Any], archive: Path, *, session: Path) -> S
         except (wire.PeerError, ValueError) as error:
             reasons.append(str(error))
     try:
-        _copy_archive_from_path(Path(source), archive)
-    except FileNotFoundError:
-        reasons.append(f"{source} does not exist on this node")
-    else:
+        with draft_of(archive, draft=archive.with_name(f".{archive.name}.copied")) as draft:
+            link_or_copy(source, draft)
         if _has_content(archive, name):
             return None
         archive.unlink()
         reasons.append(f"{source} has changed")
+    except FileNotFoundError:
+        reasons.append(f"{source} does not exist on this node")
     raise StartError(f"{os.uname().nodename} cannot get the environment: {'; '.join(reasons)}")
 
 
 class Serving:
-    """Fetches the archive of the packages and serves the archive to other starters. Raises OSError, ValueError."""
+    """Fetches the archive of the packages and serves it to other starters. Raises OSError, ValueError."""
 
     def __init__(self, name: str, archive: Path, *, seed: str, key: bytes) -> None:
         self._name, self._archive, self._seed, self._key = name, archive, seed, key
@@ -79,10 +77,9 @@ class Serving:
         self._found_no_source = False
         self._fetch = ObjectFetch(
             name,
-            self._draft,
-            means=FetchSettings(key=key),
+            key=key,
             lost=lambda source, _why: self._lost.add(source.address),
-            begun=self._served.hold,
+            begun=lambda copy: setattr(self._served, "copy", copy),
         )
         self._server = ObjectServer(self._served, key=key, host=wire.local_address_for_host(split_address(seed)[0]))
         self._whole = threading.Event()
@@ -91,7 +88,7 @@ class Serving:
     def fetch(self) -> None:
         threading.Thread(target=self._keep_updating_sources, name="starter-meet", daemon=True).start()
         try:
-            self._fetch.run(alone_s=_SOURCE_WAIT_S)
+            self._fetch.run(self._draft, alone_s=_SOURCE_WAIT_S)
             os.replace(self._draft, self._archive)
             self._whole.set()
         finally:
@@ -107,9 +104,8 @@ class Serving:
         for pause_s in chain(_REPORT_PAUSES_S, repeat(_REPORT_PAUSES_S[-1])):
             with suppress(wire.PeerError):  # the seed is busy or does not answer: fetch from the known sources
                 others = self._meet()
-            self._fetch.offer(
-                [ObjectSource(address=self._seed, origin=True), *(ObjectSource(address=one) for one in others)]
-            )
+            sources = [ObjectSource(address=self._seed, origin=True)]
+            self._fetch.offer(sources + [ObjectSource(address=one) for one in others])
             if self._closed.wait(pause_s):
                 return
 
@@ -117,16 +113,10 @@ class Serving:
         lost = sorted(self._lost - {self._seed})
         no_use = bool(lost) and not self._fetch.outcome().peer_bytes
         found = meet(
-            self._name,
-            self._server.address,
-            have=self._served.pieces(),
-            wants=not self._whole.is_set(),
-            lost=lost,
-            alone=no_use and (len(lost) >= TRIES or self._found_no_source),
-            again_s=_REPORT_PAUSES_S[-1],
-            seed=self._seed,
-            key=self._key,
-        )
+            self._name, self._server.address, have=self._served.pieces(), wants=not self._whole.is_set(), lost=lost,
+            alone=no_use and (len(lost) >= TRIES or self._found_no_source), again_s=_REPORT_PAUSES_S[-1],
+            seed=self._seed, key=self._key,
+        )  # fmt: skip
         self._found_no_source = not found
         return found
 
@@ -134,32 +124,17 @@ class Serving:
 class _ServedArchive:
     def __init__(self, name: str) -> None:
         self._name = name
-        self._copy: ObjectCopy | None = None
-
-    def hold(self, copy: ObjectCopy) -> None:
-        self._copy = copy
+        self.copy: ObjectCopy | None = None
 
     def pieces(self) -> bytes:
-        copy = self._copy
-        return pack_piece_bits(list(copy.arrivals), len(copy.pieces)) if copy is not None else b""
+        return pack_piece_bits(list(self.copy.arrivals), len(self.copy.pieces)) if self.copy is not None else b""
 
     @contextmanager
     def lend(self, name: str) -> Iterator[ObjectCopy | None]:
-        yield self._copy if name == self._name else None
+        yield self.copy if name == self._name else None
 
     def expects(self, name: str) -> bool:
         return name == self._name
-
-
-def _copy_archive_from_path(source: Path, archive: Path) -> None:
-    with draft_of(archive, draft=archive.with_name(f".{archive.name}.copied")) as draft:
-        draft.unlink(missing_ok=True)
-        try:
-            os.link(source, draft)
-        except FileNotFoundError:
-            raise
-        except OSError:
-            shutil.copyfile(source, draft)
 
 
 def _has_content(path: Path, name: str) -> bool:
@@ -176,7 +151,7 @@ def _has_content(path: Path, name: str) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Replace this process by a pilot. Returns an exit code only if this fails."""
+    """Replace this process by a pilot. Return an exit code only after a failure."""
     began = time.monotonic()
     given, rest = _parser().parse_known_args(arguments)
     os.umask(0o077)
@@ -214,32 +189,19 @@ def _parser() -> argparse.ArgumentParser:
 def _read(file: Path) -> dict[str, Any]:
     try:
         facts: dict[str, Any] = json.loads(file.read_bytes())
-        packages = facts["packages"]
-        for value, kind in (
-            (packages["name"], str),
-            (packages["source"], str),
-            (packages["size_bytes"], int),
-            (facts["unpacked_bytes"], int),
-            (facts["interpreter"], str),
-            (facts["python"], str),
-        ):
-            if not isinstance(value, kind):
-                raise ValueError(f"the value {value!r} must be a {kind.__name__}")
         return facts
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise StartError(
-            f"{file} cannot be read on {os.uname().nodename}: {error}; the job must transfer this file"
-        ) from error
+    except (OSError, ValueError) as error:
+        where = f"{file} cannot be read on {os.uname().nodename}"
+        raise StartError(f"{where}: {error}; the job must transfer this file") from error
 
 
 def _enter(given: argparse.Namespace, facts: dict[str, Any]) -> tuple[Path, Path]:
     packages, named = facts["packages"], facts["interpreter"]
-    kept_s = KEPT_S if given.cache_age is None else given.cache_age
-    home = Environments(base_folder(given.scratch), kept_s=kept_s)
+    home = Environments(base_folder(given.scratch), kept_s=given.cache_age)
     name = packages["name"].partition(".")[0][-32:] + ("-" + "".join(filter(str.isalnum, named)) if named else "")
     folder = home.enter(
         name,
-        room_bytes=int(facts["unpacked_bytes"]) + int(packages["size_bytes"]),
+        room_bytes=facts["unpacked_bytes"] + packages["size_bytes"],
         get=lambda archive: get_packages(packages, archive, session=Path(given.session)),
         finish=lambda place: finish(place, version=facts["python"], named=named, base=Path(given.here) / "base.tar.gz"),
     )

@@ -5,9 +5,9 @@
         NAME.files            the number of files in NAME; with fewer files, a pilot unpacks the archive again
         NAME.used             locked (shared) by the pilots that run in NAME; the mtime is the time of last use
         NAME.making           locked by the pilot that fetches and unpacks NAME
-        NAME.tar.gz           the archive, until a pilot moves the archive into its object cache
+        NAME.tar.gz           the archive, until a pilot moves it into its object cache
 
-This module creates virtual environments itself, because some systems lack the `venv` module.
+The code creates virtual environments itself, because some systems lack the `venv` module.
 """
 
 from __future__ import annotations
@@ -33,33 +33,36 @@ KEPT_S = 14 * 86400.0  # default seconds after which an unused environment is re
 _NAMES = 5  # number of folder names to try, because another user may own the first ones
 
 
+OTHER_SCRATCH = "set [pilot] scratch (--scratch) or STOKER_SCRATCH to another folder"
+
+
 class StartError(Exception):
     """The pilot cannot start on this node."""
 
 
-def base_folder(given: str) -> Path:
-    """Return this user's scratch folder on this node, as `stoker.pilot.agent.scratch` chooses it."""
+def scratch_path(given: str) -> Path:
     parent = os.path.expandvars(given)
     if parent.startswith("$"):
-        raise StartError(
-            f"[pilot] scratch is {parent}, but this variable is not set on this node; name an existing folder"
-        )
+        raise StartError(f"[pilot] scratch is {parent}, a variable that is not set on this node; name a folder")
     for name in ("STOKER_SCRATCH", "SLURM_TMPDIR", "TMPDIR"):
         parent = parent or os.environ.get(name, "")
-    first = Path(parent or "/tmp").absolute() / f"stoker-{os.getuid()}"
+    return Path(parent or "/tmp").absolute() / f"stoker-{os.getuid()}"
+
+
+def base_folder(given: str) -> Path:
+    """Return this user's scratch folder on this node."""
+    first = scratch_path(given)
     try:
-        base = create_private_folder(first)
+        base, why = create_private_folder(first), "it belongs to another user"
     except OSError as error:
-        raise StartError(
-            f"no folder could be created at {first}: {error}; set [pilot] scratch to another folder"
-        ) from error
+        base, why = None, str(error)
     if base is None:
-        raise StartError(f"{first} belongs to another user; set [pilot] scratch to another folder")
+        raise StartError(f"no scratch folder could be created at {first}: {why}; {OTHER_SCRATCH}")
     return base
 
 
 def create_private_folder(first: Path) -> Path | None:
-    """Return a private folder of this user at `first` or a numbered name, or None if other users own all of them."""
+    """Return a private folder at `first` or a numbered name, or None."""
     for folder in (first, *(first.with_name(f"{first.name}-{number}") for number in range(2, _NAMES + 1))):
         with suppress(FileExistsError):  # a file has this name
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -70,17 +73,17 @@ def create_private_folder(first: Path) -> Path | None:
 
 
 class Environments:
-    def __init__(self, base: Path, *, keep_bytes: int = KEEP_BYTES, kept_s: float = KEPT_S) -> None:
+    def __init__(self, base: Path, *, keep_bytes: int = KEEP_BYTES, kept_s: float | None = None) -> None:
         self._root = base / "environments"
         self._keep_bytes = keep_bytes
-        self._kept_s = kept_s
+        self._kept_s = KEPT_S if kept_s is None else kept_s
         self._root.mkdir(mode=0o700, exist_ok=True)
 
     def archive(self, name: str) -> Path:
         return self._root / f"{name}.tar.gz"
 
     def enter(self, name: str, *, room_bytes: int, get: Getter, finish: Callable[[Path], None]) -> Path:
-        """Return the folder of an environment, and create the folder if it is missing. Raises StartError."""
+        """Return the folder of an environment; create it if necessary. Raises StartError."""
         used = self._open(f"{name}.used")
         _lock(used, fcntl.LOCK_SH)
         os.set_inheritable(used, True)
@@ -111,20 +114,20 @@ class Environments:
 
     def _make(self, folder: Path, room_bytes: int, get: Getter, finish: Callable[[Path], None]) -> None:
         self._make_room(folder, room_bytes)
-        folder.with_name(f"{folder.name}.files").unlink(missing_ok=True)  # the environment is incomplete now
+        files = folder.with_name(f"{folder.name}.files")
+        files.unlink(missing_ok=True)  # the environment is incomplete now
         archive = self.archive(folder.name)
         get(archive)
         if folder.is_dir():  # files are missing, and other pilots may run here: keep the complete files
             unpack(archive, folder, missing_only=True)
-            finish(folder)
         else:
             draft = folder.with_name(f"{folder.name}.draft")
             shutil.rmtree(draft, ignore_errors=True)
             draft.mkdir(0o700)
             unpack(archive, draft)
             draft.rename(folder)
-            finish(folder)
-        folder.with_name(f"{folder.name}.files").write_text(str(_count(folder)))
+        finish(folder)
+        files.write_text(str(_count(folder)))
 
     def _is_whole(self, folder: Path) -> bool:
         try:
@@ -152,16 +155,17 @@ class Environments:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:  # a pilot runs in this environment
+            os.close(lock)
             return False
-        else:
-            gone = place.with_name(f"{place.name}.gone")
+        gone = place.with_name(f"{place.name}.gone")
+        try:
             for file in (place.with_name(f"{place.name}.files"), self.archive(place.name)):
                 file.unlink(missing_ok=True)
             place.rename(gone)
             shutil.rmtree(gone, ignore_errors=True)
-            return True
         finally:
             os.close(lock)
+        return True
 
     def _free_bytes(self) -> int:
         return shutil.disk_usage(self._root).free
@@ -174,7 +178,7 @@ class Environments:
 
 
 def unpack(archive: Path, folder: Path, *, missing_only: bool = False) -> None:
-    """Unpack an archive. If `missing_only` is true, keep files that are complete. Raises OSError, StartError."""
+    """Unpack an archive. With `missing_only`, keep complete files. Raises OSError, StartError."""
     trusted = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
     try:
         with tarfile.open(archive, "r:gz") as tar:
@@ -202,6 +206,17 @@ def _is_there(place: Path, member: tarfile.TarInfo) -> bool:
         return True
     place.unlink()  # remove instead of overwriting, because another process may have mapped the file
     return False
+
+
+def link_or_copy(source: str | Path, target: Path) -> None:
+    """Raises OSError."""
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def _count(folder: Path) -> int:
@@ -233,9 +248,7 @@ _MARK = "needs-bundled"
 
 
 def finish(folder: Path, *, version: str, named: str, base: Path) -> None:
-    """Make `folder` a virtual environment of the node's interpreter `named`. If `named` is empty, use the interpreter
-    in the archive `base`.
-    """
+    """Make `folder` a virtual environment of the node's interpreter `named`, or of the one in the archive `base`."""
     if named:
         interpreter = _find_interpreter(named, version)
     else:

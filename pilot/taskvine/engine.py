@@ -1,17 +1,14 @@
 """TaskVine's manager, its settings (`VinePlan`), and all uses of `ndcctools`.
 
-`stoker.manager.taskvine.planning` makes the plan from the site file. The session folder contains the plan.
-
 TaskVine's manager is a blocking C library: `wait` accepts only whole seconds, returns early only with a task, and holds
-the interpreter lock. While slots are free, new calls must not wait for a second. Three tasks therefore make `wait`
-return after one check for work:
+the interpreter lock. Three tasks make `wait` return after one check for work, so that new calls need not wait:
 
 - an *anchor* that may not start before the next century, so that a task is always waiting;
-- two *bells* that are cancelled after submission. `wait` finds the first bell, sends new calls before it returns the
-bell (`prefer-dispatch`), and does not sleep because of the second bell.
+- two *bells* that are cancelled after submission. `wait` sends new calls before it returns the first bell
+  (`prefer-dispatch`), and does not sleep because of the second one.
 
-TaskVine logs each of these steps, so its logs go to /dev/null. TaskVine does not retry a *forsaken* call (its library
-ended): Stoker's manager decides about retries.
+TaskVine logs each of these steps, so its logs go to /dev/null. It does not retry a *forsaken* call (its library ended),
+because Stoker's manager decides about retries.
 """
 
 from __future__ import annotations
@@ -31,23 +28,15 @@ from stoker.pilot.taskvine import library, messages
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_pilot import FunctionBlob
 
-# ---- the plan
-
-
 FACTORY_PERIOD_S = 5
 """Seconds between two checks of the factory for missing workers (TaskVine's default: 30)."""
 NEVER_IDLE_S = 366 * 86_400
 ALONE_S = 120
-"""Seconds that a worker searches for its manager. A killed manager is replaced within this time, or never."""
+"""Seconds that a worker searches for its manager."""
 
 
 class VinePlan(msgspec.Struct, frozen=True):
-    """TaskVine's settings.
-
-    `devices`: devices of a worker for its libraries, in the format of `[pilot] devices`. `cores`, `memory_mb`,
-    `disk_mb`: resources of a worker (0 = all). `requirements`: requirement expression for HTCondor. `worker_init`:
-    shell code that runs before a worker.
-    """
+    """TaskVine's settings. `devices`: as in `[pilot]`. `cores`, `memory_mb`, `disk_mb`: of a worker (0 = all)."""
 
     batch: str = "local"
     ports: tuple[int, int] = (21000, 21999)
@@ -71,23 +60,11 @@ class VinePlan(msgspec.Struct, frozen=True):
 
 
 def factory_command(
-    plan: VinePlan,
-    *,
-    factory: str,
-    worker: str,
-    port: int,
-    host: str = "",
-    folder: Path,
-    password: Path,
-    orders: Path,
-    init_script: Path | None = None,
-    workspace: Path | None = None,
-) -> list[str]:
-    """Return the command line of `vine_factory`.
-
-    `host`: the manager's address for workers (empty: this machine); `orders`: a file with the number of wanted workers;
-    `init_script`: runs before each worker; `workspace`: the folder for workers on this machine.
-    """
+    plan: VinePlan, *, factory: str, worker: str, port: int, host: str = "", folder: Path, password: Path,
+    orders: Path, init_script: Path | None = None, workspace: Path | None = None,
+) -> list[str]:  # fmt: skip
+    """Return the command line of `vine_factory`. `host`: for workers (empty: this machine). `orders`: a file with the
+    number of wanted workers."""
     options = {
         "batch-type": plan.batch,
         "worker-binary": worker,
@@ -155,9 +132,6 @@ def _quote_for_node_shell(path: str) -> str:
     return head + slash + (shlex.quote(rest) if rest else "")
 
 
-# ---- the manager
-
-
 _WAKING_TASKS = 2
 _FAR_FUTURE_US = 10**17
 _LOGS = ("debug", "performance", "taskgraph", "transactions")
@@ -165,7 +139,7 @@ _MIB = 2**20
 
 
 class FinishedTicket(msgspec.Struct, frozen=True):
-    """The outcome of an order that TaskVine has finished. `answer`: the library's answer if `result` is `success`."""
+    """A finished order. `answer`: the library's answer if `result` is `success`."""
 
     ticket: int
     result: str
@@ -187,7 +161,7 @@ class VineManager:
         self._plan = plan
         self._folder = folder
         self._tasks: dict[int, tuple[int, Any]] = {}
-        """Stoker's ticket and the task object of each open task, by TaskVine's task number."""
+        """Ticket and task object by TaskVine's task number."""
         self._files: dict[str, Any] = {}
         self._tickets = 0
         logs = folder / "logs" / "vine-logs"
@@ -225,7 +199,7 @@ class VineManager:
     # ---- libraries and calls
 
     def install(self, setup: messages.Setup, *, cores: int) -> str:
-        """Declare the library of a context to TaskVine once, with GPUs and `cores`. Return the library's name."""
+        """Declare the library of a context to TaskVine once. Return its name."""
         recipe = setup.recipe
         name = recipe.key
         if self._manager.check_library_exists(name):
@@ -235,13 +209,9 @@ class VineManager:
         if plan.search_path:
             start.append(f"PYTHONPATH={shlex.quote(plan.search_path)}")
         task = self._manager.create_library_from_functions(
-            name,
-            library.serve,
-            library_context_info=[library.load, [messages.encode(setup)], {}],
-            exec_mode="direct",
-            add_env=False,
-            init_command=" ".join(start),
-        )
+            name, library.serve, library_context_info=[library.load, [messages.encode(setup)], {}], exec_mode="direct",
+            add_env=False, init_command=" ".join(start),
+        )  # fmt: skip
         needs = recipe.needs
         task.set_cores(cores)
         task.set_function_slots(1)
@@ -297,20 +267,16 @@ class VineManager:
         return out
 
     def workers(self) -> list[VineWorker]:
-        found = []
-        for facts in self._manager.status("workers"):
-            cores = int(facts.get("cores_total", 0) or 0)
-            if cores > 0:
-                host = str(facts.get("hostname", "")).partition(".")[0]
-                found.append(
-                    VineWorker(
-                        name=f"{host} {facts.get('addrport', '')}".strip(),
-                        cores=cores,
-                        gpus=int(facts.get("gpus_total", 0) or 0),
-                        memory_bytes=int(facts.get("memory_total", 0) or 0) * _MIB,
-                    )
-                )
-        return found
+        return [
+            VineWorker(
+                name=f"{str(facts.get('hostname', '')).partition('.')[0]} {facts.get('addrport', '')}".strip(),
+                cores=int(facts["cores_total"]),
+                gpus=int(facts.get("gpus_total", 0) or 0),
+                memory_bytes=int(facts.get("memory_total", 0) or 0) * _MIB,
+            )
+            for facts in self._manager.status("workers")
+            if int(facts.get("cores_total", 0) or 0) > 0
+        ]
 
     def close(self) -> None:
         with contextlib.suppress(Exception):  # close in any state

@@ -1,7 +1,4 @@
-"""The programs of TaskVine on this machine, and the factory: the process that starts workers through the batch system.
-
-TaskVine is a package of conda-forge. Only the process of the pilot imports TaskVine.
-"""
+"""TaskVine's programs, and the factory, which starts workers through the batch system."""
 
 from __future__ import annotations
 
@@ -24,19 +21,11 @@ from stoker.pilot.taskvine import POOL, engine
 from stoker.pilot.taskvine.engine import VinePlan
 from stoker.whole_files import write_whole
 
-# ---- programs
-
-
 INSTALL = "conda install -c conda-forge ndcctools"
 
 
-class Programs(msgspec.Struct, frozen=True):
-    worker: str
-    factory: str
-
-
-def find_programs() -> Programs:
-    """Find TaskVine's programs and Python packages without an import. Raises ConfigError."""
+def find_programs() -> tuple[str, str]:
+    """Return the paths of TaskVine's worker and factory, without importing its packages."""
     needed = ("ndcctools.taskvine", "ndcctools.poncho.package_serverize", "threadpoolctl")
     missing = next((f"Python has no module {module}" for module in needed if not _is_there(module)), "")
     spec = importlib.util.find_spec("ndcctools")
@@ -49,7 +38,7 @@ def find_programs() -> Programs:
             missing = f"there is no program {name} on PATH or next to its Python package"
     if missing:
         raise ConfigError(f'engine = "taskvine" needs TaskVine, which is not installed here ({missing}): {INSTALL}')
-    return Programs(worker=programs["vine_worker"], factory=programs["vine_factory"])
+    return programs["vine_worker"], programs["vine_factory"]
 
 
 def taskvine() -> Any:
@@ -66,9 +55,6 @@ def _is_there(module: str) -> bool:
         return False
 
 
-# ---- the factory
-
-
 log = logging.getLogger("stoker.pilot")
 
 _LAST_LINES = 10
@@ -78,51 +64,31 @@ _BATCH_GRACE_S = 20.0
 
 class VineFactory:
     def __init__(
-        self,
-        plan: VinePlan,
-        programs: Programs,
-        *,
-        port: int,
-        folder: Path,
-        password: Path,
-        log_file: Path,
-        session: str,
-        host: str = "",
-    ) -> None:
+        self, plan: VinePlan, programs: tuple[str, str], *, port: int, folder: Path, password: Path, log_file: Path,
+        session: str, host: str = "",
+    ) -> None:  # fmt: skip
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.log_file = log_file
         self._orders = folder.parent / "factory.json"
         self._wanted = 0
         self.want(plan.least_workers)
-        text, script = engine.init_script(plan), None
-        if text:
+        script = None
+        if text := engine.init_script(plan):
             script = folder.parent / "worker-init.sh"
             script.write_text(text)
             script.chmod(0o700)
         self._workspace = _workspace(plan)
+        worker, factory = programs
         command = engine.factory_command(
-            plan,
-            factory=programs.factory,
-            worker=programs.worker,
-            port=port,
-            host=host,
-            folder=folder,
-            password=password,
-            orders=self._orders,
-            init_script=script,
-            workspace=self._workspace,
-        )
+            plan, factory=factory, worker=worker, port=port, host=host, folder=folder, password=password,
+            orders=self._orders, init_script=script, workspace=self._workspace,
+        )  # fmt: skip
         log.info("%s", " ".join(command))
         with self.log_file.open("ab") as out:
             self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-                cwd=folder,
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, cwd=folder,
                 env={**os.environ, POOL: session},
-            )
+            )  # fmt: skip
 
     def want(self, workers: int) -> None:
         if workers != self._wanted:
@@ -130,7 +96,7 @@ class VineFactory:
             write_whole(self._orders, msgspec.json.encode({"min-workers": workers}))
 
     def ended(self) -> str:
-        """Return the reason why the factory has ended, or an empty text while the factory runs."""
+        """Return why the factory has ended, or an empty text."""
         code = self._process.poll()
         if code is None:
             return ""
@@ -138,11 +104,7 @@ class VineFactory:
         return f"vine_factory ended with exit code {code}: {'; '.join(said) or 'it printed nothing'} ({self.log_file})"
 
     def close(self) -> None:
-        """End the factory, which removes its workers.
-
-        On this machine, kill the remaining processes after a grace period. A factory that waits for its batch system
-        continues.
-        """
+        """End the factory, which removes its workers."""
         self._process.terminate()
         grace_s = _LOCAL_GRACE_S if self._workspace is not None else _BATCH_GRACE_S
         try:

@@ -1,8 +1,7 @@
 """A library in TaskVine: the context, its calls, and the thread that stops a call.
 
 TaskVine's program for libraries runs in `direct` mode: it calls `load` once, and `serve` for each function call, in the
-process with the context. Stoker's runner (`stoker.pilot.library.runner`) runs the calls. `serve` never raises, because
-TaskVine would then end the library.
+process with the context. `serve` never raises, because TaskVine would then end the library.
 
 Twice a second, a thread checks the time limit and a file of the pilot (`messages.stop_file`), and interrupts the main
 thread with a signal. The call then ends with an exception, and the context stays loaded. A library exits if its code
@@ -20,7 +19,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -30,9 +28,9 @@ import msgspec
 from stoker.contexts import ambient
 from stoker.contexts.loading import load_context
 from stoker.pilot.library.call_records import LogTail, Marker
-from stoker.pilot.library.connection import Settings
+from stoker.pilot.library.connection import Settings, clean, print_exception
 from stoker.pilot.library.failures import Place
-from stoker.pilot.library.functions import Function, Functions, RunnableCall, clean
+from stoker.pilot.library.functions import Function, Functions, RunnableCall
 from stoker.pilot.library.process import (
     ClearedFolder,
     ProcessGuard,
@@ -47,27 +45,21 @@ from stoker.protocol.calls import CallEnd, CallSpec, Failure, FailureKind
 from stoker.protocol.to_library import Run
 from stoker.protocol.to_pilot import FunctionBlob
 
-# ---- stopping calls
-
-
 GRACE_S = 10.0
 EVERY_S = 0.5
 _SIGNAL = signal.SIGUSR2
 
 
 class CallStopped(BaseException):
-    """Raised in a call to end the call. `except Exception` in the function does not catch this exception."""
+    """Raised in a call to end it; `except Exception` in the function does not catch this exception."""
 
 
 class CallWatch:
-    """Stops calls that run in the main thread.
-
-    `dying` is called with the reason before the process exits. `memory_bytes`: memory limit of the process (0 = none).
-    """
+    """Stops calls that run in the main thread. `dying` gets the reason before the process exits."""
 
     def __init__(self, dying: Callable[[str], None], *, memory_bytes: int = 0) -> None:
         self.reason = ""
-        """Why the latest call was stopped; empty if the call was not stopped."""
+        """Why the latest call was stopped; else empty."""
         self._before_exit = dying
         self._memory_bytes = memory_bytes
         self._memory = MemoryLimit()
@@ -80,7 +72,6 @@ class CallWatch:
         threading.Thread(target=self._watch, name="stoker-watch", daemon=True).start()
 
     def begin(self, *, limit_s: float, stop_file: str) -> None:
-        """Watch a call or a load. `limit_s`: time limit in seconds, 0 = none."""
         with self._lock:
             self.reason = ""
             self._asked_at = 0.0
@@ -124,7 +115,6 @@ class CallWatch:
 # ---- the library
 
 
-_TAIL_LINES = 20
 _EXIT_DELAY_S = 0.5
 _PR_SET_PDEATHSIG = 1
 
@@ -132,7 +122,6 @@ _library: VineLibrary | None = None
 
 
 def load(setup: bytes) -> dict[str, object]:
-    """Load the context. TaskVine calls this function once."""
     global _library
     _library = VineLibrary(messages.decode_setup(setup))
     return {}
@@ -218,14 +207,11 @@ class VineLibrary:
             workplace.enter_working_folder(recipe.home)
             context = load_context(recipe, objects)
         except CallStopped:
-            failure = self._make_load_failure(f"its loader ran longer than {recipe.needs.load_limit_s:g} s", text="")
+            failure = self._make_load_failure(f"its loader ran longer than {recipe.needs.load_limit_s:g} s")
         except BaseException as error:  # a loader may call sys.exit
-            trace = error.__traceback__
-            text = "".join(traceback.format_exception(type(error), error, trace.tb_next if trace else None))
-            print(text, file=sys.stderr, flush=True)  # noqa: T201  # into the library's log
-            advice = workplace.advice(error)
+            tail, advice = print_exception(error), workplace.advice(error)
             what = f"the loader raised {type(error).__name__}: {error}" + (f"\n{advice}" if advice else "")
-            failure = self._make_load_failure(what, text=text)
+            failure = self._make_load_failure(what, tail=tail)
         finally:
             self._watch.end()
         ambient.enter_library(device=setup.devices, context=context)
@@ -238,29 +224,24 @@ class VineLibrary:
             self._held, load_s=time.monotonic() - started, resident_bytes=resident_bytes(os.getpid()), failure=failure
         )
 
-    def _make_load_failure(self, message: str, *, text: str) -> Failure:
+    def _make_load_failure(self, message: str, *, tail: str = "") -> Failure:
         return Failure(
             kind=FailureKind.CONTEXT,
             message=clean(f"{self._setup.recipe.name}: {message}"),
             pilot=self._setup.pilot,
-            tail=clean("\n".join(text.splitlines()[-_TAIL_LINES:])),
+            tail=clean(tail),
             log=self._log,
         )
 
     def _make_runner(self, context: object, workplace: Workplace) -> Runner:
         setup, home = self._setup, self._home
         runner = Runner(
-            Settings(pilot=setup.pilot, library=0, folder=home, log=self._log, objects=setup.objects),
-            slot=0,
-            marker=Marker(os.path.join(home, "stoker-running"), slots=1),
-            workplace=workplace,
-            tail=self._tail,
-            context=context,
-            report=lambda _report: None,
+            Settings(pilot=setup.pilot, library=0, folder=home, log=self._log, objects=setup.objects), slot=0,
+            marker=Marker(os.path.join(home, "stoker-running"), slots=1), workplace=workplace, tail=self._tail,
+            context=context, report=lambda _report: None,
             place=Place(home, setup.devices, setup.recipe.needs.device_memory_bytes),
-        )
+        )  # fmt: skip
         os.chdir(home)
-        os.register_at_fork(after_in_child=lambda: setattr(runner, "forked", True))
         return runner
 
     # ---- calls
@@ -306,15 +287,12 @@ class VineLibrary:
         if fault is not None:
             self._retire(fault.text)
         if self._watch.reason:
-            return CallEnd(spec.call, ok=False, failure=self._stopped(run.options.limit_s))
-        return end if isinstance(end, CallEnd) else CallEnd(spec.call, ok=False)
-
-    def _stopped(self, limit_s: float) -> Failure:
-        if self._watch.reason == messages.OVER_LIMIT:
-            kind, message = FailureKind.TIMEOUT, f"the call ran longer than its limit, {limit_s:g} s"
-        else:
             kind, message = FailureKind.CANCELLED, "it was cancelled while it ran"
-        return Failure(kind=kind, message=message, pilot=self._setup.pilot, log=self._log)
+            if self._watch.reason == messages.OVER_LIMIT:
+                kind, message = FailureKind.TIMEOUT, f"the call ran longer than its limit, {run.options.limit_s:g} s"
+            failure = Failure(kind, message, pilot=self._setup.pilot, log=self._log)
+            return CallEnd(spec.call, ok=False, failure=failure)
+        return end if isinstance(end, CallEnd) else CallEnd(spec.call, ok=False)
 
     # ---- notes and prints
 
@@ -343,11 +321,8 @@ class VineLibrary:
 
 
 def _silence_output() -> None:
-    """Empty TaskVine's file for the output of a library, and keep the file empty.
-
-    TaskVine sends up to a kilobyte of this file with the report of an ended library, and its manager then reads the
-    bytes as the worker's next message.
-    """
+    """Keep TaskVine's file for the output of a library empty. (TaskVine sends up to a kilobyte of it with the report of
+    an ended library, and its manager reads that as the worker's next message.)"""
     with contextlib.suppress(OSError):  # the output is not a regular file
         os.ftruncate(1, 0)
     nothing = os.open(os.devnull, os.O_WRONLY)

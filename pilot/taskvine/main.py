@@ -1,9 +1,7 @@
 """`python -m stoker.pilot.taskvine.main --session DIR`: the pilot that runs a TaskVine pool.
 
-The session folder contains the pilot's plan for TaskVine (`VinePlan`).
-
-The pilot sends its hello after the first worker has joined, because only then does the pilot know the workers'
-resources. The hello lists all slots of the plan; slots without a worker are reported as faulty.
+The pilot sends its hello after the first worker has joined, because only then are the resources of workers known. The
+hello lists all slots of the plan; slots without a worker are reported as faulty.
 """
 
 from __future__ import annotations
@@ -26,8 +24,7 @@ from stoker.errors import ConfigError, StokerError
 from stoker.folders import working_folder_if_exists
 from stoker.log_files import keep_log
 from stoker.pilot.agent.agent import ManagerLink
-from stoker.pilot.core import presence
-from stoker.pilot.core.events import DeviceAway, FromManager, HelloDue, Signalled, TaskVineEnded, Tick, UsageMeasured
+from stoker.pilot.core import events, presence
 from stoker.pilot.core.state import PilotFacts
 from stoker.pilot.taskvine import messages
 from stoker.pilot.taskvine.engine import VineManager, VinePlan, VineWorker, read
@@ -36,16 +33,13 @@ from stoker.pilot.taskvine.pool import ANY_BYTES, VinePool, slots_of
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_manager import DeviceFacts
 
-# ---- the loop
-
-
 log = logging.getLogger("stoker.pilot")
 
 _CHECK_S = 0.5
 _SHORT_S, _LONG_S = 0.0005, 0.05
-"""Shortest and longest pause in seconds between two checks of the pool during calls. Each pause doubles the last."""
+"""Shortest and longest pause between two checks of the pool during calls."""
 _HANG_LIMIT_S = 900.0
-"""Seconds after which an iteration of the loop counts as hung. One iteration may send a whole model."""
+"""Seconds after which an iteration counts as hung. One may send a whole model."""
 
 
 class PoolLoop:
@@ -98,11 +92,11 @@ class PoolLoop:
         heard = 0
         for message in link.receive():
             heard += 1
-            pool.handle(FromManager(message))
+            pool.handle(events.FromManager(message))
         if link.dealer.connected and presence.wants_hello(pool.state):
             self._greet()
         while self._signals:
-            pool.handle(Signalled(f"it received {self._signals.pop(0)}", again=self._was_signalled))
+            pool.handle(events.Signalled(f"it received {self._signals.pop(0)}", again=self._was_signalled))
             self._was_signalled = True
         return heard
 
@@ -120,7 +114,8 @@ class PoolLoop:
 
     def _timers(self, now: float) -> None:
         link, pool = self._link, self._pool
-        pool.fire_timers(now)
+        for key in pool.timers.due(now):
+            pool.handle(events.TimerFired(key))
         if now >= self._check_at:
             self._check_at = now + _CHECK_S
             # TaskVine holds the interpreter lock. If TaskVine hangs, exit this process, so that another pool can run.
@@ -130,15 +125,15 @@ class PoolLoop:
             pool.share_slots()
             if not self._engine_ended and (why := self._factory.ended()):
                 self._engine_ended = True
-                pool.handle(TaskVineEnded(why))
-            pool.handle(Tick())
+                pool.handle(events.TaskVineEnded(why))
+            pool.handle(events.Tick())
         elif pool.state.leaving:
-            pool.handle(Tick())
+            pool.handle(events.Tick())
         if not link.dealer.connected:
             pool.handle(link.away(now))
         if now >= pool.state.heartbeat_at and pool.state.welcomed_at:
             sizes = {number: library.memory_bytes for number, library in pool.libraries.items() if library.memory_bytes}
-            pool.handle(UsageMeasured(sizes, {}, 0, link.refused_frames))
+            pool.handle(events.UsageMeasured(sizes, {}, 0, link.refused_frames))
 
     # ---- workers
 
@@ -157,22 +152,17 @@ class PoolLoop:
             if self._link.dealer.connected:
                 self._greet()
         if self._devices:
-            self._report_usable_slots(sum(len(slots_of(worker, self._plan, workers=1)) for worker in here.values()))
-
-    def _report_usable_slots(self, count: int) -> None:
-        usable = min(len(self._devices), max(1, count))
-        here, most = len(self._workers), self._plan.most_workers
-        reason = f"TaskVine has no worker for it: {here} of {most} are connected" if usable < self._usable else ""
-        for place in range(min(usable, self._usable), max(usable, self._usable)):
-            self._pool.handle(DeviceAway(self._devices[place].device, reason))
-        self._usable = usable
+            count = sum(len(slots_of(worker, self._plan, workers=1)) for worker in here.values())
+            usable, most = min(len(self._devices), max(1, count)), self._plan.most_workers
+            reason = f"TaskVine has no worker for it: {len(here)} of {most} are connected"
+            for place in range(min(usable, self._usable), max(usable, self._usable)):
+                why = reason if usable < self._usable else ""
+                self._pool.handle(events.DeviceAway(self._devices[place].device, why))
+            self._usable = usable
 
     def _scale(self, now: float) -> None:
-        """Double the number of wanted workers while every slot is occupied.
-
-        TaskVine's factory cannot count waiting calls, because Stoker's manager sends only as many calls as there are
-        slots.
-        """
+        """Double the number of wanted workers while every slot is occupied. (TaskVine's factory cannot count waiting
+        calls, because the manager sends only as many calls as there are slots.)"""
         if self._engine.open:
             self._busy_at = now
         if self._is_full():
@@ -185,7 +175,7 @@ class PoolLoop:
         if not self._devices:
             return  # devices are unknown before the first worker
         self._link.flush()
-        self._pool.handle(HelloDue(self._link.before(), self._link.outbox.acknowledged, ()))
+        self._pool.handle(events.HelloDue(self._link.before(), self._link.outbox.acknowledged, ()))
 
     # ---- the end
 
@@ -195,7 +185,9 @@ class PoolLoop:
     def _say_farewell(self) -> None:
         self._pool.farewell()
         if self._pool.state.says_farewell:
-            self._link.part(lambda message: self._pool.handle(FromManager(message)), pause=lambda: self._poll.poll(20))
+            self._link.part(
+                lambda message: self._pool.handle(events.FromManager(message)), pause=lambda: self._poll.poll(20)
+            )
 
     def _close(self) -> None:
         self._engine.close()
@@ -203,9 +195,6 @@ class PoolLoop:
         self._factory.close()
         self._link.dealer.close(linger_s=0.3)
         log.info("the pool has ended: %s", self._pool.state.leaving)
-
-
-# ---- the program
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -245,36 +234,17 @@ def _run(session: SessionFolder, *, site: str, block: str, host: str) -> int:
             file.write(secrets.token_hex(32))
     engine = VineManager(taskvine(), orders, folder=own, password=password)
     log.info("TaskVine's manager listens on port %d of %s", engine.port, socket.gethostname())
-    setup = messages.Setup(
-        pilot=pilot,
-        logs=str(logs),
-        objects=str(session.objects),
-        running=str(running),
-        search_path=working_folder_if_exists(),
-    )
+    objects, path = str(session.objects), working_folder_if_exists()
+    setup = messages.Setup(pilot=pilot, logs=str(logs), objects=objects, running=str(running), search_path=path)
     factory = VineFactory(
-        orders,
-        programs,
-        port=engine.port,
-        host=host,
-        folder=own / "factory",
-        password=password,
-        log_file=logs / "factory.log",
-        session=str(session.path),
-    )
+        orders, programs, port=engine.port, host=host, folder=own / "factory", password=password,
+        log_file=logs / "factory.log", session=str(session.path),
+    )  # fmt: skip
     link = ManagerLink(session, pilot=pilot, block=block)
     facts = PilotFacts(
-        pilot=pilot,
-        session=link.session.session,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        devices=(),
-        block=block,
-        cache_bound_bytes=ANY_BYTES,
-        logs=str(logs),
-        folder=str(logs),
-        objects=str(session.objects),
-    )
+        pilot=pilot, session=link.session.session, host=socket.gethostname(), pid=os.getpid(), devices=(), block=block,
+        cache_bound_bytes=ANY_BYTES, logs=str(logs), folder=str(logs), objects=objects,
+    )  # fmt: skip
     pool = VinePool(engine, link, facts=facts, setup=setup)
     try:
         return PoolLoop(link, pool, engine, factory, plan=orders).run()

@@ -1,8 +1,7 @@
 """Messages between the pilot and the libraries that TaskVine runs.
 
-Orders and answers are files that TaskVine transfers. The session's folder `running`, which every node sees, contains
-two kinds of small files: a *note* of a library's activity, in case the library dies, and a *stop file*, which stops a
-running call.
+TaskVine transfers orders and answers. The session's folder `running`, which every node sees, contains a *note* of each
+library's activity, in case the library dies, and *stop files*, which stop running calls.
 """
 
 from __future__ import annotations
@@ -35,10 +34,8 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 class PoolOrder(msgspec.Struct, frozen=True):
-    """Calls of one function for one library. An order without calls only loads the context.
-
-    `objects`: file names of large arguments in the call's folder, by cache name.
-    """
+    """Calls of one function; without calls, TaskVine only loads the context. `objects`: file names of large arguments,
+    by cache name."""
 
     ticket: int
     function: FunctionKey = FunctionKey("")
@@ -49,10 +46,7 @@ class PoolOrder(msgspec.Struct, frozen=True):
 
 
 class LibraryReport(msgspec.Struct, frozen=True):
-    """Where a library runs, and what loading its context cost.
-
-    `orders`: number of answered orders. `failure`: why the context could not be loaded.
-    """
+    """Where a library runs, its number of answered orders, and why its context failed to load."""
 
     host: str
     pid: int
@@ -64,7 +58,7 @@ class LibraryReport(msgspec.Struct, frozen=True):
 
 
 class PoolAnswer(msgspec.Struct, frozen=True):
-    """The outcomes of an order's calls, or no outcomes if the context could not be loaded."""
+    """The ends of an order's calls; empty if the context could not be loaded."""
 
     ticket: int
     held: LibraryReport
@@ -72,7 +66,7 @@ class PoolAnswer(msgspec.Struct, frozen=True):
 
 
 class Note(msgspec.Struct, frozen=True):
-    """The call that a library runs, where its output begins in the log, and why the library is about to exit."""
+    """The call that a library runs, the start of its output in the log, and why the library exits."""
 
     call: int
     log: str
@@ -105,5 +99,5 @@ def read_and_remove_note(running: str, ticket: int) -> Note | None:
 
 
 def stop_file(running: str, ticket: int, call: CallId) -> Path:
-    """Return the file that stops a call of one order, but not the same call in a later order."""
+    """Return the file that stops a call of this order alone."""
     return Path(running) / f"stop-{ticket}-{call}"

@@ -3,41 +3,36 @@
 The manager sees one pilot, whose devices are the slots of all workers. The core decides where a call runs; TaskVine
 transfers objects and limits memory and time.
 
-A slot of TaskVine contains one context at a time: TaskVine kills an idle library if its worker needs another library. A
-new library for an occupied device therefore waits until the library on the device is idle or has run for `TURN_S`.
+A slot holds one context at a time, because TaskVine kills an idle library if its worker needs another one. A new
+library for an occupied device waits until the library there is idle or has run for `TURN_S`.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from typing import Protocol, assert_never
+from typing import assert_never
 
 import msgspec
 
+from stoker.pilot.agent.agent import ManagerLink
 from stoker.pilot.core import commands
-from stoker.pilot.core.core import EventQueue, PilotCore
-from stoker.pilot.core.events import DevicesWanted, Event, Farewell, LibraryPrepared, OfferWeighed, Pinned, TimerFired
+from stoker.pilot.core.events import DevicesWanted, Event, Farewell, LibraryPrepared, OfferWeighed, Pinned
+from stoker.pilot.core.reactor import EventQueue, PilotCore
 from stoker.pilot.core.state import CoreState, PilotFacts, Stage, Timers
 from stoker.pilot.taskvine import messages
 from stoker.pilot.taskvine.engine import FinishedTicket, VineManager, VinePlan, VineWorker
 from stoker.pilot.taskvine.pool_library import Orders, PoolLibrary
 from stoker.protocol.ids import DeviceId, LibraryId
-from stoker.protocol.to_manager import DeviceFacts, FromPilot, PilotHello
-
-# ---- slots
+from stoker.protocol.to_manager import DeviceFacts
 
 
 def slots_of(worker: VineWorker, plan: VinePlan, *, workers: int = 0) -> tuple[DeviceFacts, ...]:
-    """Return one device per library that `workers` workers can hold simultaneously (0 = the plan's maximum).
-
-    The devices are GPUs if the plan requests GPUs, or if `auto` finds GPUs; otherwise cores. Devices share memory
-    evenly. TaskVine does not report the kind of GPU.
-    """
+    """Return one device per library that `workers` workers can hold at once (0 = the plan's maximum), with an even
+    share of the memory."""
     wanted, _, count = plan.devices.partition(":")
     on_gpu = wanted != "cpu" and worker.gpus > 0
-    each = worker.gpus if on_gpu else min(int(count or worker.cores), worker.cores)
-    each = max(1, each)
+    each = max(1, worker.gpus if on_gpu else min(int(count or worker.cores), worker.cores))
     kind, name = ("gpu (TaskVine)", "cuda") if on_gpu else ("cpu (TaskVine)", "cpu")
     return tuple(
         DeviceFacts(
@@ -50,27 +45,17 @@ def slots_of(worker: VineWorker, plan: VinePlan, *, workers: int = 0) -> tuple[D
     )
 
 
-# ---- the pool
-
-
 log = logging.getLogger("stoker.pilot")
 
 TURN_S = 10.0
-"""Seconds that a busy library keeps its slot when another context needs the slot."""
+"""Seconds that a busy library keeps its slot."""
 ANY_BYTES = 1 << 62
 
 
-class ManagerPort(Protocol):
-    def post(self, message: FromPilot) -> None: ...
-    def say(self, message: FromPilot) -> None: ...
-    def greet(self, hello: PilotHello) -> None: ...
-    def acked(self, sequence: int) -> None: ...
-
-
 class VinePool:
-    """Executes the core's commands through TaskVine. `facts` has no devices before the first worker."""
+    """Executes the core's commands. `facts` has no devices before the first worker."""
 
-    def __init__(self, engine: VineManager, manager: ManagerPort, *, facts: PilotFacts, setup: messages.Setup) -> None:
+    def __init__(self, engine: VineManager, manager: ManagerLink, *, facts: PilotFacts, setup: messages.Setup) -> None:
         self.core = PilotCore(facts)
         self.libraries: dict[LibraryId, PoolLibrary] = {}
         self.timers = Timers()
@@ -86,7 +71,7 @@ class VinePool:
         return self.core.state
 
     def replace_core_with_devices(self, devices: tuple[DeviceFacts, ...]) -> None:
-        """Replace the core by a core with the first worker's devices. The old core must not have sent messages."""
+        """Replace the core, which must not have sent messages yet."""
         self.core = PilotCore(msgspec.structs.replace(self.state.facts, devices=devices))
         self._queue = EventQueue(self.core, self._carry_out, clock=time.monotonic)
         self._orders.slot_cores = devices[0].cores
@@ -101,10 +86,6 @@ class VinePool:
 
     def farewell(self) -> None:
         self.handle(Farewell({number: library.sent for number, library in self.libraries.items()}))
-
-    def fire_timers(self, now: float) -> None:
-        for key in self.timers.due(now):
-            self.handle(TimerFired(key))
 
     def _carry_out(self, command: commands.Command) -> None:
         match command:
@@ -153,10 +134,7 @@ class VinePool:
 
     def _forget(self, number: LibraryId) -> None:
         library = self.libraries.pop(number, None)
-        if library is None:
-            return
-        if library in self._waiting:
-            self._waiting.remove(library)
+        self._waiting = [each for each in self._waiting if each is not library]
         self._holders = {device: holder for device, holder in self._holders.items() if holder is not library}
         self.share_slots()
 

@@ -1,10 +1,7 @@
 """A library of a TaskVine pool, and the orders with which TaskVine runs calls.
 
-A `PoolLibrary` has at most one open order in TaskVine. TaskVine chooses the worker, and may load the context on this
-worker again. A first order without calls loads the context.
-
-Short calls share an order. A large argument is a file that TaskVine transfers; the pilot drops the file after the last
-order with this argument.
+A `PoolLibrary` has at most one open order in TaskVine, which chooses the worker and may load the context there again. A
+first order without calls loads the context. Short calls share an order.
 """
 
 from __future__ import annotations
@@ -14,16 +11,16 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 import msgspec
 
 from stoker.contexts.recipe import ObjectRef
+from stoker.log_files import tail
 from stoker.pilot.core.events import Event, FromLibrary, ProcessEnded
 from stoker.pilot.taskvine import messages
 from stoker.pilot.taskvine.engine import FinishedTicket, VineManager
 from stoker.pilot.taskvine.messages import OVER_LIMIT, OVER_MEMORY, Note
-from stoker.pilot.zygote.processes import tail
 from stoker.protocol import to_agent, to_library
 from stoker.protocol.calls import CallEnd, CallSpec, Failure, FailureKind, Printed
 from stoker.protocol.ids import CallId, FunctionKey
@@ -31,14 +28,11 @@ from stoker.protocol.to_library import Run
 from stoker.protocol.to_pilot import FunctionBlob, StartLibrary
 from stoker.units import show_bytes
 
-# ---- lost libraries
-
-
 _KINDS = {OVER_LIMIT: FailureKind.TIMEOUT, OVER_MEMORY: FailureKind.MEMORY}
 
 
 def verdict(ordered: StartLibrary, note: Note | None, *, said: str, loading: bool, pilot: str) -> Failure:
-    """Return why a library failed, based on its note (if any) and TaskVine's message `said`."""
+    """Return why a library failed, from its note and TaskVine's message `said`."""
     kind, why = FailureKind.CONTEXT if loading else FailureKind.DIED, ""
     if note is not None and note.reason:
         kind, why = _KINDS.get(note.reason, kind), ", which did not stop when it was cancelled"
@@ -47,17 +41,11 @@ def verdict(ordered: StartLibrary, note: Note | None, *, said: str, loading: boo
             why = f", which took more memory than the {declared} that it declares"
     doing = "while it loaded" if loading else "in a call on"
     return Failure(
-        kind=kind,
-        message=f"lib-{ordered.library} ended {doing} {ordered.recipe.name}{why}; TaskVine reports: {said}",
-        pilot=pilot,
-        library=ordered.library,
-        tail=tail(note.log, start=note.start) if note is not None else "",
+        kind=kind, message=f"lib-{ordered.library} ended {doing} {ordered.recipe.name}{why}; TaskVine reports: {said}",
+        pilot=pilot, library=ordered.library, tail=tail(note.log, start=note.start) if note is not None else "",
         log=note.log if note is not None else "",
         printed=Printed(note.log, note.start, 0) if note is not None and not loading else None,
-    )
-
-
-# ---- orders
+    )  # fmt: skip
 
 
 ORDER_S = 0.05
@@ -65,20 +53,17 @@ ORDER_S = 0.05
 MOST_CALLS = 64
 
 
-class OrderOutcome(msgspec.Struct, frozen=True):
-    """The outcome of an order: TaskVine's `result`, and the library's answer if the result is `success`.
+_NO_CALLS = messages.PoolOrder(0)
 
-    `stopped`: calls that were told to stop. `note`: the note of a library that ended without an answer.
-    """
+
+class OrderOutcome(NamedTuple):
+    """What TaskVine reports of an order. `stopped`: calls that were told to stop. `note`: of a library that ended."""
 
     order: messages.PoolOrder
     result: str
     answer: messages.PoolAnswer | None
-    stopped: frozenset[CallId]
-    note: messages.Note | None
-
-
-_NO_CALLS = messages.PoolOrder(0)
+    stopped: set[CallId]
+    note: Note | None
 
 
 class Orders:
@@ -100,7 +85,7 @@ class Orders:
         self._means[function] = max(1e-6, 0.7 * mean + 0.3 * run_s)
 
     def take_next_order(self, queue: deque[tuple[Run, CallSpec]]) -> messages.PoolOrder:
-        """Take the next calls with one function and equal options as an order. A large call gets its own order."""
+        """Take the next calls of one function with equal options. A call with a large argument gets its own order."""
         run, _ = queue[0]
         mean = self._means.get(run.function, 0.0)
         room = max(1, min(MOST_CALLS, int(ORDER_S / mean))) if mean else 1
@@ -115,16 +100,12 @@ class Orders:
             if is_large:
                 break
         return messages.PoolOrder(
-            ticket=self._engine.new_ticket(),
-            function=run.function,
-            function_name=self.names[run.function],
-            calls=calls,
-            options=run.options,
+            ticket=self._engine.new_ticket(), function=run.function, function_name=self.names[run.function],
+            calls=calls, options=run.options,
             objects={ref.name: f"argument-{number}" for number, ref in enumerate(_large(calls))},
-        )
+        )  # fmt: skip
 
     def new(self, order: messages.PoolOrder = _NO_CALLS, calls: Sequence[CallSpec] = ()) -> messages.PoolOrder:
-        """Return an order with a new ticket. Without calls, TaskVine only loads the context."""
         return msgspec.structs.replace(order, ticket=self._engine.new_ticket(), calls=list(calls))
 
     def submit(self, order: messages.PoolOrder, library: StartLibrary, *, then: Callable[[OrderOutcome], None]) -> None:
@@ -139,15 +120,14 @@ class Orders:
         self._engine.submit(name, order, large=large)
 
     def interrupt(self, order: messages.PoolOrder, calls: Iterable[CallId]) -> None:
-        """Stop calls of an order. The manager may send the same calls in another order."""
         for call in calls:
             with contextlib.suppress(OSError):
                 messages.stop_file(self.setup.running, order.ticket, call).touch()
 
     def finished(self, done: FinishedTicket) -> None:
-        order, then = self._open.pop(done.ticket, (None, None))
-        if order is None or then is None:
+        if done.ticket not in self._open:
             return
+        order, then = self._open.pop(done.ticket)
         stopped = set()
         for spec in order.calls:
             with contextlib.suppress(FileNotFoundError):
@@ -159,17 +139,16 @@ class Orders:
             if self._users[ref.name] <= 0:
                 del self._users[ref.name]
                 self._engine.forget(ref.name)
-        succeeded = done.result == "success"
-        answer = messages.decode_answer(done.answer) if succeeded else None
-        note = None if succeeded else messages.read_and_remove_note(self.setup.running, order.ticket)
-        then(OrderOutcome(order, done.result, answer, frozenset(stopped), note))
+        answer = note = None
+        if done.result == "success":
+            answer = messages.decode_answer(done.answer)
+        else:
+            note = messages.read_and_remove_note(self.setup.running, order.ticket)
+        then(OrderOutcome(order, done.result, answer, stopped, note))
 
 
 def _large(calls: list[CallSpec]) -> tuple[ObjectRef, ...]:
     return tuple(spec.payload for spec in calls if isinstance(spec.payload, ObjectRef))
-
-
-# ---- libraries
 
 
 log = logging.getLogger("stoker.pilot")
@@ -178,13 +157,13 @@ TRIES = 3
 
 
 class PoolLibrary:
-    """A library of the pool, until the core forgets it. `tell` sends the core an event."""
+    """A library of the pool, until the core forgets it."""
 
     def __init__(self, ordered: StartLibrary, orders: Orders, tell: Callable[[Event], None]) -> None:
         self.number = ordered.library
         self.devices = ordered.devices
         self.memory_bytes = 0
-        """Last measured host memory of the process in bytes; 0 = unknown."""
+        """Last measured host memory; 0 = unknown."""
         self._ordered = ordered
         self._orders = orders
         self._tell = tell
@@ -279,50 +258,38 @@ class PoolLibrary:
         self._order = None
         if self._is_over:
             return
-        answer, order = outcome.answer, outcome.order
+        order, answer = outcome.order, outcome.answer
         if answer is None:
-            self._failed(outcome)
+            self._retry_or_end(outcome)
             return
-        self.memory_bytes = answer.held.resident_bytes
-        if answer.held.failure is not None:
-            self._end(msgspec.structs.replace(answer.held.failure, library=self.number))
+        held, name = answer.held, self._ordered.recipe.name
+        self.memory_bytes = held.resident_bytes
+        if held.failure is not None:
+            self._end(msgspec.structs.replace(held.failure, library=self.number))
         elif order.calls:
-            self._ended(order, answer)
+            self._send_message(to_agent.RunsEnded(answer.ends))
+            for end in answer.ends:
+                self._orders.measured(order.function, end.run_s)
+            if not held.orders:
+                log.info("TaskVine loaded %s again on %s: %.2f s", name, held.host, held.load_s)
+            self._submit_next_order()
         else:
-            self._on_loaded(answer.held)
+            log.info("lib-%d (%s) is on %s", self.number, name, held.host)
+            # Report no memory, or the manager would plan several contexts in one slot.
+            start_s = max(0.0, time.monotonic() - self._ordered_at - held.load_s)
+            self._send_message(to_agent.Loaded(held.load_s, resident_bytes=0, peak_bytes=0, start_s=start_s))
 
-    def _on_loaded(self, held: messages.LibraryReport) -> None:
-        log.info("lib-%d (%s) is on %s", self.number, self._ordered.recipe.name, held.host)
-        # Report no memory, or the manager would plan several contexts in one slot.
-        start_s = max(0.0, time.monotonic() - self._ordered_at - held.load_s)
-        self._send_message(to_agent.Loaded(held.load_s, resident_bytes=0, peak_bytes=0, start_s=start_s))
-
-    def _ended(self, order: messages.PoolOrder, answer: messages.PoolAnswer) -> None:
-        self._send_message(to_agent.RunsEnded(answer.ends))
-        for end in answer.ends:
-            self._orders.measured(order.function, end.run_s)
-        held = answer.held
-        if not held.orders:
-            name = self._ordered.recipe.name
-            log.info("TaskVine loaded %s again on %s: %.2f s", name, held.host, held.load_s)
-        self._submit_next_order()
-
-    def _failed(self, outcome: OrderOutcome) -> None:
-        order, note = outcome.order, outcome.note
-        if note is None and order.calls and self._tries < TRIES:
-            self._tries += 1
-            self._resend(order, without=outcome.stopped)
+    def _retry_or_end(self, outcome: OrderOutcome) -> None:
+        order, note, stopped = outcome.order, outcome.note, outcome.stopped
+        if note is not None or not order.calls or self._tries == TRIES:
+            pilot = self._orders.setup.pilot
+            failure = verdict(self._ordered, note, said=outcome.result, loading=not order.calls, pilot=pilot)
+            self._end(failure, running=(CallId(note.call),) if note is not None else ())
             return
-        failure = verdict(
-            self._ordered, note, said=outcome.result, loading=not order.calls, pilot=self._orders.setup.pilot
-        )
-        self._end(failure, running=(CallId(note.call),) if note is not None else ())
-
-    def _resend(self, order: messages.PoolOrder, *, without: frozenset[CallId]) -> None:
-        if without:
-            self._send_message(to_agent.GivenBack(tuple(without)))
-        calls = [spec for spec in order.calls if spec.call not in without]
-        if calls:
+        self._tries += 1
+        if stopped:
+            self._send_message(to_agent.GivenBack(tuple(stopped)))
+        if calls := [spec for spec in order.calls if spec.call not in stopped]:
             self._submit(self._orders.new(order, calls))
         else:
             self._submit_next_order()

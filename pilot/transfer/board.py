@@ -1,13 +1,12 @@
-"""The copy of an object on disk, the choice of the next pieces, and the shared state of one fetch.
+"""The copy of an object on disk, and the choice of the next pieces to fetch.
 
 A new copy contains all folders, links and files, with holes for missing pieces. Another process can continue an
-incomplete copy, because `keep_correct_pieces` keeps the pieces that are correct.
+incomplete copy.
 
 As in BitTorrent (Cohen, "Incentives Build Robustness in BitTorrent", 2003), a fetch requests the rarest piece first and
 breaks ties at random. Unlike BitTorrent, a fetch requests a piece from the pilot that reads the original object only if
 no other source has or will soon have the piece. Near the end of a fetch, a delayed piece is also requested from a
 second source. The next piece is chosen from a sample of the pieces, so the choice takes no longer for large objects.
-`Picker` does no I/O.
 """
 
 from __future__ import annotations
@@ -17,9 +16,8 @@ import os
 import random
 import stat
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,7 +42,7 @@ class ObjectCopy:
     """A copy of an object at one path. Thread-safe. `arrivals`: indices of the present pieces, in order of arrival."""
 
     def __init__(self, root: Path, name: str, data: bytes, *, whole: bool) -> None:
-        """`data`: the manifest. Raises ValueError for an invalid manifest, OSError for an unusable path."""
+        """Raises ValueError for an invalid manifest `data`, OSError for an unusable path."""
         self.name = name
         self.data = data
         self.manifest = read_manifest(name, data)
@@ -66,9 +64,8 @@ class ObjectCopy:
     def complete(self) -> bool:
         return len(self.arrivals) == len(self.pieces)
 
-    def keep_correct_pieces(self) -> int:
-        """Keep correct pieces of an earlier attempt; return the number of bytes kept. Raises OSError."""
-        kept = 0
+    def keep_correct_pieces(self) -> None:
+        """Keep correct pieces of an earlier attempt. Raises OSError."""
         buffer = memoryview(bytearray(PART_BYTES))
         for index, piece in enumerate(self.pieces):
             if any(self._is_hole(part) for part in piece):
@@ -76,17 +73,15 @@ class ObjectCopy:
             size = piece_size_bytes(piece)
             if self.read(index, buffer[:size]) and is_piece_intact(piece, buffer[:size]):
                 self._arrive(index)
-                kept += size
-        return kept
 
     def write(self, index: int, data: memoryview) -> bool:
-        """Write a piece to disk. Return False if the bytes of the piece are wrong. Raises OSError."""
+        """Write a piece. Return False if its bytes are wrong. Raises OSError."""
         piece = self.pieces[index]
         if not is_piece_intact(piece, data):
             return False
         offset = 0
         for part in piece:
-            with self._open(part.entry, os.O_WRONLY) as file:
+            with self.file_of(part, os.O_WRONLY) as file:
                 _write(file, data[offset : offset + part.size_bytes], part.offset)
             offset += part.size_bytes
         self._arrive(index)
@@ -95,17 +90,11 @@ class ObjectCopy:
     def read(self, index: int, into: memoryview) -> bool:
         offset = 0
         for part in self.pieces[index]:
-            with self._open(part.entry, os.O_RDONLY) as file:
+            with self.file_of(part) as file:
                 if not _read(file, into[offset : offset + part.size_bytes], part.offset):
                     return False
             offset += part.size_bytes
         return True
-
-    @contextmanager
-    def file_of(self, part: Slice) -> Iterator[int]:
-        """Yield a file descriptor of a part, for `sendfile`. Raises OSError."""
-        with self._open(part.entry, os.O_RDONLY) as file:
-            yield file
 
     def give_up(self) -> None:
         """Free the disk space of the copy, even if other processes have the copy open."""
@@ -123,11 +112,12 @@ class ObjectCopy:
                 self.changed.notify_all()
 
     @contextmanager
-    def _open(self, entry: int, how: int) -> Iterator[int]:
+    def file_of(self, part: Slice, how: int = os.O_RDONLY) -> Iterator[int]:
+        """Yield a descriptor of the file of a part. Raises OSError."""
         if not self._folder:
             yield self._root
             return
-        name = self.manifest.entries[entry].name
+        name = self.manifest.entries[part.entry].name
         file = os.open(name, how | os.O_CLOEXEC, dir_fd=self._root)
         try:
             yield file
@@ -135,7 +125,7 @@ class ObjectCopy:
             os.close(file)
 
     def _is_hole(self, part: Slice) -> bool:
-        with self._open(part.entry, os.O_RDONLY) as file:
+        with self.file_of(part) as file:
             try:
                 return os.lseek(file, part.offset, os.SEEK_DATA) >= part.offset + part.size_bytes
             except OSError as error:
@@ -190,10 +180,7 @@ S = TypeVar("S")
 
 SAMPLE = 48
 AGAIN_S, AGAIN = 1.0, 3.0
-"""Near the end of a fetch, a piece that has not arrived after `AGAIN_S` seconds is requested from a second source.
-
-For slow transfers, the delay is `AGAIN` times the recent seconds per piece.
-"""
+"""Near the end, a piece is also requested from a second source after 1 s, or 3 times the recent seconds per piece."""
 SPARED_S = 5.0  # seconds without a new piece after which pieces that peers have are also requested from the origin
 
 
@@ -252,7 +239,7 @@ class Picker(Generic[S]):
                 offer.pieces.remove(index)
 
     def gone(self, source: S) -> None:
-        """Remove a source, so that its pieces can be requested from other sources."""
+        """Remove a source. Its pieces can then be requested from other sources."""
         offer = self._offers.pop(source, None)
         if offer is None:
             return
@@ -290,7 +277,7 @@ class Picker(Generic[S]):
         return found
 
     def _free(self, offer: _Offer, now: float) -> int | None:
-        """Return the rarest unrequested piece of a sample, or of all pieces if the sample has none to request."""
+        """Return the rarest unrequested piece of a sample, or of all pieces if the sample has none."""
         spared = offer.origin and now - self._last_arrival_at < SPARED_S
         here, asked, holders, pieces = self._here, self._asked, self._holders, offer.pieces
         for size in (SAMPLE,) if spared else (SAMPLE, len(pieces)):
@@ -334,12 +321,12 @@ class Picker(Generic[S]):
                     del self._asked[index]
 
 
-# ---- shared state of a fetch
+# ---- sources and outcomes of fetches
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectSource:
-    """A source of an object: an `address` or a `path`. `origin`: True if the source is the original or reads it."""
+    """An `address` or a `path` of an object. `origin`: True if the source is the original or reads it."""
 
     address: str = ""
     path: str = ""
@@ -352,116 +339,12 @@ class ObjectSource:
 
 @dataclass(frozen=True, slots=True)
 class FetchOutcome:
-    """Bytes that a fetch got from the origin, from peers and from an earlier attempt, and its duration in seconds."""
+    """Bytes that a fetch got from the origin and from peers, and its duration."""
 
     origin_bytes: int
     peer_bytes: int
-    kept_bytes: int
     seconds: float
 
 
 class WrongBytesError(Exception):
     """A source served wrong bytes."""
-
-
-class FetchState:
-    """The state of one fetch, thread-safe. `begun` receives the partial copy, which the pilot serves to peers."""
-
-    def __init__(self, name: str, root: Path, *, begun: Callable[[ObjectCopy], None]) -> None:
-        self.name = name
-        self._root = root
-        self._chance = random.Random()
-        self._on_begin = begun
-        self._changed = threading.Condition()
-        self._making = threading.Lock()
-        self._picker: Picker[ObjectSource] = Picker(0, chance=self._chance)
-        self._from_origin = self._from_peers = self._kept = 0
-        self._started_at = self.moved_at = time.monotonic()
-        self.told = b""  # the manifest, if the manager has sent it
-        self.copy: ObjectCopy | None = None
-        self.over = False
-        self.failure: Exception | None = None
-
-    def create_object_copy(self, manifest: bytes) -> ObjectCopy:
-        """Create the copy from its manifest. Raises WrongBytesError, OSError."""
-        with self._making:
-            if self.copy is not None:
-                return self.copy
-            try:
-                copy = ObjectCopy(self._root, self.name, manifest, whole=False)
-                kept = copy.keep_correct_pieces()
-            except ValueError as error:
-                raise WrongBytesError(str(error)) from error
-            except OSError as error:
-                self.end(error)
-                raise
-            with self._changed:
-                self._picker = Picker(len(copy.pieces), chance=self._chance)
-                for index in copy.arrivals:
-                    self._picker.arrived(index, time.monotonic())
-                self._kept = kept
-                self.copy = copy
-        self._on_begin(copy)
-        if copy.complete:
-            self.end(None)
-        return copy
-
-    def join(self, source: ObjectSource, has: Iterable[int]) -> None:
-        if self.copy is not None and source.origin:
-            self.copy.first_hand = True
-        with self._changed:
-            self._picker.gone(source)
-            self._picker.add(source, origin=source.origin)
-            self._picker.has(source, has)
-
-    def hear(self, source: ObjectSource, has: Iterable[int], *, lacks: int | None = None) -> None:
-        """Record pieces that a source has received, or a piece that the source `lacks`."""
-        with self._changed:
-            if lacks is not None:
-                self._picker.mark_piece_unavailable(source, lacks)
-            self._picker.has(source, has)
-
-    def take(self, source: ObjectSource) -> int | None:
-        with self._changed:
-            return None if self.over else self._picker.take(source, time.monotonic())
-
-    def arrive(self, source: ObjectSource, index: int, data: memoryview) -> None:
-        """Store a piece that has arrived. Raises WrongBytesError."""
-        copy = self.copy
-        if copy is None:
-            raise ValueError("a piece arrived before the manifest")
-        with self._changed:
-            self._from_origin += len(data) if source.origin else 0
-            self._from_peers += 0 if source.origin else len(data)
-        try:
-            if not copy.has(index) and not copy.write(index, data):
-                raise WrongBytesError(f"a part of {self.name} does not match its name (a checksum)")
-        except OSError as error:
-            self.end(error)
-            return
-        with self._changed:
-            self.moved_at = time.monotonic()
-            self._picker.arrived(index, self.moved_at)
-            self._changed.notify_all()
-        if copy.complete:
-            self.end(None)
-
-    def leave(self, source: ObjectSource) -> None:
-        with self._changed:
-            self._picker.gone(source)
-            self._changed.notify_all()
-
-    def end(self, failure: Exception | None) -> None:
-        """End the fetch. Later calls have no effect."""
-        with self._changed:
-            if not self.over:
-                self.over, self.failure = True, failure
-            self._changed.notify_all()
-
-    def wait(self, seconds: float) -> None:
-        with self._changed:
-            if not self.over:
-                self._changed.wait(seconds)
-
-    def outcome(self) -> FetchOutcome:
-        return FetchOutcome(self._from_origin, self._from_peers, self._kept, time.monotonic() - self._started_at)

@@ -1,7 +1,6 @@
 """Fetches one object from several sources concurrently, and sends results to the seed.
 
-One thread reads each source: another pilot, the session's seed, or a path. The fetch verifies each piece. A source that
-sent a wrong piece is not used again.
+One thread reads each source: another pilot, the session's seed, or a path. A source of a wrong piece is not used again.
 """
 
 from __future__ import annotations
@@ -10,18 +9,18 @@ import hashlib
 import json
 import logging
 import os
+import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from stoker.contexts.manifest import MOST_BYTES, PART_BYTES, piece_size_bytes
 from stoker.errors import StokerError
 from stoker.pilot.transfer import wire
-from stoker.pilot.transfer.board import FetchOutcome, FetchState, ObjectCopy, ObjectSource, WrongBytesError
+from stoker.pilot.transfer.board import FetchOutcome, ObjectCopy, ObjectSource, Picker, WrongBytesError
 from stoker.pilot.transfer.wire import PeerError
 
 # ---- sources
@@ -35,28 +34,12 @@ _BUSY_RETRY_S = 0.3
 _IDLE_S = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class FetchSettings:
-    key: bytes
-    limits: wire.WireLimits = wire.LIMITS
-    manifest_at: Callable[[str], bytes] | None = None
-
-
 class SourceReader:
-    """Reads pieces from one source. `ended` receives the reason (empty if complete), and True if bytes were wrong."""
+    """Reads pieces from one source of a fetch, in a thread."""
 
-    def __init__(
-        self,
-        source: ObjectSource,
-        board: FetchState,
-        *,
-        means: FetchSettings,
-        ended: Callable[[SourceReader, str, bool], None],
-    ) -> None:
+    def __init__(self, source: ObjectSource, fetch: ObjectFetch) -> None:
         self.source = source
-        self._board = board
-        self._means = means
-        self._ended = ended
+        self._fetch = fetch
         self._channel: wire.Channel | None = None
         self._lock = threading.Lock()
         self._stopped = False
@@ -75,7 +58,7 @@ class SourceReader:
 
     @property
     def _done(self) -> bool:
-        return self._stopped or self._board.over
+        return self._stopped or self._fetch.over
 
     def _run(self) -> None:
         why, wrong = "", False
@@ -87,22 +70,19 @@ class SourceReader:
                         self._read_path()
                     else:
                         self._read_peer()
-                except wire.PeerError as error:
-                    why = str(error)
+                except wire.PeerError:
                     if self._useful == useful:  # after a useful connection, connect again
-                        break
-                    why = ""
+                        raise
         except WrongBytesError as error:
             why, wrong = _FILE_CHANGED if self.source.path else str(error), True
         except (OSError, ValueError, StokerError) as error:
             why = str(error)
         except Exception as error:  # despite this bug, other threads must not wait for this source
             why = f"{type(error).__name__}: {error}"
-        self._board.leave(self.source)
-        self._ended(self, self._why if self._stopped else why, wrong)
+        self._fetch.ended(self, self._why if self._stopped else why, wrong=wrong)
 
     def _read_peer(self) -> None:
-        channel = wire.connect(self.source.address, key=self._means.key, limits=self._means.limits)
+        channel = wire.connect(self.source.address, key=self._fetch.key, limits=self._fetch.limits)
         with self._lock:
             self._channel = channel
             if self._stopped:
@@ -117,15 +97,15 @@ class SourceReader:
             channel.close()
 
     def _open(self, channel: wire.Channel) -> ObjectCopy | None:
-        board, busy_until = self._board, time.monotonic() + _BUSY_S
+        fetch, busy_until = self._fetch, time.monotonic() + _BUSY_S
         while not self._done:
-            channel.send({"op": "open", "object": board.name, "manifest": board.copy is None and not board.told})
+            channel.send({"op": "open", "object": fetch.name, "manifest": fetch.copy is None and not fetch.manifest})
             header = channel.receive()
             trouble = header.get("error")
             if not trouble:
                 return self._opened(channel, header)
             if trouble == "busy" and time.monotonic() < busy_until:
-                board.wait(_BUSY_RETRY_S)
+                fetch.wait(_BUSY_RETRY_S)
             elif trouble == "busy":
                 raise wire.PeerError("it is busy with other pilots")
             elif trouble != "soon":
@@ -136,24 +116,22 @@ class SourceReader:
         manifest = _body(channel, header, "manifest", most=MOST_BYTES)
         bits = _body(channel, header, "have", most=MOST_BYTES)
         data = _body(channel, header, "data", most=PART_BYTES)
-        copy = self._board.copy
-        if copy is None:
-            copy = self._board.create_object_copy(self._board.told or bytes(manifest))
+        copy = self._fetch.copy or self._fetch.create_object_copy(self._fetch.manifest or bytes(manifest))
         count = len(copy.pieces)
         has = range(count) if header.get("whole") else (i for i in range(count) if bits[i >> 3] >> (i & 7) & 1)
         if not header.get("whole") and len(bits) != -(-count // 8):
             raise wire.PeerError("it does not say which pieces it has")
-        self._board.join(self.source, has)
+        self._fetch.join(self.source, has)
         if data and count == 1:
-            self._board.arrive(self.source, 0, data)
+            self._fetch.arrive(self.source, 0, data)
             self._useful += 1
         return copy
 
     def _converse(self, channel: wire.Channel, copy: ObjectCopy) -> None:
-        board, asked, depth = self._board, deque[int](), DEPTH if self.source.origin else 1
+        fetch, asked, depth = self._fetch, deque[int](), DEPTH if self.source.origin else 1
         buffer = memoryview(bytearray(PART_BYTES))
         while not self._done:
-            while len(asked) < depth and (index := board.take(self.source)) is not None:
+            while len(asked) < depth and (index := fetch.take(self.source)) is not None:
                 channel.send({"op": "piece", "index": index})
                 asked.append(index)
             if asked:
@@ -164,7 +142,7 @@ class SourceReader:
                 channel.send({"op": "wait"})
                 header = channel.receive()
                 _body(channel, header, "", most=0)
-                board.hear(self.source, _indices(header, len(copy.pieces)))
+                fetch.hear(self.source, _indices(header, len(copy.pieces)))
 
     def _answer(self, channel: wire.Channel, copy: ObjectCopy, index: int, buffer: memoryview) -> None:
         header = channel.receive()
@@ -172,35 +150,30 @@ class SourceReader:
         has = _indices(header, len(copy.pieces))
         if header.get("error"):
             _body(channel, header, "", most=0)
-            self._board.hear(self.source, has, lacks=index)
+            self._fetch.hear(self.source, has, lacks=index)
             return
         if header.get("index") != index or header["body"] != size:
             raise wire.PeerError("it sent a piece that was not requested")
         channel.receive_body(buffer[:size])
-        self._board.hear(self.source, has)
-        self._board.arrive(self.source, index, buffer[:size])
+        self._fetch.hear(self.source, has)
+        self._fetch.arrive(self.source, index, buffer[:size])
         self._useful += 1
 
     def _read_path(self) -> None:
-        board = self._board
-        copy = board.copy
-        if copy is None:
-            make = self._means.manifest_at
-            if not board.told and make is None:
-                raise wire.PeerError("its manifest is unknown")
-            copy = board.create_object_copy(board.told or (make(self.source.path) if make else b""))
-        original = ObjectCopy(Path(self.source.path), board.name, copy.data, whole=True)
-        board.join(self.source, range(len(copy.pieces)))
+        fetch = self._fetch
+        copy = fetch.copy or fetch.create_object_copy(fetch.manifest or fetch.manifest_at(self.source.path))
+        original = ObjectCopy(Path(self.source.path), fetch.name, copy.data, whole=True)
+        fetch.join(self.source, range(len(copy.pieces)))
         buffer = memoryview(bytearray(PART_BYTES))
         while not self._done:
-            index = board.take(self.source)
+            index = fetch.take(self.source)
             if index is None:
-                board.wait(_IDLE_S)
+                fetch.wait(_IDLE_S)
                 continue
             data = buffer[: piece_size_bytes(copy.pieces[index])]
             if not original.read(index, data):
                 raise OSError(f"{self.source.path} is shorter than it was")
-            board.arrive(self.source, index, data)
+            fetch.arrive(self.source, index, data)
             self._useful += 1
 
 
@@ -230,100 +203,197 @@ _REASONS = 4  # maximum number of reasons that the error message lists
 
 
 class ObjectFetch:
-    """Fetches one object to the path `root`, which may contain parts of an earlier attempt."""
+    """A fetch of one object from the sources of the last `offer`, thread-safe. `begun` receives the partial copy, which
+    the pilot serves to peers. `lost` receives sources that failed, and the reason.
+    """
 
     def __init__(
-        self,
-        name: str,
-        root: Path,
-        *,
-        means: FetchSettings,
+        self, name: str, *, key: bytes, limits: wire.WireLimits = wire.LIMITS,
+        manifest_at: Callable[[str], bytes] = lambda _path: b"",
         lost: Callable[[ObjectSource, str], None] = lambda _source, _why: None,
         begun: Callable[[ObjectCopy], None] = lambda _copy: None,
-    ) -> None:
-        self._means = means
-        self._lost = lost
-        self._board = FetchState(name, root, begun=begun)
-        self._lock = threading.Lock()
-        self._workers: dict[ObjectSource, SourceReader] = {}
+    ) -> None:  # fmt: skip
+        self.name, self.key, self.limits, self.manifest_at = name, key, limits, manifest_at
+        self.sources: list[ObjectSource] = []
+        self.manifest = b""  # empty until it is known
+        self.copy: ObjectCopy | None = None
+        self.over = False
+        self._lost, self._begun = lost, begun
+        self._root: Path | None = None
+        self._chance = random.Random()
+        self._picker: Picker[ObjectSource] = Picker(0, chance=self._chance)
+        self._from_origin = self._from_peers = 0
+        self._started_at = self._moved_at = time.monotonic()
+        self._failure: Exception | None = None
+        self._changed = threading.Condition()
+        self._making = threading.Lock()
+        self._lock = threading.Lock()  # held while the following fields change
+        self._readers: dict[ObjectSource, SourceReader] = {}
         self._wrong: set[ObjectSource] = set()
         self._telling = 0
         self._reasons: deque[str] = deque(maxlen=_REASONS)
 
     def offer(self, sources: Iterable[ObjectSource], *, manifest: bytes = b"") -> None:
-        self._board.told = manifest or self._board.told
-        offered = set(sources)
+        self.manifest = manifest or self.manifest
+        self.sources = list(sources)
+        if self._root is not None:
+            self._update_readers()
+
+    def _update_readers(self) -> None:
         with self._lock:
-            old = [self._workers.pop(source) for source in list(self._workers) if source not in offered]
-            fresh = [one for one in offered - self._wrong if one not in self._workers and not self._board.over]
-            for source in fresh:
-                self._workers[source] = SourceReader(source, self._board, means=self._means, ended=self._ended)
-            starting = [self._workers[source] for source in fresh]
+            offered = set(self.sources)
+            old = [self._readers.pop(source) for source in list(self._readers) if source not in offered]
+            fresh = [one for one in offered - self._wrong if one not in self._readers and not self.over]
+            starting = {source: SourceReader(source, self) for source in fresh}
+            self._readers |= starting
             refused = offered & self._wrong
-        for worker in old:
-            worker.stop()
-        for worker in starting:
-            worker.start()
+        for reader in old:
+            reader.stop()
+        for reader in starting.values():
+            reader.start()
         for source in refused:
             self._lost(source, "it served wrong bytes before")
 
-    def run(self, *, alone_s: float = float("inf")) -> FetchOutcome:
-        """Wait until the object is complete. Raises OSError, PeerError."""
-        board, alone_at = self._board, time.monotonic()
-        if board.told:  # check parts of an earlier attempt before the sources answer
+    def run(self, root: Path, *, alone_s: float = float("inf")) -> FetchOutcome:
+        """Fetch the object to `root`, which may contain parts of an earlier attempt. Raises OSError, PeerError."""
+        self._root = root
+        self._started_at = self._moved_at = alone_at = time.monotonic()
+        if self.manifest and not self.over:  # check parts of an earlier attempt before the sources answer
             try:
-                board.create_object_copy(board.told)
+                self.create_object_copy(self.manifest)
             except (OSError, WrongBytesError) as error:
-                board.end(error)
+                self.end(error)
+        self._update_readers()
         try:
-            while not board.over:
-                board.wait(_POLL_S)
+            while not self.over:
+                self.wait(_POLL_S)
                 now = time.monotonic()
                 with self._lock:
-                    alone_at = now if self._workers or self._telling else alone_at
+                    alone_at = now if self._readers or self._telling else alone_at
                 if now - alone_at > alone_s:
-                    why = dict.fromkeys([f"no source of {board.name} is left", *self._reasons])
-                    board.end(PeerError("; ".join(why)))
-                if now - board.moved_at > STALL_S:
-                    board.moved_at = now
+                    why = dict.fromkeys([f"no source of {self.name} is left", *self._reasons])
+                    self.end(PeerError("; ".join(why)))
+                if now - self._moved_at > STALL_S:
+                    self._moved_at = now
                     with self._lock:
-                        workers = list(self._workers.values())
-                    for worker in workers:
-                        worker.stop(f"no bytes arrived for {STALL_S:g} s")
+                        readers = list(self._readers.values())
+                    for reader in readers:
+                        reader.stop(f"no bytes arrived for {STALL_S:g} s")
         finally:
             self.stop()
-        if isinstance(board.failure, WrongBytesError):
-            raise PeerError(str(board.failure)) from board.failure
-        if board.failure is not None:
-            raise board.failure
-        return board.outcome()
-
-    def outcome(self) -> FetchOutcome:
-        return self._board.outcome()
+        if isinstance(self._failure, WrongBytesError):
+            raise PeerError(str(self._failure)) from self._failure
+        if self._failure is not None:
+            raise self._failure
+        return self.outcome()
 
     def stop(self) -> None:
-        """Stop the fetch unless it has ended. Its parts remain for another attempt."""
-        self._board.end(PeerError(f"the fetch of {self._board.name} was stopped"))
+        """Stop the fetch. Its parts remain for another attempt."""
+        self.end(PeerError(f"the fetch of {self.name} was stopped"))
         with self._lock:
-            workers, self._workers = list(self._workers.values()), {}
-        for worker in workers:
-            worker.stop()
+            readers, self._readers = list(self._readers.values()), {}
+        for reader in readers:
+            reader.stop()
 
-    def _ended(self, worker: SourceReader, why: str, wrong: bool) -> None:
+    # ---- methods for readers
+
+    def ended(self, reader: SourceReader, why: str, *, wrong: bool) -> None:
+        """Record the end of a reader. `why`: empty if the fetch is complete. `wrong`: True if bytes were wrong."""
+        with self._changed:
+            self._picker.gone(reader.source)
+            self._changed.notify_all()
         with self._lock:
-            known = self._workers.get(worker.source) is worker and not self._board.over
-            if known:
-                del self._workers[worker.source]
+            known = self._readers.get(reader.source) is reader and not self.over
             if wrong:
-                self._wrong.add(worker.source)
-            self._telling += known
+                self._wrong.add(reader.source)
             if known:
-                self._reasons.append(f"{worker.source}: {why}")
+                del self._readers[reader.source]
+                self._telling += 1
+                self._reasons.append(f"{reader.source}: {why}")
         if known:
-            log.warning("%s from %s: %s", self._board.name, worker.source, why)
-            self._lost(worker.source, why)
+            log.warning("%s from %s: %s", self.name, reader.source, why)
+            self._lost(reader.source, why)
             with self._lock:
                 self._telling -= 1
+
+    def create_object_copy(self, manifest: bytes) -> ObjectCopy:
+        """Create the copy from its manifest. Raises WrongBytesError, OSError."""
+        with self._making:
+            if self.copy is not None:
+                return self.copy
+            assert self._root is not None
+            try:
+                copy = ObjectCopy(self._root, self.name, manifest, whole=False)
+                copy.keep_correct_pieces()
+            except ValueError as error:
+                raise WrongBytesError(str(error)) from error
+            except OSError as error:
+                self.end(error)
+                raise
+            with self._changed:
+                self._picker = Picker(len(copy.pieces), chance=self._chance)
+                for index in copy.arrivals:
+                    self._picker.arrived(index, time.monotonic())
+                self.copy, self.manifest = copy, manifest
+        self._begun(copy)
+        if copy.complete:
+            self.end(None)
+        return copy
+
+    def join(self, source: ObjectSource, has: Iterable[int]) -> None:
+        if self.copy is not None and source.origin:
+            self.copy.first_hand = True
+        with self._changed:
+            self._picker.gone(source)
+            self._picker.add(source, origin=source.origin)
+            self._picker.has(source, has)
+
+    def hear(self, source: ObjectSource, has: Iterable[int], *, lacks: int | None = None) -> None:
+        """Record pieces that a source has received, or a piece that it `lacks`."""
+        with self._changed:
+            if lacks is not None:
+                self._picker.mark_piece_unavailable(source, lacks)
+            self._picker.has(source, has)
+
+    def take(self, source: ObjectSource) -> int | None:
+        with self._changed:
+            return None if self.over else self._picker.take(source, time.monotonic())
+
+    def arrive(self, source: ObjectSource, index: int, data: memoryview) -> None:
+        """Store a piece that has arrived. Raises WrongBytesError."""
+        copy = self.copy
+        if copy is None:
+            raise ValueError("a piece arrived before the manifest")
+        with self._changed:
+            self._from_origin += len(data) if source.origin else 0
+            self._from_peers += 0 if source.origin else len(data)
+        try:
+            if not copy.has(index) and not copy.write(index, data):
+                raise WrongBytesError(f"a part of {self.name} does not match its name (a checksum)")
+        except OSError as error:
+            self.end(error)
+            return
+        with self._changed:
+            self._moved_at = time.monotonic()
+            self._picker.arrived(index, self._moved_at)
+            self._changed.notify_all()
+        if copy.complete:
+            self.end(None)
+
+    def end(self, failure: Exception | None) -> None:
+        """End the fetch. Later calls have no effect."""
+        with self._changed:
+            if not self.over:
+                self.over, self._failure = True, failure
+            self._changed.notify_all()
+
+    def wait(self, seconds: float) -> None:
+        with self._changed:
+            if not self.over:
+                self._changed.wait(seconds)
+
+    def outcome(self) -> FetchOutcome:
+        return FetchOutcome(self._from_origin, self._from_peers, time.monotonic() - self._started_at)
 
 
 # ---- single exchanges
@@ -342,34 +412,15 @@ def read_key(file: str | os.PathLike[str]) -> bytes:
         raise ValueError(f"{file} contains no transfer key: {error}") from error
 
 
-def get(
-    name: str, target: Path, *, addresses: Iterable[str], key: bytes, limits: wire.WireLimits = wire.LIMITS
-) -> FetchOutcome:
-    """Fetch an object to `target`, completely or not at all."""
-    draft = target.with_name(f".{target.name}.draft")
-    fetch = ObjectFetch(name, draft, means=FetchSettings(key=key, limits=limits))
-    fetch.offer(ObjectSource(address=address, origin=True) for address in addresses)
-    outcome = fetch.run(alone_s=0.0)
-    os.replace(draft, target)
-    return outcome
-
-
-def put(
-    name: str, parts: Sequence[wire.Buffer], *, address: str, key: bytes, limits: wire.WireLimits = wire.LIMITS
-) -> str:
+def put(name: str, data: wire.Buffer, *, address: str, key: bytes) -> str:
     """Send a result to the seed, and return its path at the seed. Raises PeerError."""
-    whole = hashlib.sha256()
-    for part in parts:
-        whole.update(part)
-    channel = wire.connect(address, key=key, limits=limits)
+    digest, view = hashlib.sha256(data).hexdigest(), memoryview(data)
+    channel = wire.connect(address, key=key)
     try:
-        size = sum(len(part) for part in parts)
-        channel.send({"op": "put", "name": name, "size": size, "sha256": whole.hexdigest()})
+        channel.send({"op": "put", "name": name, "size": len(data), "sha256": digest})
         _answer(channel)
-        for part in parts:
-            view = memoryview(part)
-            for start in range(0, len(view), _CHUNK):
-                channel.send_body(view[start : start + _CHUNK])
+        for start in range(0, len(data), _CHUNK):
+            channel.send_body(view[start : start + _CHUNK])
         return str(_answer(channel)["path"])
     finally:
         channel.close()

@@ -1,9 +1,8 @@
 """Lets starting pilots find each other at the session's seed before they connect to the manager.
 
 Every few seconds, a pilot that starts on a bare node reports its wanted object and its pieces to the seed. The seed
-answers with a few other pilots that have missing pieces, and names each pilot to few others. While several pilots take
-part, the seed sends each piece once (`server`). The seed sends a piece again only if no pilot reports the piece, or if
-the pilots with the piece do not serve the requesting pilot.
+answers with a few other pilots that have missing pieces. While several pilots take part, the seed sends each piece once
+(`server`), and again only if no pilot reports it, or if the pilots with the piece do not serve the requesting pilot.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import random
 import threading
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.pilot.transfer import wire
@@ -20,8 +20,7 @@ from stoker.pilot.transfer.server import MOST
 SOURCES = MOST - 1  # number of source pilots in each answer of the seed
 TRIES = 2 * SOURCES  # failed source pilots after which a host counts as isolated
 FORGOTTEN = 4.0  # report intervals without a report after which a pilot counts as gone
-UNHEARD_S, HELD_S = 4.0, 15.0
-"""Seconds before the seed sends a piece again if no pilot has reported the piece, and if a pilot has reported it."""
+UNHEARD_S, HELD_S = 4.0, 15.0  # seconds before the seed sends a piece again that no pilot, or a pilot, has reported
 _CHECK_S = 0.5
 _MOST = 20_000
 _ALL_PIECES = -1  # every bit set: all pieces
@@ -36,16 +35,9 @@ class SeedMeetings:
         self._meetings: dict[str, _Meeting] = {}
 
     def meet(
-        self,
-        name: str,
-        address: str,
-        *,
-        have: bytes = b"",
-        wants: bool = True,
-        lost: Iterable[str] = (),
-        alone: bool = False,
-        again_s: float = 2.0,
-    ) -> list[str]:
+        self, name: str, address: str, *, have: bytes = b"", wants: bool = True, lost: Iterable[str] = (),
+        alone: bool = False, again_s: float = 2.0,
+    ) -> list[str]:  # fmt: skip
         """Record which pieces the pilot at `address` has (all if not `wants`), and return other pilots as sources."""
         with self._lock:
             meeting = self._meetings.setdefault(name, _Meeting())
@@ -75,16 +67,14 @@ class SeedMeetings:
             return HELD_S if meeting.held_until.get(index, 0.0) > now else UNHEARD_S
 
 
+@dataclass(slots=True)
 class _PilotReport:
-    __slots__ = ("alone", "have", "lost", "named", "sources", "until")
-
-    def __init__(self) -> None:
-        self.alone = False
-        self.have = 0  # the pilot's pieces, one bit per piece
-        self.until = 0.0
-        self.named = 0
-        self.sources: dict[str, None] = {}
-        self.lost: set[str] = set()
+    alone: bool = False
+    have: int = 0  # the pilot's pieces, one bit per piece
+    until: float = 0.0
+    named: int = 0
+    sources: dict[str, None] = field(default_factory=dict)
+    lost: set[str] = field(default_factory=set)
 
 
 class _Meeting:
@@ -133,11 +123,9 @@ class _Meeting:
             self.here[address].named -= 1
 
 
-def meet(
-    name: str, address: str, *, seed: str, key: bytes, limits: wire.WireLimits = wire.LIMITS, **more: Any
-) -> list[str]:
+def meet(name: str, address: str, *, seed: str, key: bytes, **more: Any) -> list[str]:
     """Report this pilot's pieces to the seed, and return the addresses of other pilots. Raises PeerError."""
-    channel = wire.connect(seed, key=key, limits=limits)
+    channel = wire.connect(seed, key=key)
     try:
         more["have"] = more.get("have", b"").hex()
         channel.send({"op": "meet", "object": name, "address": address, **more})
@@ -153,17 +141,13 @@ def answer(meetings: SeedMeetings, request: dict[str, Any]) -> list[str]:
     """Answer a `meet` request. Raises PeerError if the request is malformed."""
     lost, again_s = request.get("lost", []), request.get("again_s", 2.0)
     if not isinstance(lost, list) or not isinstance(again_s, (int, float)):
-        raise wire.PeerError("a rank sent an unknown message")
+        raise wire.PeerError("a pilot sent an invalid report")
     try:
         have = bytes.fromhex(str(request.get("have") or ""))
     except ValueError as error:
-        raise wire.PeerError(f"a rank does not say which pieces it has: {error}") from error
+        raise wire.PeerError(f"a pilot does not say which pieces it has: {error}") from error
     return meetings.meet(
-        str(request.get("object")),
-        str(request.get("address") or ""),
-        have=have,
-        wants=bool(request.get("wants", True)),
-        lost=map(str, lost),
-        alone=bool(request.get("alone")),
+        str(request.get("object")), str(request.get("address") or ""), have=have,
+        wants=bool(request.get("wants", True)), lost=map(str, lost), alone=bool(request.get("alone")),
         again_s=float(again_s),
-    )
+    )  # fmt: skip

@@ -1,7 +1,7 @@
 """`python -m stoker.pilot.transfer.seed --session DIR`: serves a session's objects to pilots without shared files.
 
-The seed runs next to the manager, serves files of recipes and large arguments, and receives large results. The seed
-writes its address to `seed.address` in the session folder, and exits with the session.
+The seed runs next to the manager, serves files of recipes and large arguments, and receives large results. Its address
+is in `seed.address` in the session folder. It exits with the session.
 """
 
 from __future__ import annotations

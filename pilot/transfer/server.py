@@ -1,8 +1,8 @@
 """Serves objects to peers: complete objects, and the present pieces of partial objects.
 
 One thread serves one connection, up to a limit. Further peers receive the answer `busy`. A piece is sent to one peer at
-a time. The reader of an object's origin sends each piece once, and again only if a peer still requests the piece later,
-as in BitTorrent's super-seeding.
+a time. The reader of an object's origin sends each piece once, and again only if a peer still requests it later, as in
+BitTorrent's super-seeding.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from stoker.connections import UnprovenPlaces, join_address
@@ -25,10 +26,10 @@ from stoker.pilot.transfer.board import ObjectCopy
 
 _SLOW_PEER_S = 3.0  # seconds after which another peer may get a piece that one peer receives slowly
 _PATIENCE_S, _PATIENCE = 1.0, 8.0
-"""Seconds before a reader of the origin sends a piece again: a constant, plus a multiple of the seconds per piece."""
+"""A reader of the origin sends a piece again after 1 s, plus 8 times the seconds per piece."""
 _POLL_S = 0.1
 Spares = Callable[[str, int, str], float]
-"""A function that returns how many seconds a host should wait. Arguments: object name, piece index, host address."""
+"""Returns how many seconds a host should wait. Arguments: object name, piece index, host address."""
 _REMEMBERED = 256
 
 
@@ -41,7 +42,7 @@ class Sending:
         self._objects: dict[str, _Object] = {}
 
     def begin(self, copy: ObjectCopy, index: int, *, host: str = "") -> bool:
-        """Record that a piece is being sent. Return False if no further peer may receive the piece now."""
+        """Record that a piece is being sent. Return False if no further peer may receive it now."""
         with self._lock:
             object, sent, wait_s = self._piece_sending_state(copy, index, host)
             if wait_s > 0:
@@ -75,14 +76,19 @@ class Sending:
         return object, sent, object.free_at(copy, sent, now, spared_s=self._spares(copy.name, index, host)) - now
 
 
-class _Object:
-    __slots__ = ("given", "pieces", "took_s", "under_way")
+@dataclass(slots=True)
+class _Sent:
+    since: float | None = None
+    before: bool = False
+    asked_at: float | None = None
 
-    def __init__(self) -> None:
-        self.pieces: dict[int, _Sent] = {}
-        self.given = 0  # number of pieces that were sent at least once
-        self.under_way = 0
-        self.took_s = 0.0
+
+@dataclass(slots=True)
+class _Object:
+    pieces: dict[int, _Sent] = field(default_factory=dict)
+    given: int = 0  # number of pieces that were sent at least once
+    under_way: int = 0
+    took_s: float = 0.0
 
     def free_at(self, copy: ObjectCopy, sent: _Sent, now: float, *, spared_s: float) -> float:
         if sent.since is not None:
@@ -94,15 +100,6 @@ class _Object:
         sent.asked_at = sent.asked_at or now
         due = sent.asked_at + (spared_s or _PATIENCE_S) + _PATIENCE * self.took_s
         return now if due <= now else min(due, now + _POLL_S)
-
-
-class _Sent:
-    __slots__ = ("asked_at", "before", "since")
-
-    def __init__(self) -> None:
-        self.since: float | None = None
-        self.before = False
-        self.asked_at: float | None = None
 
 
 # ---- the server
@@ -118,28 +115,21 @@ _MOST_ANNOUNCED_PIECES = 4000
 
 class ServedObjects(Protocol):
     def lend(self, name: str) -> AbstractContextManager[ObjectCopy | None]:
-        """Yield a copy of an object, or None if it is absent. The copy is not evicted during the `with` block."""
+        """Yield a copy of an object, or None. It is not evicted during the `with` block."""
 
     def expects(self, name: str) -> bool:
-        """Return True if the object is absent but the pilot is fetching it."""
+        """True if the object is absent but being fetched."""
 
 
 class ObjectServer:
     """Listens at `address` until closed. `more`: handlers of further requests. Raises OSError if it cannot listen."""
 
     def __init__(
-        self,
-        served: ServedObjects,
-        *,
-        key: bytes,
-        host: str = "",
-        ports: tuple[int, int] = (0, 0),
-        listener: socket.socket | None = None,
-        most: int = MOST,
-        limits: wire.WireLimits = wire.LIMITS,
+        self, served: ServedObjects, *, key: bytes, host: str = "", ports: tuple[int, int] = (0, 0),
+        listener: socket.socket | None = None, most: int = MOST, limits: wire.WireLimits = wire.LIMITS,
         more: Mapping[str, Callable[[wire.Channel, dict[str, Any]], None]] | None = None,
         spares: Spares = lambda _name, _index, _host: 0.0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._served = served
         self._key = key
         self._limits = limits
@@ -147,7 +137,7 @@ class ObjectServer:
         self.lock = threading.Lock()
         self._unproven: UnprovenPlaces[socket.socket] = UnprovenPlaces(most=_MOST_UNPROVEN)
         self._lines = SeldomLog(log)
-        self._serving = 0
+        self.serving = 0
         self._most = most
         self._open: set[wire.Channel] = set()
         self.sending = Sending(spares=spares)
@@ -158,16 +148,10 @@ class ObjectServer:
         self.address = join_address(bound[0], bound[1])
         threading.Thread(target=self._accept, name="transfer-accept", daemon=True).start()
 
-    @property
-    def serving(self) -> int:
-        return self._serving
-
     def close(self) -> None:
         self._closed.set()
-        try:
+        with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         self._socket.close()
         with self.lock:
             channels = list(self._open)
@@ -186,7 +170,12 @@ class ObjectServer:
                 self._lines.warning("accept", f"no connection could be accepted: {error}")
                 time.sleep(0.2)  # probably no descriptor is free
                 continue
-            self._seat(sock, str(peer[0]))
+            with self.lock:  # above the limit, close the oldest connection of the address with most connections
+                self._unproven.add(sock, address=str(peer[0]))
+                surplus = self._unproven.surplus()
+                if surplus is not None:
+                    with suppress(OSError):  # the connection has ended
+                        surplus[0].shutdown(socket.SHUT_RDWR)
             try:
                 threading.Thread(target=self._begin, args=(sock, peer), name="transfer-serve", daemon=True).start()
             except RuntimeError as error:  # no further thread could be started
@@ -194,15 +183,6 @@ class ObjectServer:
                 with self.lock:
                     self._unproven.remove(sock)
                 sock.close()
-
-    def _seat(self, sock: socket.socket, address: str) -> None:
-        """Add an unproven connection. Above the limit, close the oldest one of the address with most connections."""
-        with self.lock:
-            self._unproven.add(sock, address=address)
-            surplus = self._unproven.surplus()
-            if surplus is not None:
-                with suppress(OSError):  # the connection has ended
-                    surplus[0].shutdown(socket.SHUT_RDWR)
 
     def _begin(self, sock: socket.socket, peer: Any) -> None:
         try:
@@ -234,9 +214,8 @@ class ObjectServer:
             if what == "open":
                 request = self._opened(channel, request, host)
                 continue
-            answer = self._more.get(what)
-            if answer is not None:
-                answer(channel, request)
+            if what in self._more:
+                self._more[what](channel, request)
             else:
                 channel.send({"error": "unknown"})
             request = channel.receive()
@@ -251,8 +230,8 @@ class ObjectServer:
             while True:
                 with self._served.lend(name) as copy:
                     if copy is not None:
-                        lending = _PeerService(self, channel, copy, host=host)
-                        return lending.serve(wants_manifest=bool(request.get("manifest")))
+                        wants_manifest = bool(request.get("manifest"))
+                        return _PeerService(self, channel, copy, host).serve(wants_manifest=wants_manifest)
                 if not self._served.expects(name) or time.monotonic() > until:
                     channel.send({"error": "soon" if self._served.expects(name) else "absent"})
                     return channel.receive()
@@ -261,23 +240,26 @@ class ObjectServer:
     @contextmanager
     def _slot(self) -> Iterator[bool]:
         with self.lock:
-            free = self._serving < self._most
-            self._serving += free
+            free = self.serving < self._most
+            self.serving += free
         try:
             yield free
         finally:
             with self.lock:
-                self._serving -= free
+                self.serving -= free
 
 
+@dataclass(eq=False)
 class _PeerService:
-    def __init__(self, server: ObjectServer, channel: wire.Channel, copy: ObjectCopy, *, host: str) -> None:
-        self._server, self._channel, self._copy, self._host = server, channel, copy, host
-        self._announced = 0
-        self._later: set[int] = set()
+    server: ObjectServer
+    channel: wire.Channel
+    copy: ObjectCopy
+    host: str
+    announced: int = 0
+    later: set[int] = field(default_factory=set)
 
     def serve(self, *, wants_manifest: bool) -> dict[str, Any]:
-        copy, channel = self._copy, self._channel
+        copy, channel = self.copy, self.channel
         self._answer_open(wants_manifest)
         while True:
             request = channel.receive()
@@ -291,59 +273,58 @@ class _PeerService:
                 return request
 
     def _answer_open(self, wants_manifest: bool) -> None:
-        copy = self._copy
+        copy = self.copy
         whole = copy.complete
         manifest = copy.data if wants_manifest else b""
         if len(copy.pieces) == 1 and whole:
             size = piece_size_bytes(copy.pieces[0])
             header = {"manifest": len(manifest), "have": 0, "whole": True, "data": size}
-            self._channel.send_header(header, len(manifest) + size)
-            self._channel.send_body(manifest)
+            self.channel.send_header(header, len(manifest) + size)
+            self.channel.send_body(manifest)
             self._send_piece(copy.pieces[0])
-            self._announced = 1
+            self.announced = 1
             return
-        self._announced = len(copy.arrivals)
-        bits = b"" if whole else pack_piece_bits(copy.arrivals[: self._announced], len(copy.pieces))
+        self.announced = len(copy.arrivals)
+        bits = b"" if whole else pack_piece_bits(copy.arrivals[: self.announced], len(copy.pieces))
         header = {"manifest": len(manifest), "have": len(bits), "whole": whole, "data": 0}
-        self._channel.send(header, manifest, bits)
+        self.channel.send(header, manifest, bits)
 
     def _wait(self) -> None:
-        copy, until = self._copy, time.monotonic() + WAIT_S
+        copy, until = self.copy, time.monotonic() + WAIT_S
         while True:
             now = time.monotonic()
-            soonest = min(map(self._seconds_until_piece_free, self._later), default=WAIT_S)
+            soonest = min(map(self._seconds_until_piece_free, self.later), default=WAIT_S)
             if soonest <= 0 or now >= until:
                 return
             with copy.changed:
-                if len(copy.arrivals) > self._announced:
+                if len(copy.arrivals) > self.announced:
                     return
                 copy.changed.wait(min(soonest, until - now))
 
     def _pieces_to_announce(self) -> list[int]:
-        """Return indices of new pieces for this peer, and of one delayed piece that may be sent now."""
-        told = list(self._copy.arrivals[self._announced : self._announced + _MOST_ANNOUNCED_PIECES])
-        self._announced += len(told)
-        for index in self._later:
+        """Return new pieces for this peer, and a delayed piece that may be sent now."""
+        told = list(self.copy.arrivals[self.announced : self.announced + _MOST_ANNOUNCED_PIECES])
+        self.announced += len(told)
+        for index in self.later:
             if self._seconds_until_piece_free(index) <= 0:
-                self._later.discard(index)
+                self.later.discard(index)
                 return [*told, index]
         return told
 
     def _seconds_until_piece_free(self, index: int) -> float:
-        return self._server.sending.free_in(self._copy, index, host=self._host)
+        return self.server.sending.free_in(self.copy, index, host=self.host)
 
     def _piece(self, index: int) -> None:
-        copy, channel, sending = self._copy, self._channel, self._server.sending
+        copy, channel, sending = self.copy, self.channel, self.server.sending
         if not copy.has(index):
             channel.send({"error": "absent", "index": index, "have": self._pieces_to_announce()})
-        elif not sending.begin(copy, index, host=self._host):
-            self._later.add(index)
+        elif not sending.begin(copy, index, host=self.host):
+            self.later.add(index)
             channel.send({"error": "later", "index": index, "have": self._pieces_to_announce()})
         else:
             try:
-                channel.send_header(
-                    {"index": index, "have": self._pieces_to_announce()}, piece_size_bytes(copy.pieces[index])
-                )
+                header = {"index": index, "have": self._pieces_to_announce()}
+                channel.send_header(header, piece_size_bytes(copy.pieces[index]))
                 self._send_piece(copy.pieces[index])
             finally:
                 sending.end(copy, index)
@@ -351,16 +332,16 @@ class _PeerService:
     def _send_piece(self, piece: Piece) -> None:
         try:
             for part in piece:
-                with self._copy.file_of(part) as file:
-                    self._channel.send_file(file, part.offset, part.size_bytes)
-                with self._server.lock:
-                    self._server.sent_bytes += part.size_bytes
+                with self.copy.file_of(part) as file:
+                    self.channel.send_file(file, part.offset, part.size_bytes)
+                with self.server.lock:
+                    self.server.sent_bytes += part.size_bytes
         except OSError as error:  # the file was removed or damaged after the header
-            raise wire.PeerError(f"{self._copy.name} cannot be read any more: {error}") from error
+            raise wire.PeerError(f"{self.copy.name} cannot be read any more: {error}") from error
 
 
 def pack_piece_bits(indices: Iterable[int], count: int) -> bytes:
-    """Return one bit for each of `count` pieces, set for the pieces in `indices`."""
+    """Return `count` bits, set for the pieces in `indices`."""
     bits = bytearray(-(-count // 8))
     for index in indices:
         bits[index >> 3] |= 1 << (index & 7)
@@ -369,11 +350,7 @@ def pack_piece_bits(indices: Iterable[int], count: int) -> bytes:
 
 def _listen(host: str, ports: tuple[int, int]) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    first, last = ports
-    for port in range(first, last + 1):
-        try:
+    for port in range(ports[0], ports[1]):
+        with suppress(OSError):
             return socket.create_server((host, port), family=family, backlog=128)
-        except OSError:
-            if port == last:
-                raise
-    raise OSError(f"no port between {first} and {last}")
+    return socket.create_server((host, ports[1]), family=family, backlog=128)

@@ -11,8 +11,7 @@ First, both sides prove that they know the session's transfer key, without sendi
 
 A message is a header and a body: length of the header (4 bytes) · its MAC (16) · header (JSON, with "body": length of
 the body). The MAC has a key per connection and direction, and covers the message number. Bodies are not encrypted; the
-receiver verifies their content. A peer is disconnected if it sends nothing for `silence_s`, or needs longer than
-`body_s` for a body.
+receiver verifies their content. A peer is disconnected after `silence_s` without bytes, or `body_s` in one body.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,8 +72,8 @@ class Channel:
         for part in body:
             self.send_body(part)
 
-    def send_header(self, header: dict[str, Any], body_bytes: int = 0) -> None:
-        """Send a header. The caller must then send `body_bytes` bytes of body."""
+    def send_header(self, header: dict[str, Any], body_bytes: int) -> None:
+        """Send a header. A body of `body_bytes` bytes must follow."""
         data = json.dumps({**header, "body": body_bytes}, separators=(",", ":")).encode()
         if len(data) > self._limits.header_bytes:
             raise ValueError(f"a header of {len(data)} bytes is too long")
@@ -136,10 +136,8 @@ class Channel:
 
     def close(self) -> None:
         """Close the connection, even if another thread is waiting for data."""
-        try:
+        with suppress(OSError):  # already closed
             self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:  # already closed
-            pass
         self._socket.close()
 
     def _mac(self, direction: int, data: bytes) -> bytes:
@@ -163,7 +161,8 @@ def connect(address: str, *, key: bytes, limits: WireLimits = LIMITS) -> Channel
         if not hmac.compare_digest(_proof(key, b"server", mine, theirs), answer[-_PROOF_BYTES:]):
             raise PeerError("it does not know the session's transfer key")
         sock.sendall(_proof(key, b"client", mine, theirs))
-        return _channel(sock, key, nonces=(mine, theirs), limits=limits, is_client=True)
+        asks, answers = _proof(key, b"asks", mine, theirs), _proof(key, b"answers", mine, theirs)
+        return Channel(sock, send_key=asks, receive_key=answers, limits=limits)
     except (OSError, PeerError) as error:
         sock.close()
         raise PeerError(f"{address}: {_why(error)}") from error
@@ -178,7 +177,8 @@ def accept(sock: socket.socket, *, key: bytes, limits: WireLimits = LIMITS) -> C
         sock.sendall(MAGIC + mine + _proof(key, b"server", theirs, mine))
         if not hmac.compare_digest(_proof(key, b"client", theirs, mine), _exactly(sock, _PROOF_BYTES)):
             raise PeerError("it does not know the session's transfer key")
-        return _channel(sock, key, nonces=(theirs, mine), limits=limits, is_client=False)
+        asks, answers = _proof(key, b"asks", theirs, mine), _proof(key, b"answers", theirs, mine)
+        return Channel(sock, send_key=answers, receive_key=asks, limits=limits)
     except (OSError, PeerError) as error:
         sock.close()
         raise PeerError(f"a peer was refused: {_why(error)}") from error
@@ -219,15 +219,6 @@ def _nonce(hello: bytes) -> bytes:
 
 def _proof(key: bytes, role: bytes, client: bytes, server: bytes) -> bytes:
     return hmac.digest(key, MAGIC + role + client + server, "sha256")
-
-
-def _channel(
-    sock: socket.socket, key: bytes, *, nonces: tuple[bytes, bytes], limits: WireLimits, is_client: bool
-) -> Channel:
-    asks, answers = _proof(key, b"asks", *nonces), _proof(key, b"answers", *nonces)
-    if is_client:
-        return Channel(sock, send_key=asks, receive_key=answers, limits=limits)
-    return Channel(sock, send_key=answers, receive_key=asks, limits=limits)
 
 
 def _cut(error: OSError, what: str, seconds: float) -> PeerError:

@@ -1,7 +1,4 @@
-"""The agent's side of a zygote, and the messages. Each message is one MessagePack packet over a socket pair.
-
-A `Fork` message carries the socket of the library as a file descriptor.
-"""
+"""The agent's side of a zygote, and the messages: MessagePack packets over a socket pair."""
 
 from __future__ import annotations
 
@@ -24,14 +21,10 @@ from stoker.log_files import SeldomLog
 # ---- messages
 
 THREAD_VARIABLES = (
-    "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
+    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS",
     "RAYON_NUM_THREADS",
-)
-"""Environment variables that set the size of numeric libraries' thread pools on import."""
+)  # fmt: skip
+"""Set the thread pools of numeric libraries on import."""
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True):
@@ -42,13 +35,13 @@ class _Message(msgspec.Struct, frozen=True, tag=True):
 
 
 class Preload(_Message, frozen=True, tag="preload"):
-    """Import modules (`module`, or `module:attribute` for packages that import lazily). Always the first message."""
+    """Import modules (or `module:attribute` of lazy packages). Always the first message."""
 
     modules: tuple[str, ...]
 
 
 class Fork(_Message, frozen=True, tag="fork"):
-    """Start a library. `entry`: `module:function`, called with the socket's number; `fresh`: in a new interpreter."""
+    """Start a library. The packet carries its socket. `entry`: `module:function`; `fresh`: in a new interpreter."""
 
     library: int
     entry: str
@@ -89,7 +82,7 @@ class ForkFailed(_Message, frozen=True, tag="fork-failed"):
 
 
 class Exited(_Message, frozen=True, tag="exited"):
-    """The process of a library has ended; `orphans`: number of its descendants that the zygote killed."""
+    """`orphans`: number of the library's descendants that the zygote killed."""
 
     library: int
     pid: int
@@ -113,7 +106,7 @@ _ENTRY_MODULES = ("stoker.pilot.library.main",)
 
 
 class Zygote:
-    """A zygote for one set of preloaded modules. The zygote dies with the thread that started it."""
+    """A zygote for one set of preloaded modules. It dies with the thread that started it."""
 
     def __init__(
         self, preload: tuple[str, ...], *, log: Path, scratch: Path, environ: Mapping[str, str], umask: int = -1
@@ -124,34 +117,21 @@ class Zygote:
         self.ready = False
         self.libraries: set[int] = set()
         self._unsent: deque[tuple[bytes, socket.socket | None]] = deque()
-        """Queued orders, each with the socket to send. A zygote reads no orders while it imports modules."""
+        """Queued orders and sockets. A zygote reads no orders while it imports modules."""
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         single = dict.fromkeys(THREAD_VARIABLES, "1")
         single |= {"TOKENIZERS_PARALLELISM": "false", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
         single["CUDA_VISIBLE_DEVICES"] = ""  # each library sets this variable; CUDA cannot be used after a fork
+        arguments = map(str, (theirs.fileno(), os.getpid(), scratch))
         with theirs, log.open("ab") as output:
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    "stoker.pilot.zygote",
-                    str(theirs.fileno()),
-                    str(os.getpid()),
-                    str(scratch),
-                ],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env={**environ, **single},
-                start_new_session=True,
-                umask=umask,
-            )
+                [sys.executable, "-P", "-m", "stoker.pilot.zygote", *arguments], pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output, env={**environ, **single},
+                start_new_session=True, umask=umask,
+            )  # fmt: skip
         connections.restore_descriptor_limit(self._process.pid)
         self._sock.setblocking(False)
-        self._unsent.append((_encode(Preload(modules=(*_ENTRY_MODULES, *preload))), None))
-        self.push()
+        self._order(Preload(modules=(*_ENTRY_MODULES, *preload)))
 
     @property
     def pid(self) -> int:
@@ -165,7 +145,7 @@ class Zygote:
         return bool(self._unsent)
 
     def fork(self, order: Fork, sock: socket.socket) -> None:
-        """Order the zygote to start a library that uses `sock`, and close `sock` in this process. Raises OSError."""
+        """Order the start of a library that uses `sock`, and close `sock` here. Raises OSError."""
         self._unsent.append((_encode(order), sock))
         try:
             self._send_queued()
@@ -174,8 +154,14 @@ class Zygote:
             raise
         self.libraries.add(order.library)
 
+    def kill(self, library: int, how: int = signal.SIGKILL) -> None:
+        self._order(Kill(library=library, signal=how))
+
+    def _order(self, order: ToZygote) -> None:
+        self._unsent.append((_encode(order), None))
+        self.push()
+
     def push(self) -> None:
-        """Send queued orders until the socket is full."""
         try:
             self._send_queued()
         except OSError:
@@ -186,22 +172,15 @@ class Zygote:
         while self._unsent:
             data, sock = self._unsent[0]
             try:
-                if sock is None:
-                    self._sock.send(data)
-                else:
-                    socket.send_fds(self._sock, [data], [sock.fileno()])
+                socket.send_fds(self._sock, [data], [sock.fileno()] if sock is not None else [])
             except BlockingIOError:
                 return
             self._unsent.popleft()
             if sock is not None:
                 sock.close()
 
-    def kill(self, library: int, how: int = signal.SIGKILL) -> None:
-        self._unsent.append((_encode(Kill(library=library, signal=how)), None))
-        self.push()
-
     def receive(self) -> list[FromZygote] | None:
-        """Return the received messages of the zygote, or None once the zygote has ended."""
+        """Return the received messages; None after the zygote's end."""
         said: list[FromZygote] = []
         while True:
             try:
@@ -218,7 +197,7 @@ class Zygote:
                 _refusals.warning(str(self.pid), f"refused {len(data)} bytes of zygote {self.pid}: {error}")
 
     def close(self) -> None:
-        """Close the socket. The zygote then kills its libraries, removes the scratch folder and exits."""
+        """Make the zygote kill its libraries, remove the scratch folder and exit."""
         self._drop_unsent()
         self._sock.close()
 

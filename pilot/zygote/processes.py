@@ -1,13 +1,13 @@
 """Linux processes: adopt orphans, find and measure descendants, and clean up after killed processes.
 
 Resource trackers (Python, joblib) and torch's shared memory manager unlink POSIX segments after their users have ended.
-Therefore trackers are not killed together with a library, and may run for LIMIT_S seconds longer. System V segments are
-removed by the process id of their creator.
+Therefore they may run for LIMIT_S seconds longer than a killed library.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import os
 import signal
@@ -21,23 +21,20 @@ import psutil
 
 LIMIT_S = 5.0  # seconds; PyTorch's shared memory manager waits 2 s after the last user of its segments
 
-_TRACKER_COMMAND = b"resource_tracker import main"
-_TORCH = b"torch_shm_manager"
-_SYSTEM_V = "/proc/sysvipc/shm"
 _IPC_RMID = 0
 _EXITING = 0x4  # a flag in /proc/PID/stat
 _COMMAND_LINE_WAIT_S = 1.0
-"""Seconds to wait for the command line of a new process, which the kernel shows with a delay."""
+"""Seconds within which the kernel shows a new process's command line."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def is_resource_tracker(pid: int) -> bool:
-    """Return True if a living process only cleans up resources of other processes."""
+    """True if a process only cleans up resources of other processes."""
     try:
         command = _command_line(pid)
     except OSError:
         return False
-    return _TRACKER_COMMAND in command or command.partition(b"\0")[0].endswith(_TORCH)
+    return b"resource_tracker import main" in command or command.partition(b"\0")[0].endswith(b"torch_shm_manager")
 
 
 def _command_line(pid: int) -> bytes:
@@ -55,17 +52,17 @@ def _command_line(pid: int) -> bytes:
 
 
 def remove_system_v_segments(pids: Container[int], *, since: float) -> int:
-    """Remove unused segments that the processes `pids` created since `since` (wall clock). Return their number."""
+    """Remove the unused segments that `pids` created since `since` (wall clock)."""
     removed = 0
     try:
-        with open(_SYSTEM_V) as file:
+        with open("/proc/sysvipc/shm") as file:
             names, *lines = (line.split() for line in file)
     except (OSError, ValueError):  # this kernel has no System V segments
         return 0
     for line in lines:
         facts = dict(zip(names, map(int, line), strict=False))
-        made_by_one = facts["cpid"] in pids and facts["cuid"] == os.getuid() and facts["ctime"] >= int(since)
-        if made_by_one and not facts["nattch"]:
+        is_theirs = facts["cpid"] in pids and facts["cuid"] == os.getuid() and facts["ctime"] >= int(since)
+        if is_theirs and not facts["nattch"]:
             removed += _libc.shmctl(facts["shmid"], _IPC_RMID, None) == 0
     return removed
 
@@ -77,15 +74,15 @@ _PR_SET_CHILD_SUBREAPER = 36
 _stuck: set[int] = set()  # process ids of killed children that did not end in time
 
 
+def die_with_parent(how: int) -> None:
+    """Make the kernel send the signal `how` to this process when the parent thread ends."""
+    _prctl(_PR_SET_PDEATHSIG, how)
+
+
 def _prctl(option: int, value: int) -> None:
     if _libc.prctl(option, value, 0, 0, 0) != 0:
         error = ctypes.get_errno()
         raise OSError(error, f"prctl {option}: {os.strerror(error)}")
-
-
-def die_with_parent(how: int) -> None:
-    """Make the kernel send the signal `how` to this process when the parent thread ends."""
-    _prctl(_PR_SET_PDEATHSIG, how)
 
 
 def adopt_orphans() -> None:
@@ -102,19 +99,21 @@ def children(pid: int, *, of_main: bool = False) -> list[int]:
         try:
             with open(f"/proc/{pid}/task/{task}/children", "rb") as file:
                 found += map(int, file.read().split())
-        except FileNotFoundError:  # the thread has ended
-            if not os.path.exists(f"/proc/{os.getpid()}/task/{os.getpid()}/children"):
-                try:  # a kernel without CONFIG_PROC_CHILDREN
+        except OSError:  # the thread has ended
+            if not _has_children_files():
+                with suppress(psutil.Error):
                     return [child.pid for child in psutil.Process(pid).children()]
-                except psutil.Error:
-                    return []
-        except OSError:
-            continue
     return found
 
 
+@functools.cache
+def _has_children_files() -> bool:
+    """Return False for a kernel without CONFIG_PROC_CHILDREN."""
+    return os.path.exists("/proc/thread-self/children")
+
+
 def tree(pid: int) -> Iterator[int]:
-    """Yield the ids of a process and all its descendants, parents first."""
+    """Yield a process and all its descendants, parents first."""
     todo = [pid]
     while todo:
         one = todo.pop()
@@ -129,10 +128,11 @@ def kill_all(pids: Iterable[int], how: int = signal.SIGKILL) -> None:
 
 
 def kill_stray_children(known: Collection[int], *, of_main: bool = False, wait_s: float = 2.0) -> set[int]:
-    """Kill all children that are not `known`, and their descendants. Return the killed children.
+    """Kill all children that are not `known`, and their descendants, except resource trackers. Return the killed
+    children.
 
-    Orphans of killed processes become children of this process's main thread. `of_main`: True to spare children of
-    other threads. Resource trackers are spared. A child that the kernel cannot end (a hung driver) is waited for once.
+    `of_main` spares children of other threads than the main thread, which adopts orphans. A child that the kernel
+    cannot end (a hung driver) is waited for once.
     """
     killed: set[int] = set()
     until = time.monotonic() + wait_s
@@ -144,10 +144,9 @@ def kill_stray_children(known: Collection[int], *, of_main: bool = False, wait_s
         killed.update(strays)
         for pid in strays:
             reap(pid)
-        if _stuck.issuperset(strays):
-            return killed
         if time.monotonic() > until:
             _stuck.update(strays)
+        if _stuck.issuperset(strays):
             return killed
         time.sleep(0.001)
 
@@ -157,7 +156,7 @@ def child_resource_trackers() -> list[int]:
 
 
 def end_resource_trackers(known: Collection[int] = (), *, wait_s: float = LIMIT_S) -> None:
-    """Wait until the resource trackers among this process's children end. Kill trackers that do not end in time."""
+    """Wait until the resource trackers among the children end. Kill late ones."""
     until = time.monotonic() + wait_s
     while left := [pid for pid in child_resource_trackers() if pid not in known]:
         for pid in left:
@@ -169,7 +168,7 @@ def end_resource_trackers(known: Collection[int] = (), *, wait_s: float = LIMIT_
 
 
 def reap(pid: int) -> tuple[int, int, int] | None:
-    """Reap an ended child process. Return its pid, status and peak memory in bytes, or None if no child has ended."""
+    """Return an ended child's pid, status and peak memory in bytes, or None."""
     try:
         ended, status, usage = os.wait4(pid, os.WNOHANG)
     except ChildProcessError:
@@ -186,31 +185,25 @@ _TICK = os.sysconf("SC_CLK_TCK")
 def resident_bytes(pid: int) -> int:
     total = 0
     for one in tree(pid):
-        try:
-            with open(f"/proc/{one}/statm", "rb") as file:
-                total += int(file.read().split(None, 2)[1]) * _PAGE
-        except (OSError, IndexError):
-            continue
+        with suppress(OSError, IndexError), open(f"/proc/{one}/statm", "rb") as file:
+            total += int(file.read().split(None, 2)[1]) * _PAGE
     return total
 
 
 def proportional_bytes(pid: int) -> int:
-    """Return the bytes of a process and its descendants, with shared pages split among users. Takes milliseconds."""
+    """Return the bytes of a process tree, with shared pages split. Takes milliseconds."""
     total = 0
     for one in tree(pid):
-        try:
-            with open(f"/proc/{one}/smaps_rollup", "rb") as file:
-                total += next((int(line.split()[1]) * 1024 for line in file if line.startswith(b"Pss:")), 0)
-        except OSError:
-            continue
+        with suppress(OSError), open(f"/proc/{one}/smaps_rollup", "rb") as file:
+            total += next((int(line.split()[1]) * 1024 for line in file if line.startswith(b"Pss:")), 0)
     return total
 
 
 class MemoryLimit:
     """Detects whether a library uses more memory than its limit.
 
-    The cheap measurement counts shared pages several times, so its value can exceed the limit too early. In that case,
-    the memory is measured exactly if the cheap value has grown by the remaining memory, or after `AGAIN_S` seconds.
+    The cheap measurement counts shared pages several times. Above the limit, the memory is measured exactly if the
+    cheap value has grown by the remaining memory, or after `AGAIN_S`.
     """
 
     AGAIN_S = 2.0
@@ -220,7 +213,6 @@ class MemoryLimit:
         self._measured_at = -math.inf
 
     def excess(self, pid: int, limit_bytes: int, *, now: float) -> int:
-        """Return the exact memory of a library in bytes if it exceeds the limit; else 0."""
         resident = resident_bytes(pid)
         if resident <= limit_bytes:
             return 0
@@ -232,20 +224,9 @@ class MemoryLimit:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the processor seconds of a process, including its threads and ended children."""
+    """Return the processor seconds of a process and its ended children."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-        return sum(map(int, fields[11:15])) / _TICK
-    except (OSError, IndexError, ValueError):
-        return 0.0
-
-
-def tail(path: str, *, start: int = 0, lines: int = 20, most_bytes: int = 16_384) -> str:
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(start, os.fstat(file.fileno()).st_size - most_bytes))
-            data = file.read(most_bytes)
+            return sum(map(int, file.read().rpartition(b")")[2].split()[11:15])) / _TICK
     except OSError:
-        return ""
-    return "\n".join(data.decode("utf-8", "replace").splitlines()[-lines:])
+        return 0.0

@@ -1,11 +1,10 @@
 """The zygote's loop (import, freeze, then fork on request), and the start of a library in a forked child.
 
-The zygote adopts and kills the descendants of ended libraries. When the agent has ended, the zygote kills all
-descendants, removes the pilot's scratch folder and exits.
+It kills the descendants of ended libraries; after the agent's end, it kills all descendants, removes the pilot's
+scratch folder and exits.
 
 If modules have started threads, libraries start in new interpreters, because a fork never releases the locks of other
-threads. The zygote sees no GPU. Libraries with GPUs also start in new interpreters if a module queried PyTorch for
-GPUs.
+threads. So do libraries with GPUs if a module queried PyTorch for GPUs, because the zygote sees none.
 """
 
 from __future__ import annotations
@@ -22,24 +21,23 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any, NoReturn
 
 import msgspec
 
-from stoker.decoding import UNREADABLE
 from stoker.pilot.core import infrastructure
 from stoker.pilot.zygote import client, processes
 
 # ---- threads
 
 HARMLESS = frozenset({"jemalloc_bg_thd"})
-"""Names of threads that allow a fork. jemalloc's thread (in pyarrow, which pandas imports) only frees memory."""
+"""Threads that allow a fork. jemalloc's thread (in pyarrow) only frees memory."""
 _THREAD_NAME_WAIT_S = 0.05  # seconds within which a new thread sets its name
 
 
@@ -52,29 +50,24 @@ class ImportedThreads:
             self._started.setdefault(thread, module)
 
     def harmful(self) -> dict[str, str]:
-        """Return the names of threads that forbid a fork, by the module that started the threads."""
-        found = self._harmful_threads_by_module()
-        if found:
-            time.sleep(_THREAD_NAME_WAIT_S)
-            found = self._harmful_threads_by_module()
-        return found
-
-    def _harmful_threads_by_module(self) -> dict[str, str]:
+        """Return the names of threads that forbid a fork, by module."""
         names: dict[str, list[str]] = {}
-        for thread, name in _threads().items():
-            if thread != os.getpid() and name not in HARMLESS:
-                names.setdefault(self._started.get(thread, "something later"), []).append(name)
+        for wait_s in (_THREAD_NAME_WAIT_S, 0.0):
+            names.clear()
+            for thread, name in _threads().items():
+                if thread != os.getpid() and name not in HARMLESS:
+                    names.setdefault(self._started.get(thread, "something later"), []).append(name)
+            if not names:
+                break
+            time.sleep(wait_s)
         return {module: ", ".join(sorted(each)) for module, each in names.items()}
 
 
 def _threads() -> dict[int, str]:
     found = {}
     for thread in os.listdir("/proc/self/task"):
-        try:
-            with open(f"/proc/self/task/{thread}/comm") as file:
-                found[int(thread)] = file.read().strip()
-        except OSError:  # the thread has ended
-            continue
+        with suppress(OSError), open(f"/proc/self/task/{thread}/comm") as file:  # the thread may have ended
+            found[int(thread)] = file.read().strip()
     return found
 
 
@@ -92,7 +85,6 @@ class Listener(MetaPathFinder):
         self._plain: dict[str, Callable[..., Any]] = {}
 
     def start(self) -> None:
-        """Wrap the query functions of `torch.cuda`, once this module is imported."""
         if _MODULE in sys.modules:
             self._listen(sys.modules[_MODULE])
         else:
@@ -103,11 +95,8 @@ class Listener(MetaPathFinder):
             sys.meta_path.remove(self)
         for name, plain in self._plain.items():
             setattr(sys.modules.get(_MODULE), name, plain)
-        self._plain.clear()
 
-    def find_spec(
-        self, fullname: str, _path: Sequence[str] | None, _target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, _path: Sequence[str] | None, _target: Any = None) -> ModuleSpec | None:
         if fullname != _MODULE:
             return None
         sys.meta_path.remove(self)
@@ -142,15 +131,15 @@ def become_library(order: client.Fork, sock: int, *, parent: int) -> NoReturn:
     try:
         _settle(order, parent)
         code = 1
+        module, _, name = order.entry.partition(":")
         if order.fresh:
             os.set_inheritable(sock, True)
-            module = order.entry.rpartition(".")[0]
-            os.execv(sys.executable, [sys.executable, "-P", "-m", module, str(sock)])
+            command = [sys.executable, "-P", "-m", module.rpartition(".")[0], str(sock)]
+            os.execv(command[0], command)
         set_threads(order.threads)
         numpy: Any = sys.modules.get("numpy")
         if numpy is not None and hasattr(numpy, "random"):  # Python's `random` reseeds itself after a fork
             numpy.random.seed()
-        module, _, name = order.entry.partition(":")
         getattr(importlib.import_module(module), name)(sock)
         code = 0
     except SystemExit as end:
@@ -189,8 +178,7 @@ def _settle(order: client.Fork, parent: int) -> None:
 
 
 def set_threads(count: int) -> None:
-    for name in client.THREAD_VARIABLES:
-        os.environ[name] = str(count)
+    os.environ.update(dict.fromkeys(client.THREAD_VARIABLES, str(count)))
     torch: Any = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "set_num_threads"):
         torch.set_num_threads(count)
@@ -208,9 +196,9 @@ class ZygoteServer:
         self._scratch = scratch
         self._libraries: dict[int, int] = {}  # library number by process id
         self._own_trackers: frozenset[int] = frozenset()
-        """Process ids of the preloaded modules' resource trackers, which exit with this process."""
+        """Of the preloaded modules."""
         self._trackers: dict[int, float] = {}
-        """Process ids of resource trackers of ended libraries, with the monotonic time at which they are killed."""
+        """Of ended libraries, with the monotonic time of their kill."""
         self._began = time.time()
         self._has_threads = False
         self._asked_for_gpus = False
@@ -218,14 +206,11 @@ class ZygoteServer:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def run(self) -> None:
-        def end(_signal: int, _frame: FrameType | None) -> None:
-            self._over = True
-
         self._sock.setblocking(False)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, _nothing)
-        signal.signal(signal.SIGUSR1, end)
-        signal.signal(signal.SIGTERM, _nothing)  # a batch system signals every process; the agent decides
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # wakes the loop
+        signal.signal(signal.SIGUSR1, lambda *_: setattr(self, "_over", True))
+        signal.signal(signal.SIGTERM, lambda *_: None)  # a batch system signals every process; the agent decides
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         poller = select.poll()
         poller.register(self._sock, select.POLLIN)
@@ -251,20 +236,9 @@ class ZygoteServer:
             if not data:
                 self._over = True
                 return
-            try:
-                order = _decode(data)
-            except UNREADABLE as error:
-                order = None
-                _refuse(fds, f"{len(data)} bytes that are no order: {error}")
-            match order:
-                case client.Fork() if len(fds) == 1:
-                    self._fork(order, fds[0])
+            match order := _decode(data):
                 case client.Fork():
-                    _refuse(fds, "an order without its socket")
-                    why = "the order came without the library's socket"
-                    self._send(client.ForkFailed(library=order.library, reason=why))
-                case client.Preload() | client.Kill() if fds:
-                    _refuse(fds, "an order with a socket")
+                    self._fork(order, fds[0])
                 case client.Preload(modules=modules):
                     self._preload(modules)
                 case client.Kill(library=library, signal=how):
@@ -317,18 +291,17 @@ class ZygoteServer:
         try:
             pid = os.fork()
         except OSError as error:
-            os.close(sock)
             self._send(client.ForkFailed(library=order.library, reason=str(error)))
-            return
-        if pid == 0:
-            self._sock.close()
-            os.close(self._wake_read)
-            signal.set_wakeup_fd(-1)
-            os.close(self._wake_write)
-            become_library(order, sock, parent=parent)
+        else:
+            if pid == 0:
+                self._sock.close()
+                signal.set_wakeup_fd(-1)
+                os.close(self._wake_read)
+                os.close(self._wake_write)
+                become_library(order, sock, parent=parent)
+            self._libraries[pid] = order.library
+            self._send(client.Forked(library=order.library, pid=pid))
         os.close(sock)
-        self._libraries[pid] = order.library
-        self._send(client.Forked(library=order.library, pid=pid))
 
     def _reap(self) -> None:
         while (ended := processes.reap(-1)) is not None:
@@ -337,9 +310,8 @@ class ZygoteServer:
             library = self._libraries.pop(pid, None)
             if library is None:
                 continue
-            orphans = (
-                processes.kill_stray_children(self._libraries) - self._trackers.keys()
-            )  # a library's resource trackers do not count as orphans
+            # A library's resource trackers do not count as orphans.
+            orphans = processes.kill_stray_children(self._libraries) - self._trackers.keys()
             processes.remove_system_v_segments({pid, *orphans}, since=self._began)
             until = time.monotonic() + processes.LIMIT_S
             for tracker in set(processes.child_resource_trackers()) - self._own_trackers:
@@ -360,13 +332,3 @@ class ZygoteServer:
         if self._scratch:
             shutil.rmtree(self._scratch, ignore_errors=True)
         processes.end_resource_trackers(self._own_trackers)
-
-
-def _refuse(descriptors: Iterable[int], what: str) -> None:
-    print(f"the zygote refused {what}", file=sys.stderr)  # noqa: T201  # into the log
-    for descriptor in descriptors:
-        os.close(descriptor)
-
-
-def _nothing(_signal: int, _frame: FrameType | None) -> None:
-    """Do nothing. The signal only wakes the loop."""

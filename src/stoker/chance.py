@@ -1,8 +1,8 @@
 """Random numbers that are the same on every machine and for every policy.
 
-Each number depends only on the seed, its purpose and its subject (the number of the call or block). Therefore two
-policies can be compared on identical random events. Source: SplitMix64 (Steele, Lea and Flood, "Fast splittable
-pseudorandom number generators", OOPSLA 2014), used as a hash of a counter.
+Each number depends only on the seed, its purpose and its subject (a call, a block), so that policies can be compared on
+identical events. Source: SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA
+2014), used as a hash of a counter.
 """
 
 from __future__ import annotations
@@ -39,14 +39,13 @@ class Stream:
 
     def factor(self, number: int, *, cv: float) -> float:
         """Return a lognormal number with mean 1 and coefficient of variation `cv`."""
-        if not cv:
-            return 1.0
-        variance = math.log1p(cv * cv)
-        return math.exp(math.sqrt(variance) * _quantile(self.uniform(number)) - variance / 2)
+        return _lognormal(self.uniform(number), cv) if cv else 1.0
 
 
 def min_random_factor(*, cv: float) -> float:
-    if not cv:
-        return 1.0
+    return _lognormal(0.5 / (1 << 53), cv) if cv else 1.0
+
+
+def _lognormal(uniform: float, cv: float) -> float:
     variance = math.log1p(cv * cv)
-    return math.exp(math.sqrt(variance) * _quantile(0.5 / (1 << 53)) - variance / 2)
+    return math.exp(math.sqrt(variance) * _quantile(uniform) - variance / 2)

@@ -1,64 +1,5 @@
-"""Site files: each TOML file describes the machines of one site.
+"""Site files: each TOML file describes the machines of one site. `docs/clusters.md` lists the settings.
 
-    name = "lab"                  name in `stoker status`
-    engine = "stoker"             or "taskvine"
-    sites = ["other.toml"]        further sites of the session; paths are relative to this file
-
-    [provider]
-    kind = "local"                this machine; "slurm", "condor", "pbs", "lsf", "grid_engine", "kubernetes"
-    partition = "backfill"        Slurm; "queue" for PBS, LSF and Grid Engine
-    account, qos, constraint      as in the batch system
-    walltime = "1 h"              time limit of a block
-    nodes = 1                     nodes per block; one pilot runs on each
-    gpus = "a10:1"                GPUs per node, with or without type (gpus = 1); also cores, memory
-    options = ["--exclusive"]     option lines for the submit script; with Slurm's "--array=0-3" a block is the array,
-                                  and each task of the array starts a pilot
-    worker_init = "module load x" shell commands that run before the pilot
-    requirements = ""             HTCondor's requirement expression
-    shared_files = true           whether pilots see the files of this machine
-    command_limit = "30 s"        time limit of a batch system's command
-    poll = "10 s"                 interval between queries of the batch system
-    listing_lag = "1 min"         maximum time for which the batch system may omit an existing job from its list
-    exclude_nodes = 4             Slurm, HTCondor: maximum number of failed nodes that get no blocks; 0: none
-    probe_nodes = "1 h"           interval between one-minute jobs that test an excluded node
-    price = 0.0                   price per hour of a device in your currency, for `stoker plan`
-
-    [pilot]
-    devices = "auto"              "auto": every GPU, or one CPU device per core if there is no GPU; "gpu", "cpu",
-                                  "cpu:4"; "gpu+cpu:1": GPUs, and one CPU device of the other cores ("gpu+cpu": one
-                                  per core), for contexts of kind "cpu"
-    gpu_cores = 2                 with "gpu+cpu": cores reserved for each GPU
-    cache_size = "20 GB"          maximum size of the object cache on the pilot's disk
-    cache_age = "14 d"            a starting pilot removes objects unused for this time
-    scratch = ""                  local folder for the cache and for calls, as "$TMPDIR"; empty: the temporary folder
-    probe = "auto"                device test: "auto": Stoker's test, on GPUs; "never"; or the path of a program that
-                                  receives the device's name and exits with 0 if the device works
-    probe_every = "5 min"         time between probes of a device without a context; "0 s": only at a pilot's start
-    init_blocks = 1               initial number of blocks, then the minimum and the maximum
-    min_blocks = 0
-    max_blocks = 1
-
-    [session]
-    heartbeat = "5 s"             a pilot that is silent for three heartbeats is lost
-    lease = "60 s"                a pilot that cannot reach its manager exits after this time
-    interface = "ib0"             name or address of the network on which pilots reach the manager
-    ports = "21000-21999"         ports of the manager
-
-    [policy]
-    name = "default"              "default", "shortest-first", "exclusive", "prompt-tuner", "slinfer", "arlo", or your
-                                  own class, "module:Class" or "path.py:Class"; a path is relative to this file
-    dispatch = "default"          another policy for the choice of libraries
-    residency = "default"
-    provisioning = "default"      number of blocks: "opportunistic", "demand", "fixed", "once"
-    keep_pending = 2              opportunistic: queued blocks while calls wait
-    idle = "2 min"                release a block after this idle time; default: 2 min, or 30 min with `stoker up`
-    finish_within = "10 min"      demand: time in which waiting calls should finish
-
-    [environment]
-    kind = "shared"               pilots see this Python environment; "packed": pilots fetch it as an archive
-    python = ""                   Python on compute nodes
-
-Every setting is optional. Times need a unit: ms, s, m (or min), h, d. Sizes need a unit: kB, MB, GB, TB, or KiB to TiB.
 A setting without effect is an error, for example `walltime` on this machine, or `finish_within` without "demand".
 """
 
@@ -103,52 +44,35 @@ from stoker.units import parse_bytes, parse_seconds, without_unit
 # ---- settings without effect
 
 
-SiteSetting = tuple[str, str]
-"""The name of a table and the name of a setting in this table."""
-
-
-def settings_without_effect(site: Site) -> dict[SiteSetting, str]:
-    """Return the settings that have no effect on `site`, each with the reason and advice."""
-    found: dict[SiteSetting, str] = {}
-    local, ours = site.provider.kind is ProviderKind.LOCAL, site.engine is Engine.STOKER
-    if local:
-        found["provider", "walltime"] = "a pilot on this machine runs until its session ends; leave it out"
-    if local and ours:
-        found["provider", "command_limit"] = "there is no batch system with kind local; leave it out"
-    if not ours or site.provider.kind not in EXCLUDES_NODES:
-        here = f"kind is {site.provider.kind.value}" if ours else "TaskVine places the workers"
-        why = f"it needs kind slurm or condor, but {here}; leave it out"
-        found["provider", "exclude_nodes"] = found["provider", "probe_nodes"] = why
-    elif not site.provider.exclude_nodes:
-        found["provider", "probe_nodes"] = "no node is excluded with exclude_nodes = 0; leave one of the two out"
-    if ours:  # other code checks the limits of TaskVine
-        rule = site.policy.provisioning
-        if rule is ProvisioningName.DEFAULT:
-            rule = ProvisioningName.FIXED if local else ProvisioningName.OPPORTUNISTIC
-        if rule is not ProvisioningName.DEMAND:
-            found["policy", "finish_within"] = (
-                'it needs provisioning = "demand"; write that below [policy], or leave this setting out'
-            )
-        if rule is not ProvisioningName.OPPORTUNISTIC:
-            found["policy", "keep_pending"] = (
-                f'it needs provisioning = "opportunistic", and here it is "{rule.value}"; write that below'
-                " [policy], or leave this setting out"
-            )
-    if not site.pilot.mixed:
-        found["pilot", "gpu_cores"] = (
-            f'it needs devices = "gpu+cpu", and here it is "{site.pilot.devices}", whose GPUs share all cores;'
-            " leave it out"
-        )
-    if not site.advice.url:
-        for setting in ("model", "key_variable", "time_limit", "tokens"):
-            found["advice", setting] = "it needs url; give url, or leave this setting out"
-    if site.pilot.probe == NO_PROBE:
-        found["pilot", "probe_every"] = f'no device is probed with probe = "{NO_PROBE}"; leave one of the two out'
-    return found
+def settings_without_effect(site: Site) -> dict[tuple[str, str], str]:
+    """Return why settings have no effect on `site`, with advice, by table and setting."""
+    provider, pilot, rule = site.provider, site.pilot, site.policy.provisioning
+    local, ours = provider.kind is ProviderKind.LOCAL, site.engine is Engine.STOKER
+    here = f"kind is {provider.kind.value}" if ours else "TaskVine places the workers"
+    excludes = ours and provider.kind in EXCLUDES_NODES
+    if rule is ProvisioningName.DEFAULT:
+        rule = ProvisioningName.FIXED if local else ProvisioningName.OPPORTUNISTIC
+    not_demand = ours and rule is not ProvisioningName.DEMAND  # other code checks the limits of TaskVine
+    not_opportunistic = ours and rule is not ProvisioningName.OPPORTUNISTIC
+    gpus = f'it needs devices = "gpu+cpu", and here it is "{pilot.devices}", whose GPUs share all cores'
+    rows = (
+        (local, "provider", ["walltime"], "a pilot on this machine runs until its session ends"),
+        (local and ours, "provider", ["command_limit"], "there is no batch system with kind local"),
+        (not provider.exclude_nodes, "provider", ["probe_nodes"], "no node is excluded with exclude_nodes = 0"),
+        (not excludes, "provider", ["exclude_nodes", "probe_nodes"], f"it needs kind slurm or condor, but {here}"),
+        (not_demand, "policy", ["finish_within"], f'it needs provisioning = "demand", and here it is "{rule.value}"'),
+        (not_opportunistic, "policy", ["keep_pending"], f'it needs provisioning = "opportunistic", not "{rule.value}"'),
+        (not pilot.mixed, "pilot", ["gpu_cores"], gpus),
+        (not site.advice.url, "advice", ["model", "key_variable", "time_limit", "tokens"], "it needs url"),
+        (pilot.probe == NO_PROBE, "pilot", ["probe_every"], f'no device is probed with probe = "{NO_PROBE}"'),
+    )
+    return {
+        (table, setting): f"{why}; leave it out" for is_vain, table, names, why in rows if is_vain for setting in names
+    }
 
 
 def refuse_settings_without_effect(site: Site) -> None:
-    """Raise ConfigError if a program created `site` with a setting that has no effect."""
+    """Refuse a setting without effect of a site that a program created."""
     for (table, setting), why in settings_without_effect(site).items():
         settings = getattr(site, table)
         field = next(each for each in msgspec.structs.fields(settings) if each.encode_name == setting)
@@ -160,19 +84,8 @@ def refuse_settings_without_effect(site: Site) -> None:
 
 
 __all__ = [
-    "Duration",
-    "Engine",
-    "Pilot",
-    "Policy",
-    "Provider",
-    "ProviderKind",
-    "Session",
-    "Site",
-    "Size",
-    "load_site",
-    "parse_site",
-    "read_unit",
-    "with_default_policy",
+    "Duration", "Engine", "Pilot", "Policy", "Provider", "ProviderKind", "Session", "Site", "Size", "load_site",
+    "parse_site", "read_unit", "with_default_policy",
 ]  # fmt: skip
 
 
@@ -192,17 +105,17 @@ def load_site(site: str | os.PathLike[str] | Site | None = None) -> Site:
         return site
     if not isinstance(site, str | os.PathLike):
         raise ConfigError(f"{site!r} is not a site; give the path of a site file, or nothing for this machine")
-    path = site_file(site)
     if not os.fspath(site):
         raise ConfigError(
             "site: '' is not the path of a site file; leave site out to use this machine, or write a path"
         )
+    path = site_file(site)
     try:
         text = read_text(path)
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file{_suggest_site_file(path)}", file=str(path)) from None
+        raise ConfigError.in_file(path, f"no such file{_suggest_site_file(path)}") from None
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error}", file=str(path)) from None
+        raise ConfigError.in_file(path, f"cannot be read: {error}") from None
     return _with_absolute_paths(parse_site(text, file=str(path)), path.parent)
 
 
@@ -249,19 +162,16 @@ def parse_site(text: str, *, file: str) -> Site:
     for (table, setting), why in settings_without_effect(site).items():
         if setting in data.get(table, {}):
             line = line_of((table, setting), text)
-            problem = f"line {line}: [{table}] {setting} has no effect: {why}"
-            raise ConfigError(f"{file}: {problem}", file=file, line=line, key=setting)
+            raise ConfigError.in_file(file, f"[{table}] {setting} has no effect: {why}", line=line, key=setting)
     return site
 
 
 def _convert_number_settings(data: dict[str, Any]) -> None:
-    """Convert the number settings in `data` to the expected types, in place, such as `nodes = "2"`, `gpus = 2`."""
+    """Convert number settings in place, such as `nodes = "2"` and `gpus = 2`."""
     for table, shape in (("provider", Provider), ("pilot", Pilot), ("policy", Policy)):
-        settings = data.get(table)
-        if not isinstance(settings, dict):
-            continue
         fields = msgspec.structs.fields(shape)
         numbers = {field.encode_name for field in fields if (get_args(field.type) or (field.type,))[0] is int}
+        settings: dict[str, Any] = data[table] if isinstance(data.get(table), dict) else {}
         for setting, value in settings.items():
             if setting in numbers and isinstance(value, str) and _DIGITS.fullmatch(value.strip()):
                 settings[setting] = int(value)
@@ -274,10 +184,8 @@ _DIGITS = re.compile(r"[0-9]{1,9}")
 
 def _with_absolute_paths(site: Site, folder: Path) -> Site:
     """Make the paths of policies absolute, because the session runs in another folder."""
-    policy = site.policy
-    names = {
-        each: make_policy_path_absolute(getattr(policy, each), folder) for each in ("name", "dispatch", "residency")
-    }
+    policy, settings = site.policy, ("name", "dispatch", "residency")
+    names = {each: make_policy_path_absolute(getattr(policy, each), folder) for each in settings}
     return msgspec.structs.replace(site, policy=msgspec.structs.replace(policy, **names))
 
 
@@ -320,8 +228,8 @@ def _suggest_site_file(path: Path) -> str:
     close = difflib.get_close_matches(path.name.removesuffix(".toml"), [*here, *shipped], n=1, cutoff=0.6)
     if close:
         return f"; did you mean {folder / close[0]}.toml?" if close[0] in here else f"; did you mean {close[0]}?"
-    files = [f"{folder} has {', '.join(f'{stem}.toml' for stem in here[:_SHOWN_FILES])}"] if here else []
-    return "".join(f"; {text}" for text in [*files, *([f"shipped sites are {', '.join(shipped)}"] if shipped else [])])
+    hint = f"; {folder} has {', '.join(f'{stem}.toml' for stem in here[:_SHOWN_FILES])}" if here else ""
+    return hint + (f"; shipped sites are {', '.join(shipped)}" if shipped else "")
 
 
 _SHOWN_FILES = 12
@@ -331,11 +239,11 @@ _SHOWN_FILES = 12
 
 
 PYTHON_PATH = "python-path"
-"""File next to a session's site files with extra import folders for pilots, as in PYTHONPATH."""
+"""File with extra import folders for pilots, as in PYTHONPATH."""
 
 
 def load_sites(site: str | os.PathLike[str] | Site | None = None) -> tuple[Site, ...]:
-    """Load a site and, recursively, the sites in its `sites` setting. Raises ConfigError, also for duplicate names."""
+    """Load a site and, recursively, the sites in its `sites` setting."""
     found: dict[str, Site] = {}
     seen: set[Path] = set()
     todo: list[str | os.PathLike[str] | Site | None] = [site]
@@ -352,21 +260,19 @@ def load_sites(site: str | os.PathLike[str] | Site | None = None) -> tuple[Site,
         if loaded.name in found:
             raise ConfigError(f"two sites of the session are called {loaded.name}; rename one of them", key="name")
         found[loaded.name] = loaded
-        others = [base / Path(other).expanduser() for other in loaded.sites]
-        _refuse_duplicate_sites(loaded, others, file=file)
-        todo += others
+        named: set[Path] = set()
+        for written in loaded.sites:
+            other = base / Path(written).expanduser()
+            path = site_file(other).resolve()
+            if path == file:
+                what = f"{file}: sites names {written!r}, which is this file itself; remove it"
+                raise ConfigError(what, key="sites")
+            if path in named:
+                what = f"{file or loaded.name}: sites names {written!r} twice; remove one of them"
+                raise ConfigError(what, key="sites")
+            named.add(path)
+            todo.append(other)
     return tuple(found.values())
-
-
-def _refuse_duplicate_sites(site: Site, others: Iterable[Path], *, file: Path | None) -> None:
-    named: set[Path] = set()
-    for written, other in zip(site.sites, others, strict=True):
-        path = site_file(other).resolve()
-        if path == file:
-            raise ConfigError(f"{file}: sites names {written!r}, which is this file itself; remove it", key="sites")
-        if path in named:
-            raise ConfigError(f"{file or site.name}: sites names {written!r} twice; remove one of them", key="sites")
-        named.add(path)
 
 
 def write_sites(folder: Path, sites: Iterable[Site], *, python_path: str = "") -> None:
@@ -392,14 +298,11 @@ def format_site_toml(site: Site) -> str:
     for field in msgspec.structs.fields(site):
         value = getattr(site, field.name)
         if isinstance(value, msgspec.Struct):
-            inner = msgspec.structs.fields(value)
-            given = (
-                (entry, getattr(value, entry.name))
-                for entry in inner
-                if (field.encode_name, entry.encode_name) not in vain
-            )
-            settings = [_format_toml_setting(entry, said) for entry, said in given if said is not None]  # skip None
-            tables += ["", f"[{field.encode_name}]", *settings]
+            tables += ["", f"[{field.encode_name}]"]
+            for entry in msgspec.structs.fields(value):
+                said = getattr(value, entry.name)
+                if said is not None and (field.encode_name, entry.encode_name) not in vain:
+                    tables.append(_format_toml_setting(entry, said))
         elif field.name != "sites":
             lines.append(_format_toml_setting(field, value))
     return "\n".join([*lines, *tables, ""])
@@ -410,16 +313,7 @@ def _format_toml_setting(field: FieldInfo, value: Any) -> str:
         value = f"{Decimal(repr(float(value))):f} s"
     elif field.type is Size:
         value = f"{int(value)} B"
-    return f"{field.encode_name} = {_value(value)}"
-
-
-def _value(value: Any) -> str:
-    match value:
-        case enum.Enum():
-            return _value(value.value)
-        case str():  # TOML uses JSON's escapes, and also escapes DEL
-            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-        case tuple():
-            return f"[{', '.join(map(_value, value))}]"
-        case _:  # a number
-            return json.dumps(value)
+    elif isinstance(value, enum.Enum):
+        value = value.value
+    # JSON's numbers, texts and lists are TOML, but TOML also escapes DEL.
+    return f"{field.encode_name} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")

@@ -1,13 +1,14 @@
 """One-line errors for TOML files: file, line, setting, problem and the nearest valid setting.
 
-msgspec reports the path of a fault (`$.pilot.memory`). A path consists of names, and of indices from 0 for tables in a
-list.
+msgspec reports the path of a fault (`$.pilot.memory`), and TOML readers keep no line numbers.
 """
 
 from __future__ import annotations
 
+import bisect
 import difflib
 import enum
+import functools
 import re
 import tomllib
 import types
@@ -19,96 +20,47 @@ import msgspec
 
 from stoker.errors import ConfigError
 
-# ---- lines: TOML readers keep no line numbers
-
-
 T = TypeVar("T", bound=msgspec.Struct)
 KeyPath = tuple[str, ...]
 
-_HEADER = re.compile(r"\s*(\[\[?)\s*([^\]]+?)\s*\]\]?\s*(#.*)?$")
-_KEY = re.compile(r"\s*([A-Za-z0-9_\-.\"' ]+?)\s*=")
-_INNER = re.compile(r"[{,]\s*([A-Za-z0-9_-]+)\s*=")
-_TOKEN = re.compile(r'"""|\'\'\'|"(?:\\.|[^"\\])*"|\'[^\']*\'|#.*|[\[\]{}]')
+_STATEMENT = re.compile(r"""\s*(\[|("[^"]*"|'[^']*'|[\w-]+)\s*[.=])""")
+"""A line that may begin a table or a setting, or continue a value."""
 
 
 def line_of(path: KeyPath, text: str) -> int:
-    """Return the line number of a setting, from 1. If the setting is missing, return the line number of its table."""
-    lines = _lines(text)
-    return next((lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in lines), 1)
+    """Return the line number of a setting in valid TOML, or of its table, from 1."""
+    lines = text.split("\n")
+    starts = [number for number, line in enumerate(lines) if _STATEMENT.match(line)]
 
+    def parse(count: int) -> dict[str, Any] | None:
+        try:
+            return tomllib.loads("\n".join(lines[:count]))
+        except tomllib.TOMLDecodeError:  # the lines end within a value
+            return None
 
-def _lines(text: str) -> dict[KeyPath, int]:
-    """Return the line number of each setting and table. The tables of `[[a]]` are called `a.0`, `a.1`, …
+    def has(number: int, end: int) -> bool:
+        """Return True if the statements up to this number set `path[:end]`."""
+        values = parse([*starts[1:], len(lines)][number])
+        if values is None:
+            return number > 0 and has(number - 1, end)
+        return functools.reduce(_value_at_key, path[:end], values) is not None
 
-    Only the start of each line outside multi-line strings and arrays matters.
-    """
-    found: dict[KeyPath, int] = {}
-    counted: dict[KeyPath, int] = {}
-    table: KeyPath = ()
-    until, depth = "", 0
-    for number, line in enumerate(text.splitlines(), start=1):
-        if not until and depth == 0:
-            header, key = _HEADER.match(line), _KEY.match(line)
-            if header:
-                table = _newest(_split_dotted_key(header[2]), counted)
-                if header[1] == "[[":
-                    counted[table] = counted.get(table, 0) + 1
-                    found.setdefault(table, number)
-                    table = (*table, str(counted[table] - 1))
-                found.setdefault(table, number)
-            elif key:
-                path = (*table, *_split_dotted_key(key[1]))
-                for end in range(len(table) + 1, len(path) + 1):
-                    found.setdefault(path[:end], number)
-                for inner in _INNER.findall(line[key.end() :]):
-                    found.setdefault((*path, inner), number)
-        until, depth = _open_quotes_and_brackets(line, until=until, depth=depth)
-    return found
-
-
-def _newest(path: KeyPath, counted: dict[KeyPath, int]) -> KeyPath:
-    whole: KeyPath = ()
-    for part in path[:-1]:
-        whole = (*whole, part)
-        if whole in counted:
-            whole = (*whole, str(counted[whole] - 1))
-    return (*whole, *path[-1:])
-
-
-def _split_dotted_key(text: str) -> KeyPath:
-    return tuple(part.strip().strip("\"'") for part in text.split("."))
-
-
-def _open_quotes_and_brackets(line: str, *, until: str, depth: int) -> tuple[str, int]:
-    """Return the quotes (or "") and the number of brackets that are still open after `line`."""
-    position = 0
-    while True:
-        if until:
-            end = line.find(until, position)
-            if end < 0:
-                return until, depth
-            position, until = end + 3, ""
-        token = _TOKEN.search(line, position)
-        if not token:
-            return "", depth
-        position = token.end()
-        if token[0] in ('"""', "'''"):
-            until = token[0]
-        elif token[0] in "[{":
-            depth += 1
-        elif token[0] in "]}":
-            depth -= 1
+    for end in range(len(path), 0, -1):
+        number = bisect.bisect_left(range(len(starts)), True, key=lambda number: has(number, end))
+        if number < len(starts):
+            return 1 + next(start for start in reversed(starts[: number + 1]) if parse(start) is not None)
+    return 1
 
 
 # ---- the settings that structs allow
 
 
 ReadUnit = Callable[[type, Any], Any]
-"""A function that converts values to types that TOML lacks: a `dec_hook` of msgspec."""
+"""A `dec_hook` of msgspec."""
 
 
 class SettingPlace(typing.NamedTuple):
-    """A setting in a file. `shown`: its path with names instead of indices. `kind`: its type, or None if invalid."""
+    """A setting. `shown`: its path with names instead of indices. `kind`: its type, or None."""
 
     path: KeyPath
     shown: KeyPath
@@ -122,7 +74,7 @@ def is_struct(kind: Any) -> bool:
 def find_setting_at_path(
     root: type[msgspec.Struct], parts: KeyPath, *, data: Any, read: ReadUnit | None
 ) -> SettingPlace:
-    """Return the setting at a path from msgspec. In msgspec's path, `...` means the first invalid table in `data`."""
+    """Return the setting at a path from msgspec, in which `...` means the first invalid table in `data`."""
     kind: Any = root
     path: KeyPath = ()
     shown: KeyPath = ()
@@ -169,7 +121,7 @@ def iter_table_settings(kind: Any, *, at: str = "") -> Iterator[tuple[str, list[
 
 
 def resolve_tagged_union(kind: Any, data: Any) -> Any:
-    """If `kind` is a tagged union, return the member that the tag in `data` selects. Return other types unchanged."""
+    """Return the member of a tagged union that the tag in `data` selects. Return other types unchanged."""
     kind = _strip_annotated(kind)
     structs = structs_by_tag(kind)
     if len(structs) > 1 and isinstance(data, dict):
@@ -221,15 +173,6 @@ def _reads(value: Any, kind: Any, read: ReadUnit | None) -> bool:
 # ---- errors in words
 
 
-class ConfigFault(typing.NamedTuple):
-    """A fault in a TOML file. `path`: path of the setting with the fault, or of its table."""
-
-    line: int
-    key: str
-    problem: str
-    path: KeyPath = ()
-
-
 def parse_toml(text: str, *, file: str) -> dict[str, Any]:
     """Return the values of TOML text by key.
 
@@ -245,12 +188,13 @@ def parse_toml(text: str, *, file: str) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         found = re.search(r"\(at line (\d+)", str(error))
         line = int(found[1]) if found else text.count("\n") + 1
-        problem = _reword_toml_error(re.sub(r" \(at .*\)$", "", str(error)))
-        raise ConfigError(f"{file}: line {line}: not TOML: {problem}", file=file, line=line) from None
+        problem = re.sub(r" \(at .*\)$", "", str(error))
+        problem = next((words for begins, words in _TOML_WORDS.items() if problem.startswith(begins)), problem)
+        raise ConfigError.in_file(file, f"not TOML: {problem}", line=line) from None
     except RecursionError:
-        raise ConfigError(f"{file}: not TOML: its lists or tables are nested too deep", file=file) from None
+        raise ConfigError.in_file(file, "not TOML: its lists or tables are nested too deep") from None
     except ValueError as error:  # Python refuses a number with thousands of digits
-        raise ConfigError(f"{file}: not TOML: {error}", file=file) from None
+        raise ConfigError.in_file(file, f"not TOML: {error}") from None
 
 
 _TOML_WORDS = {
@@ -271,10 +215,6 @@ _TOML_WORDS = {
 """Explanations for users, by the start of tomllib's message."""
 
 
-def _reword_toml_error(problem: str) -> str:
-    return next((words for begins, words in _TOML_WORDS.items() if problem.startswith(begins)), problem)
-
-
 def read_toml(
     text: str, shape: type[T], *, file: str, shapes: dict[str, str], read: ReadUnit, data: dict[str, Any]
 ) -> T:
@@ -282,81 +222,65 @@ def read_toml(
     try:
         return msgspec.convert(data, type=shape, dec_hook=read)
     except msgspec.ValidationError as error:
-        fault = explain(str(error), text=text, root=shape, shapes=shapes, data=data, read=read)
-        raise ConfigError(
-            f"{file}: line {fault.line}: {fault.problem}", file=file, line=fault.line, key=fault.key
-        ) from None
+        problem, path, key = explain(str(error), root=shape, shapes=shapes, data=data, read=read)
+        raise ConfigError.in_file(file, problem, line=line_of(path, text), key=key) from None
     except (RecursionError, OverflowError, ValueError) as error:
-        raise ConfigError(f"{file}: cannot be read: {error}", file=file) from None
-
-
-class _Explanation(typing.NamedTuple):
-    table: int
-    """Number of parts of the path that form the table's name."""
-    key: str
-    words: str
+        raise ConfigError.in_file(file, f"cannot be read: {error}") from None
 
 
 def explain(
-    fault: str, *, text: str, root: type[msgspec.Struct], shapes: dict[str, str], data: Any = None,
+    fault: str, *, root: type[msgspec.Struct], shapes: dict[str, str], data: Any = None,
     read: ReadUnit | None = None,
-) -> ConfigFault:  # fmt: skip
-    """Explain msgspec's message `fault` to the user.
-
-    `shapes`: descriptions of the valid values of settings that must match a pattern. `data` and `read` help to find a
-    table in a list.
-    """
+) -> tuple[str, KeyPath, str]:  # fmt: skip
+    """Return an explanation of msgspec's message `fault`, the path of the setting or its table, and the setting.
+    `shapes`: the valid values of settings with a pattern, in words."""
     problem, _, where = fault.partition(" - at `$")
     parts = tuple(name or number for name, number in _STEP.findall(where.rstrip("`")))
     place = find_setting_at_path(root, parts, data=data, read=read)
-    said = _explain_setting_fault(problem, place, root, shapes, data=data, read=read)
-    path = (*place.path[: said.table], said.key.partition("[")[0])
-    table = ".".join(place.shown[: said.table])
-    return ConfigFault(line_of(path, text), said.key, f"[{table}] {said.words}" if table else said.words, path)
+    depth, key, words = _explain_setting_fault(problem, place, root, shapes, data=data, read=read)
+    path = (*place.path[:depth], key.partition("[")[0])
+    table = ".".join(place.shown[:depth])
+    return f"[{table}] {words}" if table else words, path, key
 
 
 _STEP = re.compile(r"\.([^.\[]+)|\[([^\]]*)\]")
 
 
 def _explain_setting_fault(
-    problem: str,
-    place: SettingPlace,
-    root: type[msgspec.Struct],
-    shapes: dict[str, str],
-    *,
-    data: Any,
+    problem: str, place: SettingPlace, root: type[msgspec.Struct], shapes: dict[str, str], *, data: Any,
     read: ReadUnit | None,
-) -> _Explanation:
+) -> tuple[int, str, str]:  # fmt: skip
+    """Return the length of the table's path, the setting, and the explanation."""
     parts, kind = place.path, place.kind
     whole = len(parts)
     unknown = re.fullmatch(r"Object contains unknown field `(.*)`", problem)
     if unknown:
-        return _Explanation(whole, unknown[1], f"{unknown[1]} is not a setting; {_nearest(root, kind, unknown[1])}")
+        return (whole, unknown[1], f"{unknown[1]} is not a setting; {_nearest(root, kind, unknown[1])}")
     missing = re.fullmatch(r"Object missing required field `(.*)`", problem)
     if missing:
         choices = f"; {_choices(structs_by_tag(kind), '')}" if missing[1] == tag_field(kind) else ""
-        return _Explanation(whole, missing[1], f"{missing[1]} is missing{choices}")
+        return (whole, missing[1], f"{missing[1]} is missing{choices}")
     if is_struct(kind) and not problem.startswith("Expected `object`"):
         # a message about several settings begins with the name of one of them
-        return _Explanation(whole, re.split(r"[ :]", problem, maxsplit=1)[0], problem)
+        return (whole, re.split(r"[ :]", problem, maxsplit=1)[0], problem)
     last = max((number for number, part in enumerate(parts) if not part.isdigit()), default=0)
     key = parts[last] + "".join(f"[{part}]" for part in parts[last + 1 :]) if parts else ""
     if is_struct(kind) and last == whole - 1:
-        return _Explanation(last, key, f"{key} is a table: write [{key}] on its own line, and its settings below")
+        return (last, key, f"{key} is a table: write [{key}] on its own line, and its settings below")
     invalid = re.match(r"Invalid (?:enum )?value (.*)$", problem)
     if invalid:
         above = find_setting_at_path(root, parts[:-1], data=data, read=read).kind
         known = _values(kind) or structs_by_tag(above)
-        return _Explanation(last, key, f"{key} = {invalid[1]} is not available; {_choices(known, invalid[1])}")
+        return (last, key, f"{key} = {invalid[1]} is not available; {_choices(known, invalid[1])}")
     if "matching regex" in problem and key in shapes:
-        return _Explanation(last, key, f"{key}: {shapes[key]}")
+        return (last, key, f"{key}: {shapes[key]}")
     wanted = re.match(r"Expected `(.*?)`( [<>]=? \S+)?(?:, got `(.*)`)?$", problem)
     if wanted:
         got = f", not {_TYPES.get(wanted[3], wanted[3])}" if wanted[3] else ""
         bound = wanted[2].replace(">=", "of at least").replace("<=", "of at most") if wanted[2] else ""
         types = " or ".join(_TYPES.get(each, each) for each in wanted[1].split(" | ") if each != "null")
-        return _Explanation(last, key, f"{key} must be {types}{bound}{got}")
-    return _Explanation(last, key, f"{key}: {problem}")
+        return (last, key, f"{key} must be {types}{bound}{got}")
+    return (last, key, f"{key}: {problem}")
 
 
 _TYPES = {
@@ -373,7 +297,7 @@ def _values(kind: Any) -> list[str]:
 
 
 def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6, otherwise: str | None = None) -> str:
-    """Return `did you mean plain?`. If no known name is similar, return `otherwise`, by default the known names."""
+    """Return `did you mean plain?`, or `otherwise` (by default the known names) if no name is similar."""
     names = list(known)
     if close := difflib.get_close_matches(name, names, n=1, cutoff=cutoff):
         return f"did you mean {close[0]}?"

@@ -1,21 +1,15 @@
 """Network addresses, and limits for processes with many connections. Standard library only, for the pilot's starter.
 
-Many systems set a soft limit of 1,024 file descriptors, because software with `select` fails with higher descriptors.
-A process with many connections raises its own limit, and restores the former limit for its child processes.
-
-A peer proves its key within milliseconds, so new connections are always accepted. If too many connections are unproven,
-the address with most of them loses its oldest connection.
+New connections are always accepted, because a peer proves its key within milliseconds. If too many are unproven, the
+address with most of them loses its oldest connection.
 """
 
 from __future__ import annotations
 
 import resource
-from collections import OrderedDict
 from collections.abc import Hashable
 from contextlib import suppress
 from typing import Generic, TypeVar
-
-# ---- addresses
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -30,16 +24,13 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-# ---- file descriptors
-
-
 _MOST_DESCRIPTORS = 1 << 20
-"""Maximum limit of file descriptors, because some programs close each possible descriptor one by one."""
+"""Highest limit, because some programs close each possible descriptor one by one."""
 _former_limits: list[tuple[int, int]] = []
 
 
 def raise_descriptor_limit() -> int:
-    """Raise the soft limit of file descriptors to the hard limit, at most 2**20. Return the new limit."""
+    """Raise the soft limit of file descriptors, as far as allowed. Return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -54,13 +45,10 @@ def descriptor_limit() -> int:
 
 
 def restore_descriptor_limit(pid: int) -> None:
-    """Reset the limit of a child process to the limit that this process had before `raise_descriptor_limit`."""
+    """Reset the limit of a child process, because software with `select` fails with high descriptors."""
     if _former_limits:
         with suppress(OSError):  # the child process has ended
             resource.prlimit(pid, resource.RLIMIT_NOFILE, _former_limits[0])
-
-
-# ---- unproven connections
 
 
 K = TypeVar("K", bound=Hashable)
@@ -72,7 +60,7 @@ class UnprovenPlaces(Generic[K]):
     def __init__(self, *, most: int) -> None:
         self.most = most
         self._addresses: dict[K, str] = {}
-        self._by_address: dict[str, OrderedDict[K, None]] = {}
+        self._by_address: dict[str, dict[K, None]] = {}
 
     def __len__(self) -> int:
         return len(self._addresses)
@@ -80,7 +68,7 @@ class UnprovenPlaces(Generic[K]):
     def add(self, connection: K, *, address: str) -> None:
         self.remove(connection)
         self._addresses[connection] = address
-        self._by_address.setdefault(address, OrderedDict())[connection] = None
+        self._by_address.setdefault(address, {})[connection] = None
 
     def remove(self, connection: K) -> bool:
         address = self._addresses.pop(connection, None)
@@ -93,11 +81,11 @@ class UnprovenPlaces(Generic[K]):
         return True
 
     def surplus(self) -> tuple[K, str] | None:
-        """Remove and return the connection to close and its address. Return None for up to `most` connections."""
+        """Remove and return the connection to close, with its address, or None."""
         return self.pop_oldest_connection() if len(self) > self.most else None
 
     def pop_oldest_connection(self) -> tuple[K, str]:
-        """Remove and return the oldest connection of the address with most connections. Raises ValueError if empty."""
+        """Remove and return the oldest connection of the address with most connections."""
         address = max(self._by_address, key=lambda each: len(self._by_address[each]))
         connection = next(iter(self._by_address[address]))
         self.remove(connection)

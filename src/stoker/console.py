@@ -1,7 +1,7 @@
 """Output of applications on a terminal, a pipe or a notebook: lines, and a display of progress.
 
 A terminal shows a progress bar (`progress_display`). A pipe receives plain lines with the same facts: every 10 s during
-work, every minute of a wait, and when the cause of the wait changes. With `json_only` these lines are sent to stderr.
+work, every minute of a wait, and when the cause of the wait changes.
 """
 
 from __future__ import annotations
@@ -47,9 +47,8 @@ _REFRESH_S = 0.5
 _AGAIN_S = 60.0
 """Seconds until a line about a wait is repeated."""
 _MOST_LOADS = 10
-"""Maximum number of context loads for which plain lines are printed."""
 _TIMES = re.compile(r"(\d[\d.]* (ms|s|min|h|days?)\b *)+|\d+:\d\d")
-"""Pattern of durations and times. A line in which only these have changed is not printed again."""
+"""A line in which only these have changed is not printed again."""
 
 
 class Screen:
@@ -95,8 +94,7 @@ class Screen:
         """Show progress while the block runs.
 
         Args:
-            total: Number of items.
-            done: Number of items that are already done.
+            total, done: Number of items, and of those already done.
             noun: Plural name of the items (`claims`).
             facts: Returns the facts of the run's contexts, in another thread.
             also: Name of a second count, shown as a rate (`tokens`).
@@ -138,7 +136,6 @@ class Progress:
         self._ended = False
         self._had_pilots = False
         self._last_line = ""
-        """The last plain line without durations and times."""
         self._last_line_at = -math.inf
 
     def advance(self, count: int, *, also: int = 0) -> None:
@@ -199,7 +196,7 @@ class Progress:
         return ""
 
     def refresh(self) -> None:
-        """Fetch the facts of the contexts. Keep the previous facts if the session does not answer."""
+        """Fetch the facts of the contexts, if the session answers."""
         with contextlib.suppress(Exception):
             self._facts = self._ask() or self._facts
             self._had_pilots |= self._facts is not None and self._facts.pilots > 0
@@ -217,14 +214,12 @@ class Progress:
         words = _TIMES.sub("", text)
         if facts is None or not text:
             return ""
+        due = not self._last_line or facts.loads < _MOST_LOADS or not (facts.hot or facts.loading)
         if words == self._last_line:
             due = not facts.hot and now - self._last_line_at >= _AGAIN_S
-        else:
-            due = not self._last_line or facts.loads < _MOST_LOADS or not (facts.hot or facts.loading)
-        if not due:
-            return ""
-        self._last_line, self._last_line_at = words, now
-        return text
+        if due:
+            self._last_line, self._last_line_at = words, now
+        return text if due else ""
 
     def watch(self, stop: threading.Event, line: Callable[[str], None] | None) -> None:
         """Update the facts and print lines until `stop` is set.

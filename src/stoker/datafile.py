@@ -1,4 +1,4 @@
-"""Read rows of data files and saved data sets, and write rows. Each row has its line or index for error messages.
+"""Read rows of data files and saved data sets, and write rows.
 
 The file suffix decides the format: `.csv`, `.tsv`, `.jsonl`, `.ndjson` (these also with `.gz` or `.xz`), `.parquet`,
 `.arrow`, `.feather`, `.ipc`. A folder of Hugging Face's `save_to_disk` is read without `datasets`. Rows are read
@@ -51,11 +51,10 @@ class Line(msgspec.Struct, frozen=True):
 
 
 def refuse_duplicate_columns(names: Sequence[str], *, path: Path, where: str) -> None:
-    """Raise ConfigError if two columns have the same name. Columns may have no name."""
+    """Raise ConfigError if two columns have the same name."""
     twice = next((name for name in names if name and names.count(name) > 1), "")
     if twice:
-        problem = f"two columns are called {twice}; give each its own name"
-        raise ConfigError(f"{path}: {where}: {problem}", file=str(path), key=twice)
+        raise ConfigError.in_file(path, f"{where}: two columns are called {twice}; give each its own name", key=twice)
 
 
 _TEXTS = (".csv", ".tsv", ".jsonl", ".ndjson")
@@ -76,10 +75,8 @@ def read_rows(path: Path) -> Iterator[Row]:
         return _read_saved_data_set(path)
     _check_file_exists(path)
     kind = _kind(path)
-    if kind == ".parquet":
-        return _numbered(path, _iter_parquet_row_dicts(path), kind="Parquet")
-    if kind in _ARROW:
-        return _read_arrow(path)
+    if kind in _TABLES:
+        return _read_tables([path], kind=kind)
     return _read_text_rows(path, kind=kind)
 
 
@@ -93,7 +90,7 @@ def read_lines(path: Path) -> Iterator[Line]:
         ConfigError: The file is missing or damaged.
     """
     if path.is_dir():
-        raise ConfigError(f"{path}: is a folder; give the path of a file", file=str(path))
+        raise ConfigError.in_file(path, "is a folder; give the path of a file")
     _check_file_exists(path)
     return _read_lines(path)
 
@@ -119,23 +116,18 @@ def text_field(row: Row, field: str, *, file: Path) -> str:
     Raises:
         ConfigError: The field is missing, blank or not text; with file, line and field.
     """
+    value = row.fields.get(field)
+    if isinstance(value, str) and value.strip():
+        return value
+    problem = f"{field} must be text, and is {'empty' if value is None or isinstance(value, str) else f'{value!r:.40}'}"
     if field not in row.fields:
-        has = ", ".join(map(str, row.fields)) or "nothing"
-        raise ConfigError(
-            f"{file}: {row.place}: {field} is missing (the row has {has})", file=str(file), line=row.number, key=field
-        )
-    value = row.fields[field]
-    if not isinstance(value, str) or not value.strip():
-        shown = "empty" if value in (None, "") or isinstance(value, str) else f"{value!r:.40}"
-        raise ConfigError(
-            f"{file}: {row.place}: {field} must be text, and is {shown}", file=str(file), line=row.number, key=field
-        )
-    return value
+        problem = f"{field} is missing (the row has {', '.join(map(str, row.fields)) or 'nothing'})"
+    raise ConfigError(f"{file}: {row.place}: {problem}", file=str(file), line=row.number, key=field)
 
 
 def _check_file_exists(path: Path) -> None:
     if not path.exists():
-        raise ConfigError(f"{path}: no such file", file=str(path))
+        raise ConfigError.in_file(path, "no such file")
 
 
 def _kind(path: Path) -> str:
@@ -143,11 +135,9 @@ def _kind(path: Path) -> str:
     packed = bool(suffixes) and suffixes[-1] in (".gz", ".xz")
     kind = "".join(suffixes[-2:-1] if packed else suffixes[-1:])
     if packed and kind in _TABLES:
-        raise ConfigError(
-            f"{path}: decompress it first; only {', '.join(_TEXTS)} files may be compressed", file=str(path)
-        )
+        raise ConfigError.in_file(path, f"decompress it first; only {', '.join(_TEXTS)} files may be compressed")
     if kind not in (*_TEXTS, *_TABLES):
-        raise ConfigError(f"{path}: cannot tell its format; name it {', '.join((*_TEXTS, *_TABLES))}", file=str(path))
+        raise ConfigError.in_file(path, f"cannot tell its format; name it {', '.join((*_TEXTS, *_TABLES))}")
     return kind
 
 
@@ -156,7 +146,7 @@ _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _LONGEST_CELL = 2**31 - 1
 _SURROGATE = re.compile("[\\ud800-\\udfff]")
 _DAMAGED = (OSError, EOFError, lzma.LZMAError, zlib.error)
-"""Exceptions from truncated or damaged files. (click treats EOFError as Ctrl-D and prints nothing.)"""
+"""Exceptions from truncated or damaged files."""
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -187,18 +177,18 @@ def _read_lines(path: Path) -> Iterator[Line]:
 
 
 def _open_bytes(path: Path) -> IO[bytes]:
-    """Open a text file, compressed or not. Raises ConfigError if the suffix does not match the content."""
+    """Open a text file, compressed or not."""
     ending = path.suffix.lower()
     openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
     file = openers.get(ending, open)(path, "rb")
     try:
         if what := describe_non_text_format(file.peek(HEAD_BYTES)[:HEAD_BYTES], renamed=ending not in openers):
-            raise ConfigError(f"{path}: {what}", file=str(path))
+            raise ConfigError.in_file(path, what)
     except BaseException as error:
         file.close()
         if isinstance(error, gzip.BadGzipFile | lzma.LZMAError) and _is_plain_text(path):
             problem = f"its name ends in {path.suffix}, but it is plain text; rename it to {path.stem}"
-            raise ConfigError(f"{path}: {problem}", file=str(path)) from None
+            raise ConfigError.in_file(path, problem) from None
         raise
     return cast("IO[bytes]", file)
 
@@ -221,22 +211,15 @@ def _read_jsonl_rows(path: Path) -> Iterator[Row]:
             try:
                 fields = json.loads(line)
             except UNREADABLE as error:
-                raise ConfigError(f"{path}: line {number}: is not JSON: {error}", file=str(path), line=number) from None
+                raise ConfigError.in_file(path, f"is not JSON: {error}", line=number) from None
             if not isinstance(fields, dict):
-                raise ConfigError(
-                    f"{path}: line {number}: is {type(fields).__name__}, must be an object", file=str(path), line=number
-                )
-            if "\\ud" in line or "\\uD" in line:
-                _refuse_lone_surrogates(fields, path=path, number=number)
+                raise ConfigError.in_file(path, f"is {type(fields).__name__}, must be an object", line=number)
+            if ("\\ud" in line or "\\uD" in line) and (
+                half := _SURROGATE.search(json.dumps(fields, ensure_ascii=False))
+            ):
+                what = f"holds \\u{ord(half[0]):04x}, half of a character; write the whole character or remove it"
+                raise ConfigError.in_file(path, what, line=number)
             yield Row(number=number, place=f"line {number}", fields=fields)
-
-
-def _refuse_lone_surrogates(fields: dict[str, Any], *, path: Path, number: int) -> None:
-    """Raise ConfigError if a text contains half of a surrogate pair, which UTF-8 cannot encode."""
-    broken = _SURROGATE.search(json.dumps(fields, ensure_ascii=False))
-    if broken:
-        problem = f"holds \\u{ord(broken[0]):04x}, half of a character; write the whole character or remove it"
-        raise ConfigError(f"{path}: line {number}: {problem}", file=str(path), line=number)
 
 
 def _csv(path: Path, *, delimiter: str) -> Iterator[Row]:
@@ -254,30 +237,24 @@ def _csv(path: Path, *, delimiter: str) -> Iterator[Row]:
                     refuse_duplicate_columns(header, path=path, where=f"line {number}")
                     continue
                 if len(cells) != len(header):
-                    raise ConfigError(
-                        f"{path}: line {number}: has {len(cells)} cells, the header has {len(header)}"
-                        " (quote a cell that holds a comma)",
-                        file=str(path),
-                        line=number,
-                    )
+                    what = f"has {len(cells)} cells, the header has {len(header)} (quote a cell that holds a comma)"
+                    raise ConfigError.in_file(path, what, line=number)
                 yield Row(number=number, place=f"line {number}", fields=dict(zip(header, cells, strict=True)))
         except csv.Error as error:
-            raise ConfigError(
-                f"{path}: line {reader.line_num}: {error}", file=str(path), line=reader.line_num
-            ) from None
+            raise ConfigError.in_file(path, str(error), line=reader.line_num) from None
 
 
 def _damaged(path: Path, error: Exception, *, last: str) -> ConfigError:
     if isinstance(error, OSError) and error.errno is not None:
-        return ConfigError(f"{path}: cannot be read: {error.strerror}", file=str(path))
+        return ConfigError.in_file(path, f"cannot be read: {error.strerror}")
     what = "is truncated" if isinstance(error, EOFError) else "is damaged"
     where = f"after {last}" if last else "before its first row"
     why = " ".join(str(error).split()).rstrip(".")
-    return ConfigError(f"{path}: {what} {where} ({why}); copy or create the file again", file=str(path))
+    return ConfigError.in_file(path, f"{what} {where} ({why}); copy or create the file again")
 
 
 def _invalid_utf8_error(path: Path) -> ConfigError:
-    """Return an error with the first line that is not UTF-8, which the decoder does not report."""
+    """Return an error with the first line that is not UTF-8."""
     number = 0
     try:
         with _open(path, errors="surrogateescape") as file:
@@ -285,46 +262,33 @@ def _invalid_utf8_error(path: Path) -> ConfigError:
                 try:
                     line.encode("utf-8", "surrogateescape").decode("utf-8")
                 except UnicodeDecodeError as error:
-                    where = f"line {number}: {invalid_byte_message(error.start + 1, error.object[error.start])}"
-                    return ConfigError(f"{path}: {where}", file=str(path), line=number)
+                    what = invalid_byte_message(error.start + 1, error.object[error.start])
+                    return ConfigError.in_file(path, what, line=number)
     except _DAMAGED as error:  # the file is also truncated
         return _damaged(path, error, last=f"line {number}" if number else "")
-    return ConfigError(f"{path}: is not UTF-8 text", file=str(path))
+    return ConfigError.in_file(path, "is not UTF-8 text")
 
 
 _FILE_MAGIC, _OLD_FEATHER_MAGIC = b"ARROW1", b"FEA1"
 
 
-def _read_arrow(path: Path) -> Iterator[Row]:
-    return _numbered(path, _iter_arrow_row_dicts(path), kind="Arrow")
-
-
 def _read_saved_data_set(folder: Path) -> Iterator[Row]:
-    """Yield the rows of a folder from `Dataset.save_to_disk`. Raises ConfigError if the folder has several splits."""
+    """Yield the rows of a folder from `Dataset.save_to_disk` with one split."""
     if (folder / "dataset_dict.json").is_file():
         splits = _listed(folder / "dataset_dict.json", "splits")
         if len(splits) != 1:
             have = f"has the splits {', '.join(splits)}; give the path of one split" if splits else "lists no split"
             near = f", such as {folder / splits[0]}" if splits else ""
-            raise ConfigError(f"{folder}: {have}{near}", file=str(folder))
+            raise ConfigError.in_file(folder, f"{have}{near}")
         folder = folder / splits[0]
     state = folder / "state.json"
     if not state.is_file():
-        raise ConfigError(
-            f"{folder}: has no state.json, which Dataset.save_to_disk writes; give the path of a file", file=str(folder)
-        )
+        what = "has no state.json, which Dataset.save_to_disk writes; give the path of a file"
+        raise ConfigError.in_file(folder, what)
     files = [folder / name for name in _listed(state, "_data_files", "filename")]
     if lost := next((file for file in files if not file.is_file()), None):
-        raise ConfigError(f"{lost}: no such file, although {state} lists it; copy the whole folder", file=str(lost))
-    return _read_arrow_files(files)
-
-
-def _read_arrow_files(files: list[Path]) -> Iterator[Row]:
-    number = 0
-    for file in files:
-        for row in _read_arrow(file):
-            number += 1
-            yield Row(number=number, place=f"row {number}", fields=row.fields)
+        raise ConfigError.in_file(lost, f"no such file, although {state} lists it; copy the whole folder")
+    return _read_tables(files, kind=".arrow")
 
 
 def _listed(file: Path, *keys: str) -> list[str]:
@@ -334,21 +298,25 @@ def _listed(file: Path, *keys: str) -> list[str]:
         if not all(isinstance(text, str) and text == Path(text).name for text in texts):
             raise TypeError
     except (OSError, KeyError, TypeError, *UNREADABLE):
-        raise ConfigError(f"{file}: is not a list of {keys[0]} as save_to_disk writes it", file=str(file)) from None
+        raise ConfigError.in_file(file, f"is not a list of {keys[0]} as save_to_disk writes it") from None
     return texts
 
 
-def _numbered(path: Path, fields: Iterator[dict[str, Any]], *, kind: str) -> Iterator[Row]:
+def _read_tables(files: list[Path], *, kind: str) -> Iterator[Row]:
     import pyarrow
 
+    read, name = (_iter_parquet_row_dicts, "Parquet") if kind == ".parquet" else (_iter_arrow_row_dicts, "Arrow")
     number = 0
-    try:
-        for number, each in enumerate(fields, start=1):
-            yield Row(number=number, place=f"row {number}", fields=each)
-    except (pyarrow.ArrowException, OSError, *UNREADABLE) as error:
-        where = f"after row {number}" if number else "from its beginning"
-        why = " ".join(str(error).split())
-        raise ConfigError(f"{path}: cannot be read as {kind} {where}: {why}", file=str(path)) from None
+    for path in files:
+        first = number
+        try:
+            for fields in read(path):
+                number += 1
+                yield Row(number=number, place=f"row {number}", fields=fields)
+        except (pyarrow.ArrowException, OSError, *UNREADABLE) as error:
+            where = f"after row {number - first}" if number > first else "from its beginning"
+            why = " ".join(str(error).split())
+            raise ConfigError.in_file(path, f"cannot be read as {name} {where}: {why}") from None
 
 
 def _iter_parquet_row_dicts(path: Path) -> Iterator[dict[str, Any]]:
@@ -367,7 +335,7 @@ def _iter_arrow_row_dicts(path: Path) -> Iterator[dict[str, Any]]:
         magic = source.read(len(_FILE_MAGIC))
         source.seek(0)
         if magic.startswith(_OLD_FEATHER_MAGIC):
-            raise ConfigError(f"{path}: is a file of Feather version 1; convert it to version 2", file=str(path))
+            raise ConfigError.in_file(path, "is a file of Feather version 1; convert it to version 2")
         if magic == _FILE_MAGIC:
             file = pyarrow.ipc.open_file(source)
             schema = file.schema
@@ -394,8 +362,8 @@ def write_rows(
         rows: Rows, each with fields by name.
         path: The file, with any suffix.
         kind: `parquet` or `jsonl`.
-        columns: Name and type (str, int or float) of each Parquet column. If given, at most 4,096 rows are in memory.
-            If None, the first row decides the columns, and all rows are in memory.
+        columns: Name and type (str, int or float) of each Parquet column. If None, the first row decides the columns,
+            and all rows are in memory; otherwise at most 4,096 rows.
     """
     if kind == "jsonl":
         with path.open("w", encoding="utf-8") as file:

@@ -1,7 +1,6 @@
 """The connection of pilots, clients and the factory to the manager: a ZeroMQ DEALER socket with CURVE encryption.
 
-ZeroMQ reconnects, and queues frames without limit. `stoker.protocol.wire` resends lost frames. The socket's monitor
-reports connects and disconnects in order.
+ZeroMQ reconnects, and queues frames without limit. `stoker.protocol.wire` resends lost frames.
 """
 
 from __future__ import annotations
@@ -18,18 +17,15 @@ import zmq
 
 _READABLE = int(zmq.POLLIN)
 COPY_BELOW = 65_536
-"""Size in bytes. Smaller frames are copied, because sharing their memory with ZeroMQ takes longer."""
-
-_HEARTBEAT_MS = 5_000
-_SILENT_MS = 15_000
-"""Milliseconds without any heartbeat after which a peer counts as lost."""
+"""Smaller frames are copied, because sharing their memory with ZeroMQ takes longer."""
+_HEARTBEAT_MS, _SILENT_MS = 5_000, 15_000
 
 
 class ConnectionChange(enum.Enum):
     MADE = zmq.EVENT_HANDSHAKE_SUCCEEDED
-    """The connection is established. The first frame must be a hello message."""
+    """The first frame must be a hello message."""
     BROKEN = zmq.EVENT_DISCONNECTED
-    """The connection broke or failed. ZeroMQ retries."""
+    """ZeroMQ retries."""
     REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH
     """The peer refuses our CURVE key."""
     NOT_UNDERSTOOD = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -39,12 +35,12 @@ class ConnectionChange(enum.Enum):
 
 
 _EVENT = struct.Struct("=Hi")
-"""Format of the first frame of a monitor's message (see zmq_socket_monitor(3)): event number and value."""
+"""First frame of a monitor's message (zmq_socket_monitor(3)): event number and value."""
 _ALL_CHANGES = sum(change.value for change in ConnectionChange)
 
 
 class Keys(msgspec.Struct, frozen=True):
-    """CURVE keys as Z85 text: the public key of the server, and this process's key pair."""
+    """CURVE keys as Z85 text: the server's, and this process's pair."""
 
     server: str
     public: str
@@ -61,11 +57,8 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], *, name: str, keys: Key
 
 
 def open_monitor_socket(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
-    """Return a socket that reports `events` of another socket, with an unlimited queue.
-
-    pyzmq's own monitor queues at most 2,000 events. If its queue is full, libzmq's thread holds a lock until an event
-    is read, and `disable_monitor` waits for this lock forever.
-    """
+    """Return a socket that reports `events` of another socket. (With pyzmq's limited queue, libzmq's thread may hold a
+    lock for which `disable_monitor` waits forever.)"""
     address = f"inproc://stoker-monitor-{int(socket.getsockopt(zmq.FD))}"
     socket.monitor(address, events)
     monitor: zmq.Socket[bytes] = socket.context.socket(zmq.PAIR)
@@ -75,17 +68,14 @@ def open_monitor_socket(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[by
 
 
 def next_event(monitor: zmq.Socket[bytes]) -> tuple[int, int]:
-    """Read an event and its value from a monitor, without pyzmq's function, which imports asyncio."""
+    """Read an event and its value, without pyzmq's function, which imports asyncio."""
     numbers, _address = monitor.recv_multipart()
     event, value = _EVENT.unpack(numbers)
     return event, value
 
 
 class Dealer:
-    """A connection that reconnects, with heartbeats and unlimited queues. Not thread-safe.
-
-    `reconnect_ms`: shortest and longest pause between attempts.
-    """
+    """A connection that reconnects. Not thread-safe. `reconnect_ms`: shortest and longest pause between attempts."""
 
     def __init__(
         self, address: str, *, name: str, keys: Keys, log: logging.Logger, reconnect_ms: tuple[int, int] = (100, 2000)
@@ -97,9 +87,7 @@ class Dealer:
         self.failed_handshakes = 0
         """Number of consecutive failed handshakes."""
         self._given_up = False
-        """True if ZeroMQ has stopped trying to connect, for example after another process at the manager's address
-        refused the connection.
-        """
+        """True if ZeroMQ has stopped trying, because the handshake was refused."""
         self.refused = False
         self._log = log
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -111,10 +99,7 @@ class Dealer:
         self.socket.connect(address)
 
     def filenos(self) -> tuple[int, int]:
-        """Return the file descriptors that signal new frames and new `changes`.
-
-        The descriptors are edge-triggered: check `readable` first.
-        """
+        """Return the edge-triggered file descriptors of new frames and new `changes`. Check `readable` first."""
         return int(self.socket.getsockopt(zmq.FD)), int(self._monitor.getsockopt(zmq.FD))
 
     def readable(self) -> bool:
@@ -131,7 +116,7 @@ class Dealer:
             yield change
 
     def came_back(self) -> bool:
-        """Handle all `changes`. Return True if a connection was made, so that the caller must send a hello message."""
+        """Handle all `changes`. Return True if the caller must send a hello message."""
         fresh = False
         for change in self.changes():
             match change:
@@ -165,7 +150,7 @@ class Dealer:
         self.connected = False
 
     def move_to(self, address: str) -> bool:
-        """Connect to another address. Return False if the address is unchanged and ZeroMQ still retries."""
+        """Connect to another address; return False if nothing was to do."""
         if address == self.address and not self._given_up:
             return False
         if address != self.address:

@@ -1,18 +1,21 @@
 """Messages about damaged bytes and wrong file formats, and exceptions of decoders.
 
-In addition to DecodeError, msgspec and `json` raise UnicodeDecodeError (a ValueError) for text that is not UTF-8,
-RecursionError for deep nesting, and MemoryError and OverflowError for impossible lengths.
+Besides DecodeError, msgspec and `json` raise ValueError for text that is not UTF-8, RecursionError for deep nesting,
+and MemoryError and OverflowError for impossible lengths.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from stoker.errors import ConfigError
 
 __all__ = ["UNREADABLE", "read_text", "why_not_json"]
+
+T = TypeVar("T")
 
 UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError, MemoryError, OverflowError)
 """All exceptions that msgspec's decoders and `json` raise for damaged bytes."""
@@ -21,26 +24,20 @@ HEAD_BYTES = 256
 _TO_UTF8 = "save it as UTF-8 (iconv -f {} -t UTF-8 OLD > NEW)"
 _UTF16 = f"is UTF-16 text, and must be UTF-8; {_TO_UTF8.format('UTF-16')}"
 _FORMATS = {
-    b"\xff\xfe\x00\x00": f"is UTF-32 text, and must be UTF-8; {_TO_UTF8.format('UTF-32')}",
-    b"\xff\xfe": _UTF16,
-    b"\xfe\xff": _UTF16,
-    b"\x1f\x8b": "is compressed with gzip; {gzip}",
-    b"\xfd7zXZ\x00": "is compressed with xz; {xz}",
-    b"BZh": "is compressed with bzip2; unpack it (bunzip2)",
-    b"\x28\xb5\x2f\xfd": "is compressed with zstd; unpack it (unzstd)",
-    b"PK\x03\x04": "is a zip archive (an Excel workbook is one too); unpack it, or export it as text",
-    b"PAR1": "is a Parquet file; {parquet}",
-    b"ARROW1": "is an Arrow file; {arrow}",
-    b"%PDF-": "is a PDF; give the data as text",
-    b"SQLite format 3\x00": "is an SQLite database; export it as text",
+    b"\xff\xfe\x00\x00": (f"is UTF-32 text, and must be UTF-8; {_TO_UTF8.format('UTF-32')}", "", ""),
+    b"\xff\xfe": (_UTF16, "", ""),
+    b"\xfe\xff": (_UTF16, "", ""),
+    b"\x1f\x8b": ("is compressed with gzip", "unpack it (gunzip)", ".gz"),
+    b"\xfd7zXZ\x00": ("is compressed with xz", "unpack it (unxz)", ".xz"),
+    b"BZh": ("is compressed with bzip2", "unpack it (bunzip2)", ""),
+    b"\x28\xb5\x2f\xfd": ("is compressed with zstd", "unpack it (unzstd)", ""),
+    b"PK\x03\x04": ("is a zip archive (an Excel workbook is one too)", "unpack it, or export it as text", ""),
+    b"PAR1": ("is a Parquet file", "text is needed", ".parquet"),
+    b"ARROW1": ("is an Arrow file", "text is needed", ".arrow"),
+    b"%PDF-": ("is a PDF", "give the data as text", ""),
+    b"SQLite format 3\x00": ("is an SQLite database", "export it as text", ""),
 }
-_ADVICE = {
-    "gzip": "unpack it (gunzip)",
-    "xz": "unpack it (unxz)",
-    "parquet": "text is needed",
-    "arrow": "text is needed",
-}
-_RENAMED = {"gzip": ".gz", "xz": ".xz", "parquet": ".parquet", "arrow": ".arrow"}
+"""What a file is, what to do, and the suffix with which it could be read, by its first bytes."""
 
 
 def describe_non_text_format(head: bytes, *, renamed: bool = False) -> str:
@@ -50,10 +47,10 @@ def describe_non_text_format(head: bytes, *, renamed: bool = False) -> str:
         head: The first `HEAD_BYTES` of the file.
         renamed: True if the file could be read under the correct suffix (`.gz`, `.parquet`).
     """
-    for magic, what in _FORMATS.items():
+    for magic, (what, advice, ending) in _FORMATS.items():
         if head.startswith(magic):
-            advice = {name: f"give its name the ending {end}" for name, end in _RENAMED.items()} if renamed else _ADVICE
-            return what.format_map(advice)
+            advice = f"give its name the ending {ending}" if renamed and ending else advice
+            return f"{what}; {advice}" if advice else what
     if head and not head.strip(b"\0"):
         return "is damaged: it begins with zero bytes, as after a crash of its host; restore it from a copy"
     pairs = len(head) // 2
@@ -63,7 +60,7 @@ def describe_non_text_format(head: bytes, *, renamed: bool = False) -> str:
 
 
 def describe_invalid_utf8(data: bytes) -> str:
-    """Return where `data` is not UTF-8, with advice: `line 3: byte 14 (0xe9) is not UTF-8 …`. Return "" for UTF-8."""
+    """Return where `data` is not UTF-8, with advice, or an empty text."""
     try:
         data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -74,8 +71,16 @@ def describe_invalid_utf8(data: bytes) -> str:
 
 
 def invalid_byte_message(place: int, byte: int) -> str:
-    """Return the error text for a byte that is not UTF-8. `place`: column of the byte, from 1."""
+    """Return the error text for a byte that is not UTF-8. `place`: its column, from 1."""
     return f"byte {place} (0x{byte:02x}) is not UTF-8 text; if it is Latin-1, {_TO_UTF8.format('LATIN1')}"
+
+
+def read_json(path: Path, kind: type[T]) -> T | None:
+    """Return the content of a JSON file, or None if it cannot be read."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, *UNREADABLE):
+        return None
 
 
 def why_not_json(data: bytes, error: BaseException) -> str:
@@ -103,8 +108,8 @@ def read_text(path: Path) -> str:
     """
     data = path.read_bytes()
     if what := describe_non_text_format(data[:HEAD_BYTES]):
-        raise ConfigError(f"{path}: {what}", file=str(path))
+        raise ConfigError.in_file(path, what)
     if where := describe_invalid_utf8(data):
-        line = int(where.partition(":")[0].removeprefix("line "))
-        raise ConfigError(f"{path}: {where}", file=str(path), line=line)
+        line, _, what = where.removeprefix("line ").partition(": ")
+        raise ConfigError.in_file(path, what, line=int(line))
     return data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")

@@ -1,24 +1,19 @@
 """All exceptions that Stoker raises for users.
 
     StokerError
-    ├── ConfigError             a site file or an option is wrong
-    │   └── UnitError           a size or a duration is invalid
-    ├── RecipeError             a context recipe cannot be made from its arguments
-    ├── InputTooLongError       an input is longer than every runtime of its family
-    ├── SerializationError      a function, argument, result or exception cannot be pickled
-    ├── SessionError            the session cannot be started, found, joined or kept
-    │   └── ProtocolError       a peer violates the protocol, or has another version or session
-    └── CallError               a call ended without a result
-        ├── ContextError        the call's context could not be loaded
-        │   └── NoDeviceError   no device of the site can hold the context
-        ├── PoisonCallError     the call killed its library several times
-        ├── CallTimeoutError    the call ran longer than allowed
-        ├── CallDroppedError    a policy dropped the call
-        ├── CallCancelledError  the call was cancelled, or the session ended
-        ├── StreamDiffersError  a streaming call ran again, and its pieces differ
-        ├── GangBroken          ranks of the gang were lost several times
-        ├── InfrastructureError devices, disks or networks failed several times
-        └── RemoteCallError     the exception of the call cannot be restored
+    ├── ConfigError
+    │   └── UnitError
+    ├── RecipeError
+    ├── InputTooLongError
+    ├── SerializationError
+    ├── SessionError
+    │   └── ProtocolError
+    └── CallError
+        ├── ContextError
+        │   └── NoDeviceError
+        ├── PoisonCallError, CallTimeoutError, CallDroppedError, CallCancelledError
+        ├── StreamDiffersError, GangBroken, InfrastructureError
+        └── RemoteCallError
 
 The facts of an error are attributes of the exception. Every error can be pickled. An exception of a user's function is
 raised unchanged, with the remote traceback as its cause.
@@ -26,7 +21,8 @@ raised unchanged, with the remote traceback as its cause.
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from typing import Any, Self
 
 
 class StokerError(Exception):
@@ -40,6 +36,20 @@ class StokerError(Exception):
     def __init__(self, message: str, **facts: Any) -> None:
         super().__init__(message)
         self.facts = facts
+
+    @classmethod
+    def in_file(cls, file: str | os.PathLike[str], problem: str, *, line: int = 0, **facts: Any) -> Self:
+        """Return an error about a file: `site.toml: line 3: …`.
+
+        Args:
+            file: The file; also a fact.
+            problem: What is wrong, and advice.
+            line: Line of the problem, from 1; also a fact. 0 if unknown.
+            **facts: Further values for programs.
+        """
+        if line:
+            facts["line"], problem = line, f"line {line}: {problem}"
+        return cls(f"{os.fspath(file)}: {problem}", file=os.fspath(file), **facts)
 
     def __getattr__(self, name: str) -> Any:
         facts = self.__dict__.get("facts", {})
@@ -120,14 +130,11 @@ class StreamDiffersError(CallError):
 
 
 class GangBroken(CallError):
-    """Ranks of a gang were lost or did not join. Stoker restarts the call from the checkpoint of rank 0.
-
-    The client receives this error only after several restarts.
-    """
+    """Ranks of a gang were lost or did not join, also after several restarts from the checkpoint of rank 0."""
 
 
 class InfrastructureError(CallError):
-    """Devices, disks or networks made the call fail on several pilots. The cause is the last exception of the function.
+    """Devices, disks or networks made the call fail on several pilots. The cause is the function's last exception.
 
     Facts: `device`, if devices failed.
     """

@@ -1,9 +1,8 @@
 """Take, wait for and check file locks (flock).
 
-Some file systems have no locks: Lustre mounted without `flock`, NFS without its lock daemon. On such file systems,
-`take` writes a file `NAME.holder`, which names the process and is valid while the process lives, and `wait` does
-nothing. Such a file is sufficient, because a lease decides which manager runs a session, and objects are verified by
-digest.
+Some file systems have no locks: Lustre mounted without `flock`, NFS without its lock daemon. There, `take` writes a
+file `NAME.holder`, which names the process and is valid while it lives, and `wait` does nothing. This is sufficient,
+because a lease decides which manager runs a session, and objects are verified by digest.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -60,11 +60,8 @@ def wait(descriptor: int, *, shared: bool = False) -> None:
 
 
 def is_locked(file: Path, *, exclusively: bool = False) -> bool | None:
-    """Return True if a process holds a lock on a file, or None if this is unknown.
-
-    With `exclusively`, only an exclusive lock counts. The check then takes a shared lock, so concurrent checks do not
-    report each other.
-    """
+    """Return True if a process holds a lock on a file; None if unknown. With `exclusively`, only an exclusive lock
+    counts, so that concurrent checks do not report each other."""
     try:
         with file.open("rb") as opened:
             fcntl.flock(opened, (fcntl.LOCK_SH if exclusively else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -81,7 +78,7 @@ def is_locked(file: Path, *, exclusively: bool = False) -> bool | None:
 
 
 class _Named(msgspec.Struct, frozen=True):
-    """Content of a `.holder` file. `inode`: inode of the locked file; a new file of the same name is unlocked."""
+    """Content of a `.holder` file. `inode`: of the locked file."""
 
     machine: str
     pid: int
@@ -96,7 +93,7 @@ def machine() -> str:
 
 
 def started(pid: int) -> int:
-    """Return the start time of a process in clock ticks since boot, or 0 if the process does not run."""
+    """Return the start time of a process in clock ticks since boot; 0 if it does not run."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -126,7 +123,7 @@ def _is_named(file: Path) -> bool | None:
 
 
 def _is_holder_alive(holder: _Named) -> bool:
-    """Return True if the process is alive. A process on another machine is invisible and counts as dead."""
+    """Return True if the process lives on this machine."""
     return holder.machine == machine() and started(holder.pid) == holder.started
 
 
@@ -141,36 +138,18 @@ def _read_lock_holder(file: Path) -> _Named | None:
         return None
 
 
-# ---- holders of a lock
-
-
 def holders(file: Path) -> list[LockHolder]:
-    """Return this user's local processes that hold or inherited a file's lock. Slow."""
-    name = os.path.realpath(file)
-    pids = sorted(int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit())
-    return [LockHolder(pid, _process_command_line(pid)) for pid in pids if _is_locked_by_process(pid, name)]
-
-
-def _is_locked_by_process(pid: int, name: str) -> bool:
-    try:
-        return any(_is_descriptor_locked(pid, descriptor, name) for descriptor in os.listdir(f"/proc/{pid}/fd"))
-    except OSError:  # the process has ended, or another user owns it
-        return False
-
-
-def _is_descriptor_locked(pid: int, descriptor: str, name: str) -> bool:
-    """Return True if the kernel lists a lock for the file descriptor `descriptor` (proc_pid_fdinfo(5))."""
-    try:
-        if os.readlink(f"/proc/{pid}/fd/{descriptor}") != name:
-            return False
-        facts = Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text()
-    except OSError:  # the descriptor was closed
-        return False
-    return any(line.startswith("lock:") and " FLOCK " in line for line in facts.splitlines())
-
-
-def _process_command_line(pid: int) -> tuple[str, ...]:
-    try:
-        return tuple(Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1])
-    except OSError:
-        return ()
+    """Return this user's processes that hold a file's lock (proc_pid_fdinfo(5)). Slow."""
+    name, found = os.path.realpath(file), []
+    for process in sorted((each for each in Path("/proc").iterdir() if each.name.isdigit()), key=lambda p: int(p.name)):
+        with suppress(OSError):  # the process has ended, or another user owns it
+            for descriptor in os.listdir(process / "fd"):
+                with suppress(OSError):  # the descriptor was closed
+                    if os.readlink(process / "fd" / descriptor) != name:
+                        continue
+                    facts = (process / "fdinfo" / descriptor).read_text().splitlines()
+                    if any(line.startswith("lock:") and " FLOCK " in line for line in facts):
+                        words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+                        found.append(LockHolder(int(process.name), tuple(words)))
+                        break
+    return found

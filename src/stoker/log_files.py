@@ -1,8 +1,7 @@
 """Log files of bounded size. Standard library only, for the pilot's starter.
 
-A full `BoundedLog` renames its file to `NAME.1` and copies the last lines to a new file. `free_file_middle` frees the
-disk space of a log's middle. The middle then reads as zeros, so byte offsets stay valid. `SeldomLog` limits log lines
-that unauthenticated peers can cause.
+A full `BoundedLog` renames its file to `NAME.1` and copies the last lines to a new file. `free_file_middle` turns a
+log's middle into zeros without disk space, so that byte offsets stay valid.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import ctypes
 import logging
 import os
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
@@ -20,15 +18,15 @@ from pathlib import Path
 from stoker.whole_files import draft_of
 
 LOG_BYTES = 16_000_000
-"""Size in bytes at which a log file is renamed. A log and its renamed file together use at most twice this size."""
+"""Size in bytes at which a log file is renamed."""
 _KEPT_BYTES = 65_536
 _LOOK_EVERY = 64
 """Number of lines between two checks of the log's size."""
 
 OUTPUT_BYTES = 64_000_000
-"""Disk space in bytes at which `free_file_middle` frees the middle of a library's log."""
+"""Disk space in bytes at which the middle of a library's log is freed."""
 _HEAD_BYTES, _TAIL_BYTES = 1 << 20, 16 << 20
-"""Number of bytes at the start and at the end of a file that `free_file_middle` keeps."""
+"""Bytes at the start and at the end that `free_file_middle` keeps."""
 _BLOCK = 1 << 20
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
@@ -66,14 +64,16 @@ class BoundedLog(WatchedFileHandler):
             self._redirect_output(before)
 
     def _redirect_output(self, before: tuple[int, int] | None = None) -> None:
-        """Redirect stdout and stderr to this log if they write to `before` or to a renamed or deleted log file."""
+        """Redirect stdout and stderr here if they write to `before` or to a former log file."""
         if self.stream is None:
             return
-        now = _identity(self.stream.fileno())
+        log, now = Path(self.baseFilename), _identity(self.stream.fileno())
+        name = str(log.parent.resolve() / log.name)
+        former = (f"{name}.1", f"{name}.1 (deleted)", f"{name} (deleted)")
         for output in (1, 2):
             with contextlib.suppress(OSError):
                 printed = _identity(output)
-                if printed != now and (printed == before or _is_former_log_file(output, Path(self.baseFilename))):
+                if printed != now and (printed == before or os.readlink(f"/proc/self/fd/{output}") in former):
                     os.dup2(self.stream.fileno(), output)
 
     def _is_full(self) -> bool:
@@ -93,13 +93,6 @@ class BoundedLog(WatchedFileHandler):
         self.reopenIfNeeded()
 
 
-def _is_former_log_file(descriptor: int, log: Path) -> bool:
-    """Return True if the file of the descriptor is a renamed or deleted `log`."""
-    target = os.readlink(f"/proc/self/fd/{descriptor}")
-    name = str(log.parent.resolve() / log.name)
-    return target in (f"{name}.1", f"{name}.1 (deleted)", f"{name} (deleted)")
-
-
 def _identity(descriptor: int) -> tuple[int, int]:
     facts = os.fstat(descriptor)
     return facts.st_dev, facts.st_ino
@@ -111,11 +104,20 @@ def keep_log(path: Path) -> None:
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
 
 
-def free_file_middle(path: Path, *, most_bytes: int = OUTPUT_BYTES) -> bool:
-    """Free the middle of a file that uses more than `most_bytes` of disk. The file keeps its length.
+def tail(path: str | Path, *, start: int = 0, lines: int = 20, most_bytes: int = 16_384) -> str:
+    """Return the last lines after byte `start`, which a new, shorter file ignores."""
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(start if start <= size else 0, size - most_bytes))
+            data = file.read(most_bytes)
+    except OSError:
+        return ""
+    return "\n".join(data.decode("utf-8", "replace").splitlines()[-lines:])
 
-    Return False if nothing was freed. Raises OSError, also if the file system cannot free parts of a file.
-    """
+
+def free_file_middle(path: Path, *, most_bytes: int = OUTPUT_BYTES) -> bool:
+    """Free the middle of a file that uses more than `most_bytes` of disk. Return False if nothing was freed."""
     facts = path.stat()
     if facts.st_blocks * 512 <= most_bytes:
         return False
@@ -135,17 +137,11 @@ def free_file_middle(path: Path, *, most_bytes: int = OUTPUT_BYTES) -> bool:
     return True
 
 
-# ---- log lines that unauthenticated peers can cause
-
-
 _SUBJECTS = 256
 
 
 class SeldomLog:
-    """A log that limits warnings: one per subject and `most` in total within `every_s` seconds. Thread-safe.
-
-    Each line states the number of omitted lines.
-    """
+    """Limits warnings to one per subject and `most` in total within `every_s`. Thread-safe."""
 
     def __init__(
         self, log: logging.Logger, *, every_s: float = 10.0, most: int = 20, clock: Callable[[], float] = time.monotonic
@@ -154,8 +150,8 @@ class SeldomLog:
         self._every_s = every_s
         self._most = most
         self._clock = clock
-        self._seen: OrderedDict[str, tuple[float, int]] = OrderedDict()
-        """Per subject: time of the last line, and number of omitted lines since then."""
+        self._seen: dict[str, tuple[float, int]] = {}
+        """Time of the last line, and number of omitted lines since then, by subject."""
         self._window_began = -every_s
         self._written = 0
 
@@ -164,18 +160,12 @@ class SeldomLog:
         if now - self._window_began >= self._every_s:
             self._window_began, self._written = now, 0
         last, left_out = self._seen.get(subject, (-self._every_s, 0))
-        if now - last < self._every_s or self._written >= self._most:
-            self._seen[subject] = (last, left_out + 1)
-            self._forget_old()
-            return False
-        self._written += 1
-        self._seen[subject] = (now, 0)
-        self._seen.move_to_end(subject)
-        self._forget_old()
-        more = f" (and {left_out} more such lines)" if left_out else ""
-        self._log.warning("%s%s", text, more)
-        return True
-
-    def _forget_old(self) -> None:
-        while len(self._seen) > _SUBJECTS:
-            self._seen.popitem(last=False)
+        says = now - last >= self._every_s and self._written < self._most
+        if says:
+            self._written += 1
+            self._seen.pop(subject, None)  # the newest subjects are last
+            self._log.warning("%s%s", text, f" (and {left_out} more such lines)" if left_out else "")
+        self._seen[subject] = (now, 0) if says else (last, left_out + 1)
+        if len(self._seen) > _SUBJECTS:
+            del self._seen[next(iter(self._seen))]
+        return says

@@ -1,7 +1,6 @@
 """The progress bar of Stoker's commands, applications and maps, drawn by `rich.progress`.
 
-A row shows a name, a bar and facts, with optional lines above and below. Bars appear only on terminals. For a pipe,
-callers write plain lines.
+Bars appear only on terminals. For a pipe, callers write plain lines.
 """
 
 from __future__ import annotations
@@ -24,28 +23,14 @@ def no_lines() -> Sequence[str]:
 class ProgressBar(Progress):
     """A progress bar with a name before the bar and facts after it; a context manager.
 
-    Args:
-        total: Amount of work; None if unknown.
-        done: Amount of work that is already done.
-        facts: Returns the text after the bar; called at each drawing.
-        above, below: Return the lines above (dim) and below the bar.
-        redraws: True to redraw twice per second; False to draw only on `refresh`.
-        vanishes: True to remove the bar at the end.
+    `facts` returns the text after the bar; `above` and `below` return the lines around it. With `redraws`, the bar is
+    drawn twice per second, otherwise only on `refresh`. With `vanishes`, it is removed at the end.
     """
 
     def __init__(
-        self,
-        name: str,
-        *,
-        total: float | None,
-        done: float = 0,
-        facts: Callable[[], str],
-        above: Lines = no_lines,
-        below: Lines = no_lines,
-        console: Console,
-        redraws: bool = False,
-        vanishes: bool = False,
-    ) -> None:
+        self, name: str, *, total: float | None, done: float = 0, facts: Callable[[], str], above: Lines = no_lines,
+        below: Lines = no_lines, console: Console, redraws: bool = False, vanishes: bool = False,
+    ) -> None:  # fmt: skip
         self._name, self._facts, self._above, self._below = name, facts, above, below
         self._bar = BarColumn()
         super().__init__(

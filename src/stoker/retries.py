@@ -1,10 +1,10 @@
-"""The pause before a failed action is retried. This module needs only the standard library."""
+"""The pause before a retry. Standard library only."""
 
 from __future__ import annotations
 
 
 class RetryPause:
-    """A pause that doubles with each failure, up to a limit. `reset` restores the first pause."""
+    """A pause that doubles with each failure, up to a limit."""
 
     def __init__(self, first_s: float, longest_s: float) -> None:
         self.first_s, self.longest_s = first_s, longest_s

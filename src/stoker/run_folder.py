@@ -12,8 +12,8 @@
                           file exists and results.jsonl.part does not
     summary.json          a summary of the last attempt
 
-Two runs with equal `parameters` are the same run. A process locks its run folder. An unusable folder raises
-ConfigError. A full disk raises StokerError and leaves existing files intact.
+Two runs with equal `parameters` are the same run. A process locks its run folder. A full disk raises StokerError and
+leaves existing files intact.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from __future__ import annotations
 import contextlib
 import datetime
 import fcntl
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO
 
 from stoker import whole_files
 from stoker.decoding import UNREADABLE
@@ -38,7 +38,7 @@ __all__ = ["Record", "RecordLog", "RunFolder", "is_finished", "open_run", "read_
 Record = dict[str, Any]
 
 
-class RecordLog:
+class RecordLog(contextlib.AbstractContextManager["RecordLog"]):
     """A log of JSON records. Each key is written once.
 
     Args:
@@ -74,12 +74,8 @@ class RecordLog:
                 try:
                     self._places.setdefault(self.key_of(json.loads(line)), at)
                 except (ValueError, RecursionError, KeyError, TypeError):
-                    raise ConfigError(
-                        f"{self.path}: line {number}: is not a result of this run; remove the line, and its result is"
-                        " computed again",
-                        file=str(self.path),
-                        line=number,
-                    ) from None
+                    what = "is not a result of this run; remove the line, and its result is computed again"
+                    raise ConfigError.in_file(self.path, what, line=number) from None
                 at += len(line)
 
     def key_of(self, record: Record) -> tuple[Any, ...]:
@@ -94,13 +90,10 @@ class RecordLog:
         return tuple(record[field] for field in self._fields)
 
     def append(self, records: Iterable[Record]) -> int:
-        """Write the records with new keys in one write.
+        """Return the number of records with new keys, after one write of these.
 
         Args:
-            records: Records; records with known keys are skipped.
-
-        Returns:
-            Number of written records.
+            records: Records; those with known keys are skipped.
 
         Raises:
             StokerError: The write failed. No record is added.
@@ -109,16 +102,13 @@ class RecordLog:
         for record in records:
             key = self.key_of(record)
             if key not in self._places and key not in fresh:
-                text = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
-                fresh[key] = text.encode() + b"\n"
+                fresh[key] = json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
         before = os.fstat(self._file).st_size
         try:
             append_or_truncate(self._file, b"".join(fresh.values()), at=before)
         except OSError as error:
-            raise StokerError(
-                f"{self.path}: cannot be written: {error.strerror}; the {len(self._places)} results before are kept",
-                file=str(self.path),
-            ) from error
+            what = f"cannot be written: {error.strerror}; the {len(self._places)} results before are kept"
+            raise StokerError.in_file(self.path, what) from error
         for key, line in fresh.items():
             self._places[key] = before
             before += len(line)
@@ -144,8 +134,7 @@ class RecordLog:
         return None if place is None else self._read_record_at_offset(place)
 
     def _read_record_at_offset(self, place: int) -> Record:
-        if self._reader is None:
-            self._reader = self.path.open("rb")
+        self._reader = self._reader or self.path.open("rb")
         self._reader.seek(place)
         record: Record = json.loads(self._reader.readline())
         return record
@@ -159,10 +148,7 @@ class RecordLog:
             self._reader.close()
             self._reader = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
 
@@ -181,7 +167,7 @@ def write_whole(folder: Path, data: bytes, *, name: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         whole_files.write_whole(folder / name, data, mode=0o666, sync=True)
     except OSError as error:
-        raise ConfigError(f"{folder / name}: cannot be written: {error.strerror}", file=str(folder / name)) from None
+        raise ConfigError.in_file(folder / name, f"cannot be written: {error.strerror}") from None
 
 
 PART = "results.jsonl.part"
@@ -222,16 +208,13 @@ class RunFolder:
         finally:
             path.unlink(missing_ok=True)
 
-    def finish(self, *, name: str, write: Callable[[Path], None], complete: bool = True) -> Path:
-        """Write the final file atomically, then remove the log of results.
+    def finish(self, *, name: str, write: Callable[[Path], object], complete: bool = True) -> Path:
+        """Return the path of the final file, after writing it atomically and removing the log of results.
 
         Args:
             name: One of FINALS.
             write: Writes the file at a path.
             complete: False to keep the log for a later attempt.
-
-        Returns:
-            Path of the final file.
 
         Raises:
             StokerError: As in `write`.
@@ -243,35 +226,38 @@ class RunFolder:
             (self.path / PART).unlink(missing_ok=True)
         return final
 
-    def write(self, name: str, write: Callable[[Path], None]) -> Path:
-        """Write a file atomically.
+    def write(self, name: str, write: Callable[[Path], object]) -> Path:
+        """Return the path of a file, after writing it atomically.
 
         Args:
             name: Name of the file.
             write: Writes the file at a path.
 
-        Returns:
-            Path of the file.
-
         Raises:
             StokerError: The write failed. An earlier file stays unchanged.
         """
-        return _write_atomically(self.path / name, write)
+        path = self.path / name
+        try:
+            with draft_of(path, draft=_draft(path)) as partial:
+                write(partial)
+        except OSError as error:
+            why = os.strerror(error.errno) if error.errno else str(error)
+            what = f"cannot be written: {why}; free disk space or make the file writable, and run again"
+            raise StokerError.in_file(path, what) from error
+        return path
 
     def write_json(self, name: str, value: Any) -> Path:
-        """Write a value as JSON atomically.
+        """Return the path of a JSON file, after writing it atomically.
 
         Args:
             name: Name of the file.
             value: A JSON value.
 
-        Returns:
-            Path of the file.
-
         Raises:
             StokerError: As in `write`.
         """
-        return _write_json(self.path / name, value)
+        text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+        return self.write(name, lambda partial: partial.write_text(text, encoding="utf-8"))
 
     def close(self) -> None:
         """Release the lock. A second call has no effect."""
@@ -317,27 +303,26 @@ def open_run(
     existed = (folder / _RUN).exists()
     if existed:
         _check_same_parameters(folder, app=app, parameters=parameters)
-    elif folder.exists() and (not folder.is_dir() or _holds_other_files(folder)):
-        raise ConfigError(
-            f"{folder}: is not a run folder and not empty; choose another folder with --out", file=str(folder)
-        )
+    elif folder.exists() and not (
+        folder.is_dir() and {path.name for path in folder.iterdir()} <= {_LOCK, _draft(folder / _RUN).name}
+    ):
+        raise ConfigError.in_file(folder, "is not a run folder and not empty; choose another folder with --out")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{folder}: cannot be made: {error.strerror}", file=str(folder)) from None
+        raise ConfigError.in_file(folder, f"cannot be made: {error.strerror}") from None
     lock = _try_lock(folder)
     if lock is None:
-        raise ConfigError(
-            f"{folder}: another process uses this run folder; wait until it ends, or stop it", file=str(folder)
-        )
+        raise ConfigError.in_file(folder, "another process uses this run folder; wait until it ends, or stop it")
+    run = RunFolder(folder, lock=lock, resumed=existed)
     if not existed:
         now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
         try:
-            _write_json(folder / _RUN, {"app": app, "made": now, "options": options, "parameters": parameters})
+            run.write_json(_RUN, {"app": app, "made": now, "options": options, "parameters": parameters})
         except BaseException:
-            os.close(lock)
+            run.close()
             raise
-    return RunFolder(folder, lock=lock, resumed=existed)
+    return run
 
 
 def read_options(folder: Path, *, app: str) -> dict[str, Any]:
@@ -376,22 +361,11 @@ def _check_same_parameters(folder: Path, *, app: str, parameters: dict[str, Any]
         if there.get(name) != parameters.get(name)
     ]
     if differ:
-        raise ConfigError(
-            "\n".join(
-                [
-                    f"{folder}: contains a run with other parameters:",
-                    *differ,
-                    "start a new one with --fresh or --out DIR",
-                ]
-            ),
-            file=str(folder),
-        )
-    results = _final_file(folder)
-    if results is not None:
-        raise ConfigError(
-            f"{folder}: this run is finished, its results are in {results}; start a new one with --fresh",
-            file=str(folder),
-        )
+        lines = ["contains a run with other parameters:", *differ, "start a new one with --fresh or --out DIR"]
+        raise ConfigError.in_file(folder, "\n".join(lines))
+    if results := _final_file(folder):
+        what = f"this run is finished, its results are in {results}; start a new one with --fresh"
+        raise ConfigError.in_file(folder, what)
 
 
 def _read_run(folder: Path, *, app: str) -> dict[str, Any]:
@@ -400,84 +374,52 @@ def _read_run(folder: Path, *, app: str) -> dict[str, Any]:
         if not isinstance(run["parameters"], dict) or not isinstance(run["options"], dict):
             raise TypeError
     except FileNotFoundError:
-        raise ConfigError(f"{folder}: is not a run folder (it has no {_RUN})", file=str(folder)) from None
+        raise ConfigError.in_file(folder, f"is not a run folder (it has no {_RUN})") from None
     except (OSError, KeyError, TypeError, *UNREADABLE):
-        raise ConfigError(f"{folder / _RUN}: cannot be read as a run", file=str(folder / _RUN)) from None
+        raise ConfigError.in_file(folder / _RUN, "cannot be read as a run") from None
     if run.get("app") != app:
-        raise ConfigError(f"{folder}: is a run of {run.get('app')}, not of {app}", file=str(folder))
+        raise ConfigError.in_file(folder, f"is a run of {run.get('app')}, not of {app}")
     return dict(run)
 
 
 def _find_unfinished_runs(root: Path, *, app: str, parameters: dict[str, Any]) -> list[Path]:
     found = []
     for path in root.iterdir() if root.is_dir() else ():
-        try:
-            run = _read_run(path, app=app)
-            if run["parameters"] == parameters and not is_finished(path):
+        with contextlib.suppress(ConfigError, OSError):
+            if _read_run(path, app=app)["parameters"] == parameters and not is_finished(path):
                 found.append(((path / _RUN).stat().st_mtime_ns, path))
-        except (ConfigError, OSError):
-            continue
     return [path for _, path in sorted(found, reverse=True)]
 
 
 def _make_run_folder(root: Path, *, prefix: str) -> Path:
     stem = f"{prefix}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
-    path, count = root / stem, 1
-    while True:
+    for name in itertools.chain([stem], (f"{stem}-{count}" for count in itertools.count(2))):
         try:
-            path.mkdir(parents=True)
-            return path
+            (root / name).mkdir(parents=True)
+            break
         except FileExistsError:
             if not root.is_dir():
-                raise ConfigError(f"{root}: is not a folder", file=str(root)) from None
-            count += 1
-            path = root / f"{stem}-{count}"
+                raise ConfigError.in_file(root, "is not a folder") from None
         except OSError as error:
-            raise ConfigError(f"{path}: cannot be made: {error.strerror}", file=str(path)) from None
+            raise ConfigError.in_file(root / name, f"cannot be made: {error.strerror}") from None
+    return root / name
 
 
-def _holds_other_files(folder: Path) -> bool:
-    """Return True if the folder has files other than the lock and the unfinished `run.json` of a stopped run."""
-    return not {path.name for path in folder.iterdir()} <= {_LOCK, _partial_file_path(folder / _RUN).name}
+def _draft(path: Path) -> Path:
+    return path.with_name(f".{path.name}.tmp")
 
 
 def _try_lock(folder: Path) -> int | None:
     try:
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        raise ConfigError(f"{folder}: cannot be written: {error.strerror}", file=str(folder)) from None
+        raise ConfigError.in_file(folder, f"cannot be written: {error.strerror}") from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(lock)
         return None
     return lock
-
-
-def _write_json(path: Path, value: Any) -> Path:
-    text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
-
-    def write(partial: Path) -> None:
-        partial.write_text(text, encoding="utf-8")
-
-    return _write_atomically(path, write)
-
-
-def _write_atomically(path: Path, write: Callable[[Path], None]) -> Path:
-    try:
-        with draft_of(path, draft=_partial_file_path(path)) as partial:
-            write(partial)
-    except OSError as error:
-        why = os.strerror(error.errno) if error.errno else str(error)
-        raise StokerError(
-            f"{path}: cannot be written: {why}; free disk space or make the file writable, and run again",
-            file=str(path),
-        ) from error
-    return path
-
-
-def _partial_file_path(path: Path) -> Path:
-    return path.with_name(f".{path.name}.tmp")
 
 
 def _show(value: Any) -> str:

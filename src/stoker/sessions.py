@@ -21,7 +21,7 @@ import msgspec
 
 from stoker.contexts import payloads
 from stoker.manager.cli.ask import Observer
-from stoker.manager.cli.following import FollowedSession
+from stoker.manager.cli.session_choice import FollowedSession
 from stoker.manager.executor.detached import JOINS
 from stoker.manager.executor.new_sessions import KeptSession, kept_session
 from stoker.manager.live.clock import Clock
@@ -59,7 +59,7 @@ _HOME = {
     "Session": "stoker.manager.executor.session",
     "StokerApp": "stoker.manager.executor.apps",
 }
-"""Names that need Parsl, with their modules. Each module is imported when its name is first used."""
+"""Names that need Parsl, with the modules that are imported on first use."""
 
 
 class ContextFacts(msgspec.Struct, frozen=True):
@@ -89,20 +89,13 @@ class ContextFacts(msgspec.Struct, frozen=True):
         return max(0, self.calls - self.loads)
 
     def since(self, before: ContextFacts) -> ContextFacts:
-        """Subtract earlier facts from these facts.
+        """Return these facts with the counts since earlier facts.
 
         Args:
             before: The earlier facts.
-
-        Returns:
-            The difference.
         """
-        return msgspec.structs.replace(
-            self,
-            loads=self.loads - before.loads,
-            load_total_s=self.load_total_s - before.load_total_s,
-            calls=self.calls - before.calls,
-        )
+        counts = ("loads", "load_total_s", "calls")
+        return msgspec.structs.replace(self, **{each: getattr(self, each) - getattr(before, each) for each in counts})
 
 
 def context_facts(status: Status, *, keys: Collection[str]) -> ContextFacts:
@@ -113,29 +106,18 @@ def context_facts(status: Status, *, keys: Collection[str]) -> ContextFacts:
         keys: Recipe keys of the contexts.
     """
     mine = [context for context in status.contexts if context.key in keys]
-    names = {context.key: context.name for context in mine}
+    names = {name for context in mine for name in (context.key, context.name)}
     here = [pilot for pilot in status.pilots if pilot.state != "gone"]
-    loading_on = sorted(
-        {
-            device
-            for library in status.libraries
-            if (library.recipe in names or library.recipe in names.values()) and library.state == "loading"
-            for device in library.devices
-        }
-    )
+    loading = [each for each in status.libraries if each.recipe in names and each.state == "loading"]
+    sums = ("hot", "loading", "queued", "running", "loads", "load_total_s")
     return ContextFacts(
         names=tuple(context.name for context in mine),
-        hot=sum(context.hot for context in mine),
-        loading=sum(context.loading for context in mine),
-        loading_on=tuple(loading_on),
+        loading_on=tuple(sorted({device for library in loading for device in library.devices})),
         pilots=len(here),
         devices=sum(len(pilot.devices) for pilot in here),
-        queued=sum(context.queued for context in mine),
-        running=sum(context.running for context in mine),
-        loads=sum(context.loads for context in mine),
-        load_total_s=sum(context.load_total_s for context in mine),
         calls=sum(context.served for context in mine),
         waits_for=next((context.waits_for for context in mine if context.waits_for), ""),
+        **{name: sum(getattr(context, name) for context in mine) for name in sums},
     )
 
 
@@ -154,13 +136,10 @@ def facts_of(session: Session, keys: Collection[str]) -> Callable[[], ContextFac
 
 
 def observe(session: Session) -> Observer:
-    """Open a connection to the session's manager.
+    """Return a connection to the session's manager, a context manager with `status()` and `calls(...)`.
 
     Args:
         session: A loaded session.
-
-    Returns:
-        A context manager with `status()` and `calls(...)`.
 
     Raises:
         SessionError: The session cannot be reached.
@@ -178,9 +157,7 @@ def policy_of(session: Session) -> str:
 
 
 def honoured_by(session: Session) -> frozenset[str] | None:
-    """Return the options of calls and contexts that the session's policies use (docs/options.md).
-
-    None if only the manager knows the options.
+    """Return the options of calls and contexts that the session's policies use; None if only the manager knows them.
 
     Args:
         session: A loaded session.
@@ -216,13 +193,10 @@ def sent_call(future: AppCallFuture) -> CallFuture | None:
 
 
 def checkpoint_of(progress: CallProgress | None) -> Any:
-    """Unpickle the state of a call's last `stoker.progress(..., state=...)`. Use this function only for your own calls.
+    """Return the unpickled state of a call's last `stoker.progress(..., state=...)`, or None. For your own calls only.
 
     Args:
         progress: The last report of the call.
-
-    Returns:
-        The state, or None if the call has reported no state.
     """
     return payloads.loads(progress.state) if progress is not None and progress.state else None
 

@@ -1,7 +1,4 @@
-"""The settings in a site file, as structs. `stoker.config` reads site files and describes the settings.
-
-Each struct validates itself. An error message begins with the name of the setting.
-"""
+"""The settings in a site file, as structs that validate themselves. An error begins with the name of the setting."""
 
 from __future__ import annotations
 
@@ -18,11 +15,11 @@ from stoker.site_options import asks_for_array, max_concurrent_array_tasks, refu
 
 
 class Size(int):
-    """A number of bytes. A site file contains it with a unit, as in `"4 GB"`."""
+    """A number of bytes, with a unit in a site file (`"4 GB"`)."""
 
 
 class Duration(float):
-    """A time in seconds. A site file contains it with a unit, as in `"90 s"`."""
+    """A time in seconds, with a unit in a site file (`"90 s"`)."""
 
 
 class Engine(enum.Enum):
@@ -30,7 +27,6 @@ class Engine(enum.Enum):
 
     STOKER = "stoker"
     TASKVINE = "taskvine"
-    """TaskVine's manager and workers run the same programs, with fewer features."""
 
 
 class ProviderKind(enum.Enum):
@@ -47,13 +43,11 @@ class ProviderKind(enum.Enum):
     @property
     def title(self) -> str:
         """Name of the system for users."""
-        names = {ProviderKind.LOCAL: "this machine", ProviderKind.CONDOR: "HTCondor", ProviderKind.PBS: "PBS"}
-        names[ProviderKind.LSF] = "LSF"
-        return names.get(self) or self.value.replace("_", " ").title()
+        names = {"local": "this machine", "condor": "HTCondor", "pbs": "PBS", "lsf": "LSF"}
+        return names.get(self.value) or self.value.replace("_", " ").title()
 
 
 POLICY_NAMES = ("default", "shortest-first", "exclusive", "prompt-tuner", "slinfer", "arlo")
-"""Names of the policies that are part of Stoker (`stoker.manager.policies.named`)."""
 
 BASELINES = {
     "disk-only": "benchmarks/baselines/forgetful.py:disk_only",
@@ -62,10 +56,10 @@ BASELINES = {
     "infless": "benchmarks/baselines/infless.py:infless",
     "elastic-flow": "benchmarks/baselines/elastic_flow.py:elastic_flow",
 }
-"""Policies that are no longer part of the installed package, and their paths in Stoker's repository."""
+"""Policies that only a clone of Stoker's repository has, with their paths."""
 
 OWN_POLICY = re.compile(r"(?P<place>[^:\s][^:]*):(?P<name>[A-Za-z_]\w*)")
-"""Pattern for the name of a user's policy, a class in a module or file (`docs/policies.md`)."""
+"""A user's policy: a class in a module or file."""
 
 
 class ProvisioningName(enum.Enum):
@@ -127,9 +121,8 @@ _ONE_NODE = frozenset({ProviderKind.LOCAL, ProviderKind.CONDOR, ProviderKind.KUB
 class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The batch system that starts pilots, and the resources of one block (one job).
 
-    `gpus`, `cores`, `memory_bytes`: resources per node (0 or empty: the site's default). `gpus` is written as `"2"`, or
-    with a GPU type as `"a10:2"`. `options`: see `site_options`. `price`: price per device-hour (0: unknown).
-    `exclude_nodes`: maximum number of failed nodes that are excluded (0: exclude no node).
+    `gpus` (`"2"` or `"a10:2"`), `cores`, `memory_bytes`: per node; 0 or empty: the site's default. `price`: per
+    device-hour (0: unknown). `exclude_nodes`: maximum number of failed nodes that get no blocks.
     """
 
     kind: ProviderKind = ProviderKind.LOCAL
@@ -191,7 +184,7 @@ class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def pilots(self) -> int:
-        """Number of pilots per block. A block has one pilot per node, for each task of a job array."""
+        """Number of pilots per block: one per node, for each task of a job array."""
         return self.nodes * (max_concurrent_array_tasks(self.options) if self.kind is ProviderKind.SLURM else 1)
 
     @property
@@ -207,14 +200,13 @@ class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 AUTO_PROBE, NO_PROBE = "auto", "never"
 GPU_CORES = 2
-"""Default number of CPU cores per GPU, for the library's thread, a thread that reads files, and the pilot's agent."""
+"""Default CPU cores per GPU, for the library, a thread that reads files, and the pilot's agent."""
 
 
 class Pilot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The part of a node that a pilot uses, and limits for the number of blocks.
 
-    `probe_every_s`: seconds between probes of the devices (0: probe only at the pilot's start). `gpu_cores`: number of
-    CPU cores reserved for each GPU if `mixed` is True.
+    `probe_every_s`: 0 probes devices only at the pilot's start. `gpu_cores`: reserved for each GPU if `mixed` is True.
     """
 
     devices: Devices = "auto"
@@ -258,10 +250,9 @@ class Pilot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The address and the timeouts of the manager.
 
-    `interface`: name (`ib0`) or address of the network that compute nodes reach. If `interface` is empty, the manager
-    uses loopback for local pilots, otherwise the network of this host's name. `sync`: True if results are synced to
-    disk before the manager sends them, so that results survive a crash of the manager's host (None: True with
-    `stoker up`).
+    `interface`: name (`ib0`) or address of the network that compute nodes reach. Empty: loopback for local pilots,
+    otherwise the network of this host's name. `sync`: True to sync results to disk before the manager sends them, so
+    that they survive a crash of the manager's host (None: True with `stoker up`).
     """
 
     heartbeat_s: Duration = msgspec.field(default=Duration(5.0), name="heartbeat")
@@ -292,7 +283,7 @@ class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The policies of a session, and the settings of provisioning.
 
-    `name`: policy for all decisions, unless `dispatch` or `residency` names another. `idle_s`: see `idle_release_s`.
+    `name`: policy for all decisions, unless `dispatch` or `residency` names another.
     """
 
     name: str = "default"
@@ -328,7 +319,7 @@ def check_policy_name(name: str, *, setting: str) -> None:
 
 
 def describe_unknown_policy(name: str) -> str:
-    """Return the end of an error message, which says why `name` is not a shipped policy and gives advice."""
+    """Return why `name` is not a shipped policy, with advice."""
     if name in BASELINES:
         return (
             "is a baseline of a paper and is not part of the installed package; in a clone of Stoker's repository, "
@@ -351,7 +342,7 @@ def make_policy_path_absolute(name: str, folder: str | os.PathLike[str]) -> str:
 
 
 class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The Python environment of pilots. `python`: Python on compute nodes (empty: this program's or the archive's)."""
+    """The Python environment of pilots. `python`: on compute nodes (empty: this program's or the archive's)."""
 
     kind: EnvironmentKind = EnvironmentKind.SHARED
     python: str = ""
@@ -363,9 +354,8 @@ class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Advice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A language model that reads source code, output lines and logs if the rules of the advisor find nothing.
 
-    Without `url`, Stoker sends no data to a model. `url`: an OpenAI-compatible endpoint without `/chat/completions`.
-    `key_variable`: environment variable with the API key. `time_limit_s`, `tokens`: maximum seconds and tokens for one
-    function, failure or line format. `session_tokens`: maximum tokens for the whole session.
+    `url`: an OpenAI-compatible endpoint without `/chat/completions`; empty: no model. `key_variable`: environment
+    variable with the API key. `time_limit_s`, `tokens`: maxima per question.
     """
 
     url: str = ""

@@ -1,7 +1,7 @@
 """Check texts in a site file for options that Stoker sets itself, for job arrays, and for control characters.
 
-Stoker identifies a job by its name, its folder, its output and the output of the submit command. If a site file changed
-these properties, Stoker would lose jobs and submit them repeatedly.
+Stoker identifies a job by its name, folder and output, and by the output of the submit command. If a site file changed
+them, Stoker would lose jobs and submit them repeatedly.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PBS_SHORT = {
     "u": _ELSEWHERE,
 }  # fmt: skip
 _FLAGS = {"slurm": "HIOQVWhksv", "pbs": "IVXfhz"}
-"""Short options without a value, by batch system. More options may follow in the same word, as in `-HJname`."""
+"""Short options without a value, after which more options may follow in the same word, as in `-HJname`."""
 _WORDS = {
     "lsf": {
         "-J": _NAME, "-cwd": _FOLDER, "-outdir": _OUTPUT, "-o": _OUTPUT, "-oo": _OUTPUT, "-e": _OUTPUT, "-eo": _OUTPUT,
@@ -51,13 +51,14 @@ _WORDS = {
     },
 }  # fmt: skip
 _LSF_ATTACHED = ("-J", "-cwd", "-outdir", "-oo", "-o", "-eo", "-e", "-Jd", "-env", "-eptl", "-ext")
-"""LSF options that accept a value in the same word, as in `-Jname`. The last four options are allowed. They are
-listed because they begin like refused options."""
+"""LSF options that accept a value in the same word, as in `-Jname`. The last four are allowed, but begin like refused
+options."""
 _CONDOR = {
     "executable": _PROGRAM, "shell": _PROGRAM, "cmd": _PROGRAM, "initialdir": _FOLDER, "initial_dir": _FOLDER,
     "job_iwd": _FOLDER, "iwd": _FOLDER, "output": _OUTPUT, "out": _OUTPUT, "stdout": _OUTPUT, "error": _OUTPUT,
     "err": _OUTPUT, "stderr": _OUTPUT, "dry_run": _ANSWER,
 }  # fmt: skip
+_PBS_WAITS = re.compile(r"block\s*=\s*[t1y]", re.IGNORECASE)
 _CONDOR_KEY = re.compile(r"\s*(?:\+|my\.)?(\w+)\s*=", re.IGNORECASE)
 
 
@@ -76,10 +77,8 @@ def why_option_refused(kind: str, line: str) -> str:
 
 
 def find_refused_worker_init_line(kind: str, text: str) -> tuple[str, str]:
-    """Return the first line of `worker_init` with an option that Stoker sets, and the reason for the refusal.
-
-    Slurm and PBS ignore options after the first command.
-    """
+    """Return the first line of `worker_init` with an option that Stoker sets, and why it is refused. (Slurm and PBS
+    ignore options after the first command.)"""
     for line in text.splitlines() if kind in MARKS else ():
         if line.startswith(MARKS[kind]) and (why := why_option_refused(kind, line)):
             return line, why
@@ -119,7 +118,8 @@ def _refusal_text(option: str, why: str) -> str:
 def _refused_options(kind: str, words: list[str]) -> Iterator[tuple[str, str]]:
     for number, word in enumerate(words):
         if kind in _WORDS:
-            option = _lsf_option(word) if kind == "lsf" else word
+            attached = [option for option in _LSF_ATTACHED if kind == "lsf" and word.startswith(option)]
+            option = max(attached, key=len, default=word)
             if option in _WORDS[kind]:
                 yield option, _WORDS[kind][option]
             if kind == "grid_engine" and words[number : number + 2] in (["-w", "v"], ["-w", "p"]):
@@ -130,28 +130,14 @@ def _refused_options(kind: str, words: list[str]) -> Iterator[tuple[str, str]]:
             # sbatch accepts a prefix of an option's name.
             yield from ((f"--{name}", why) for long, why in _SLURM_LONG.items() if name and long.startswith(name))
         elif word.startswith("-"):
-            yield from _refused_short_options(kind, word)
-            if kind == "pbs" and "W" in word[:2] and _waits("".join(words[number : number + 2])):
+            own: Mapping[str, str] = _SLURM_SHORT if kind == "slurm" else _PBS_SHORT
+            for letter in word[1:]:  # as in `-J`, `-Jname` or `-HJname`
+                if letter in own:
+                    yield f"-{letter}", own[letter]
+                if letter not in _FLAGS[kind]:
+                    break
+            if kind == "pbs" and "W" in word[:2] and _PBS_WAITS.search("".join(words[number : number + 2])):
                 yield "-W block", _ANSWER
-
-
-def _lsf_option(word: str) -> str:
-    """Return the option at the start of `word` if the word also contains the option's value, otherwise `word`."""
-    return max((option for option in _LSF_ATTACHED if word.startswith(option)), key=len, default=word)
-
-
-def _refused_short_options(kind: str, word: str) -> Iterator[tuple[str, str]]:
-    """Yield each refused option in a word such as `-J`, `-Jname` or `-HJname`, with the reason."""
-    own: Mapping[str, str] = _SLURM_SHORT if kind == "slurm" else _PBS_SHORT
-    for letter in word[1:]:
-        if letter in own:
-            yield f"-{letter}", own[letter]
-        if letter not in _FLAGS[kind]:
-            return
-
-
-def _waits(attributes: str) -> bool:
-    return re.search(r"block\s*=\s*[t1y]", attributes, re.IGNORECASE) is not None
 
 
 def _words(line: str) -> list[str]:
@@ -198,26 +184,15 @@ def _count_array_tasks(part: str) -> int:
 # ---- control characters: a line break would start a new line of a submit script
 
 
-_LINE_ENDS = ("\u2028", "\u2029")
-"""Unicode line separators, which some programs treat as line breaks."""
-
-
-def refuse_control_characters(settings: Any, *, of_several_lines: Iterable[str] = ()) -> None:
-    """Raise ValueError if a text in the struct `settings` contains a control character.
-
-    Fields named in `of_several_lines` may contain line breaks and tabs.
-    """
-    several = frozenset(of_several_lines)
+def refuse_control_characters(settings: Any, *, of_several_lines: Sequence[str] = ()) -> None:
+    """Raise ValueError if a text in the struct `settings` contains a control character. Fields named in
+    `of_several_lines` may contain line breaks and tabs."""
     for name in settings.__struct_fields__:
         value = getattr(settings, name)
-        allowed = "\n\t" if name in several else ""
+        allowed = "\n\t" if name in of_several_lines else ""
         for text in (value,) if isinstance(value, str) else value if isinstance(value, tuple) else ():
-            found = next((each for each in text if is_control_character(each) and each not in allowed), "")
+            kinds = ((each, unicodedata.category(each)) for each in text if each not in allowed)
+            found = next((each for each, kind in kinds if kind in ("Cc", "Cs", "Zl", "Zp")), "")
             if found:
                 what = "a line break" if found in "\r\n" else f"the control character U+{ord(found):04X}"
                 raise ValueError(f"{name} = {text!r} has {what} in it; remove it")
-
-
-def is_control_character(character: str) -> bool:
-    """Return True for control characters, line and paragraph separators, and surrogates."""
-    return character in _LINE_ENDS or unicodedata.category(character) in ("Cc", "Cs")

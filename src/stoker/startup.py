@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import signal
-import sys
 import threading
 from types import FrameType, ModuleType
 
@@ -12,12 +11,7 @@ RELEASE = "0.1.0"
 
 
 def import_deferring_interrupt(name: str) -> ModuleType:
-    """Import a module. The first Ctrl-C raises KeyboardInterrupt after the import, a second Ctrl-C at once.
-
-    If only parts of Parsl were imported (`stoker.manager.factory.parsl_parts`), the rest is imported first. Parsl's
-    modules have circular imports, which work only in Parsl's own order.
-    """
-    getattr(sys.modules.get("parsl"), "Config", None)
+    """Import a module. The first Ctrl-C raises KeyboardInterrupt after the import, a second Ctrl-C at once."""
     held = threading.current_thread() is threading.main_thread()
     if not held or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return importlib.import_module(name)

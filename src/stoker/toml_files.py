@@ -47,9 +47,8 @@ def setting_error(problem: str, *path: str, text: str, file: str) -> ConfigError
         text: The file's content.
         file: The file's name.
     """
-    line = line_of(path, text)
     table = f"[{'.'.join(path[:-1])}] " if path[:-1] else ""
-    return ConfigError(f"{file}: line {line}: {table}{problem}", file=file, line=line, key=path[-1])
+    return ConfigError.in_file(file, f"{table}{problem}", line=line_of(path, text), key=path[-1])
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -76,4 +75,4 @@ def refuse_unknown(table: Mapping[str, Any], known: Iterable[str], *, file: Path
     names = list(known)
     for key in table:
         if key not in names:
-            raise ConfigError(f"{file}: {where}: {key} is not a setting{nearest(key, names)}", file=str(file), key=key)
+            raise ConfigError.in_file(file, f"{where}: {key} is not a setting{nearest(key, names)}", key=key)

@@ -6,6 +6,7 @@ traceback of an unexpected exception in Stoker stays complete. `error.__tracebac
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import traceback
@@ -23,21 +24,18 @@ _APPS = os.path.join(_OURS, "apps") + os.sep
 
 
 def install_traceback_hooks() -> None:
-    if not isinstance(sys.excepthook, _Hook):
-        sys.excepthook = _Hook(sys.excepthook)
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        trim(error)
+        before(kind, error, error.__traceback__ if trace is not None else None)
+
+    if getattr(before, "__module__", "") != __name__:
+        sys.excepthook = hook
     get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)  # None while IPython is being imported
     shell = get_shell() if get_shell is not None else None
     if shell is not None and not shell.custom_exceptions:  # keep a user's own handler
         shell.set_custom_exc((Exception,), _show_notebook_traceback)
-
-
-class _Hook:
-    def __init__(self, before: Any) -> None:
-        self._before = before
-
-    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        trim(error)
-        self._before(kind, error, error.__traceback__ if trace is not None else None)
 
 
 def _show_notebook_traceback(
@@ -50,32 +48,26 @@ def _show_notebook_traceback(
 
 def user_traceback_lines(error: BaseException) -> list[str]:
     """Return the lines of a traceback from its first frame outside Stoker."""
-    frames = list(traceback.walk_tb(error.__traceback__))
-    begins = [
-        at for at, (frame, _) in enumerate(frames) if not frame.f_globals.get("__name__", "").startswith(_PACKAGE)
-    ]
-    if not begins:
+    frames = itertools.dropwhile(
+        lambda each: each[0].f_globals.get("__name__", "").startswith(_PACKAGE), traceback.walk_tb(error.__traceback__)
+    )
+    own = traceback.StackSummary.extract(frames)
+    if not own:
         return []
-    own = traceback.StackSummary.extract(iter(frames[begins[0] :]))
     return "".join([*traceback.format_list(own), *traceback.format_exception_only(error)]).rstrip().splitlines()
 
 
 def trim(error: BaseException) -> None:
     """Remove Stoker's frames from the tracebacks of a user's error and of its causes."""
-    for each in _chain(error):
-        if _is_user_error(each):
-            each.__traceback__ = _keep_user_frames(each.__traceback__)
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
     seen: set[int] = set()
     left: list[BaseException | None] = [error]
     while left:
         each = left.pop()
         if each is not None and id(each) not in seen:
             seen.add(id(each))
-            yield each
             left += [each.__cause__, None if each.__suppress_context__ else each.__context__]
+            if _is_user_error(each):
+                each.__traceback__ = _keep_user_frames(each.__traceback__)
 
 
 def _is_user_error(error: BaseException) -> bool:
@@ -88,7 +80,9 @@ def _is_user_error(error: BaseException) -> bool:
 
 
 def _keep_user_frames(trace: TracebackType | None) -> TracebackType | None:
-    frames = [each for each in _frames(trace) if not _is_ours(each) and not _is_parsl_frame(each)]
+    parsl = sys.modules.get("parsl")
+    theirs = os.path.dirname(str(parsl.__file__)) + os.sep if parsl is not None else "\0"
+    frames = [each for each in _frames(trace) if not _is_ours(each) and not _file_of(each).startswith(theirs)]
     kept: TracebackType | None = None
     for each in reversed(frames):
         kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
@@ -104,11 +98,6 @@ def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:
 def _is_ours(trace: TracebackType) -> bool:
     file = _file_of(trace)
     return file.startswith(_OURS) and not file.startswith(_APPS)
-
-
-def _is_parsl_frame(trace: TracebackType) -> bool:
-    parsl = sys.modules.get("parsl")
-    return parsl is not None and _file_of(trace).startswith(os.path.dirname(str(parsl.__file__)) + os.sep)
 
 
 def _file_of(trace: TracebackType) -> str:

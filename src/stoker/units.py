@@ -34,12 +34,7 @@ def parse_bytes(text: str | int | float) -> int:
         UnitError: The size is invalid, or lacks its unit.
     """
     if isinstance(text, int | float) and not isinstance(text, bool):
-        if text < 0:
-            raise UnitError(f"{text} is not a size: it is negative")
-        if not math.isfinite(text):
-            raise UnitError(f'{text} is not a size; write a number and a unit, "4 GB"')
-        if text:
-            raise without_unit(str(text), number=_plain(text), what="size")
+        _refuse_number(text, "size")
         return 0
     found = _NUMBER.fullmatch(str(text).rstrip())
     if found and not found[2] and float(found[1]):
@@ -59,10 +54,7 @@ def parse_rate(text: str | int | float) -> float:
         UnitError: The rate is invalid, or lacks its unit.
     """
     if isinstance(text, int | float) and not isinstance(text, bool):
-        if not 0 <= text < math.inf:
-            raise UnitError(f"{text} is not a rate")
-        if text:
-            raise without_unit(str(text), number=_plain(text), what="rate")
+        _refuse_number(text, "rate")
         return 0.0
     if str(text).strip() == "unlimited":
         return math.inf
@@ -84,10 +76,8 @@ def parse_seconds(text: str | int | float) -> float:
         UnitError: The duration is invalid, or lacks its unit.
     """
     if isinstance(text, int | float) and not isinstance(text, bool):
-        if text < 0:
-            raise UnitError(f"{text} is not a duration: it is negative")
-        if math.isnan(text):
-            raise UnitError(f"{text} is not a duration: write a number of seconds")
+        if not text >= 0:  # also for NaN
+            raise UnitError(f"{text} is not a duration: write a number of seconds, 0 or more")
         return float(text)
     rest, total = str(text).rstrip(), 0.0
     while rest:
@@ -120,8 +110,12 @@ def without_unit(text: str, *, number: str, what: str = "duration") -> UnitError
     return UnitError(f"{text} is not a {what}: the unit of {number} is missing; write {write}")
 
 
-def _plain(number: float) -> str:
-    return str(int(number)) if number == int(number) else str(number)
+def _refuse_number(number: float, what: str) -> None:
+    """Raise UnitError for a number without a unit, except 0."""
+    if not 0 <= number < math.inf:
+        raise UnitError(f"{number} is not a {what}: write a number, 0 or more, and a unit")
+    if number:
+        raise without_unit(str(number), number=f"{number:.15g}", what=what)
 
 
 def show_bytes(size: float) -> str:
@@ -145,14 +139,10 @@ def show_seconds(seconds: float) -> str:
     """
     if seconds == math.inf:
         return "unlimited"
-    if seconds < 0.0095:
-        return f"{seconds * 1e3:.1f} ms"
     if seconds < 0.0995:
-        return f"{seconds * 1e3:.0f} ms"
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
+        return f"{seconds * 1e3:.{int(seconds < 0.0095)}f} ms"
     if seconds < 59.5:
-        return f"{seconds:.0f} s"
+        return f"{seconds:.{int(seconds < 9.95)}f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes} min {rest} s" if rest else f"{minutes} min"
@@ -221,9 +211,6 @@ def first_words(text: str) -> str:
     first, _, rest = text.partition("\n")
     second = rest.partition("\n")[0].strip()
     return f"{first} {second}" if second and first.endswith(":") else first
-
-
-# ---- bounds
 
 
 MOST_S = 1e10

@@ -1,7 +1,7 @@
 """Write or append data completely or not at all. The pilot's starter needs this module without other packages.
 
-A writer creates a temporary file (the draft) in the same folder, and renames the draft to the final name. After an
-error the writer removes the draft. A killed writer leaves its draft, whose name starts with a dot.
+A writer creates a draft in the same folder and renames it to the final name. A killed writer leaves its draft, whose
+name starts with a dot.
 """
 
 from __future__ import annotations
@@ -13,20 +13,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _NAME_CHARACTERS = 200
-"""Maximum number of characters of the file name in a draft's name. Most file systems allow names of 255 bytes."""
+"""Characters of the file name in a draft's name. Most file systems allow names of 255 bytes."""
 
 
 @contextmanager
 def draft_of(path: Path, *, draft: Path | None = None, sync: bool = False) -> Iterator[Path]:
-    """Yield a path for a draft, and rename the draft to `path` if the block succeeds. Raises OSError.
-
-    `draft`: a fixed draft path, if the file has one writer at a time. `sync`: True to survive a crash of the host.
-    """
+    """Yield a path for a draft, and rename it to `path` if the block succeeds. `draft`: a fixed draft path, if the file
+    has one writer at a time. `sync`: True to survive a crash of the host."""
     place = draft or path.with_name(f".{secrets.token_hex(4)}.{path.name[-_NAME_CHARACTERS:]}")
     try:
         yield place
         if sync:
-            sync_file(place)
+            with place.open("rb") as file:
+                os.fsync(file.fileno())
         place.replace(path)
     finally:
         with suppress(OSError):
@@ -60,14 +59,6 @@ def append_or_truncate(file: int, data: bytes, *, at: int) -> None:
         with suppress(OSError):
             os.ftruncate(file, at)
         raise
-
-
-def sync_file(path: Path) -> None:
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
 
 
 def sync_folder(folder: Path) -> None:

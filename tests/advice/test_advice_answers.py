@@ -207,7 +207,7 @@ def test_language_model_of_the_site_fills_in_missing_facts(
     endpoint.answer = lambda request, number: 'Final Answer: {"model": "bert-base", "task": "score"}'
     site(session, endpoint.url, key_variable="MY_KEY", tokens=20_000, time_limit="5 s")
     model = model_of(session)
-    assert (model.model, model.key_variable, model.token_budget, model.time_limit_s) == ("fake", "MY_KEY", 20_000, 5.0)
+    assert (model.model, model.key_variable, model.tokens, model.time_limit_s) == ("fake", "MY_KEY", 20_000, 5.0)
     recipe, _ = program("mine")
     advisor = Advisor(session, endpoint=ModelEndpoint(model))
     ask_context(advisor, recipe)

@@ -8,7 +8,6 @@ from advice.fake_endpoint import FakeEndpoint
 from stoker.manager.advice.endpoint import (
     Conversation,
     EndpointError,
-    LanguageModel,
     ModelEndpoint,
     parse_first_json_object,
 )
@@ -24,7 +23,7 @@ SCHEMA = {"type": "object"}
 def test_all_conversations_of_a_session_share_its_token_budget(endpoint: FakeEndpoint):
     endpoint.answer = lambda request, number: "{}"
     endpoint.tokens = 400
-    asking = ModelEndpoint(LanguageModel(endpoint.url, "fake", session_budget=1_000))
+    asking = ModelEndpoint(Advice(endpoint.url, "fake", session_tokens=1_000))
     assert [asking.ask("Say it.", "?", schema=SCHEMA) for _ in range(3)] == [{}, {}, {}]
     with pytest.raises(EndpointError, match="session's budget of 1,000 tokens is spent"):
         asking.ask("Say it.", "?", schema=SCHEMA)
@@ -40,7 +39,7 @@ def test_schema_is_not_sent_again_after_the_endpoint_rejects_it(endpoint: FakeEn
         return '{"a": 1}'
 
     endpoint.answer = answer
-    asking = ModelEndpoint(LanguageModel(endpoint.url, "fake"))
+    asking = ModelEndpoint(Advice(endpoint.url, "fake"))
     assert asking.ask("Say it.", "?", schema=SCHEMA) == asking.ask("Say it.", "?", schema=SCHEMA) == {"a": 1}
     assert ["response_format" in each for each in endpoint.asked] == [True, False, False]
 
@@ -49,7 +48,7 @@ def test_answer_without_a_json_object_is_an_error(endpoint: FakeEndpoint):
     for text in ("no braces", "{not JSON", "[1]"):
         endpoint.answer = lambda request, number, text=text: text
         with pytest.raises(EndpointError, match="not a JSON object"):
-            ModelEndpoint(LanguageModel(endpoint.url, "fake")).ask("Say it.", "?", schema=SCHEMA)
+            ModelEndpoint(Advice(endpoint.url, "fake")).ask("Say it.", "?", schema=SCHEMA)
     assert parse_first_json_object('Sure: ```json\n{"a": {"b": 2}}\n``` as you wished {') == {"a": {"b": 2}}
 
 
@@ -63,7 +62,7 @@ def site(url: str, **settings: str) -> Site:
 def test_doctor_reports_whether_the_endpoint_has_the_model(endpoint: FakeEndpoint):
     assert list(check_advice_endpoint(Site())) == []
     (well,) = check_advice_endpoint(site(endpoint.url))
-    assert (well.level, well.text) == (Level.OK, f"site lab: advice may ask fake at {endpoint.url}")
+    assert (well.level, well.text) == (Level.OK, f"advice may ask fake at {endpoint.url}")
     (other,) = check_advice_endpoint(site(endpoint.url, model="large"))
     assert (other.level, other.fix) == (Level.WARN, "fix [advice] model: the endpoint serves fake")
 

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from advice.fake_endpoint import KILLED, FakeEndpoint
 
-from stoker.manager.advice.endpoint import LanguageModel, ModelEndpoint
+from stoker.manager.advice.endpoint import ModelEndpoint
 from stoker.manager.advice.judging import diagnose_failed_call
 from stoker.manager.advice.logs import Fault, FaultKind, Located, LogLine, classify, locate
 from stoker.manager.advice.logs.opinion import ALONE, BY_MODEL, DOUBTED, excerpt_for_model, second_opinion
 from stoker.manager.policies.reactions import SURE
+from stoker.site import Advice
 
 pytest.importorskip("httpx", reason="the endpoint is asked through httpx")
 
@@ -32,7 +33,7 @@ def doubted() -> tuple[Located, Fault]:
 
 def asked(endpoint: FakeEndpoint, **settings: Any) -> Fault:
     located, fault = doubted()
-    model = LanguageModel(**{"url": endpoint.url, "model": "fake", "time_limit_s": 5.0, **settings})
+    model = Advice(**{"url": endpoint.url, "model": "fake", "time_limit_s": 5.0, **settings})
     return second_opinion(located, fault, ModelEndpoint(model))
 
 
@@ -87,7 +88,7 @@ def test_verdict_is_unchanged_if_the_language_model_fails(endpoint: FakeEndpoint
     assert asked(endpoint, time_limit_s=0.3) == doubted()[1]
     assert asked(endpoint, url="http://127.0.0.1:9/v1") == doubted()[1]
     count = len(endpoint.asked)
-    assert asked(endpoint, session_budget=10) == doubted()[1]
+    assert asked(endpoint, session_tokens=10) == doubted()[1]
     assert len(endpoint.asked) == count
 
 

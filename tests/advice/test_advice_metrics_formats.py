@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from advice.fake_endpoint import FakeEndpoint
 
-from stoker.manager.advice.endpoint import LanguageModel, ModelEndpoint
+from stoker.manager.advice.endpoint import ModelEndpoint
 from stoker.manager.advice.metrics import FollowedLog, LineFormats, LoggedProgress, read_metrics
+from stoker.site import Advice
 
 pytest.importorskip("httpx", reason="the endpoint is asked through httpx")
 
@@ -35,7 +36,7 @@ def answers(**metrics: str) -> Callable[[dict[str, Any], int], str]:
 
 
 def model(endpoint: FakeEndpoint, **settings: Any) -> ModelEndpoint:
-    return ModelEndpoint(LanguageModel(**{"url": endpoint.url, "model": "fake", "time_limit_s": 5.0, **settings}))
+    return ModelEndpoint(Advice(**{"url": endpoint.url, "model": "fake", "time_limit_s": 5.0, **settings}))
 
 
 def tracked(path: Path, formats: LineFormats, asking: ModelEndpoint, *, looks: int = 1) -> LoggedProgress | None:
@@ -99,7 +100,7 @@ def test_language_model_answer_that_contradicts_the_log_is_ignored(
 
 def test_spent_session_budget_stops_questions_to_the_model(endpoint: FakeEndpoint, log: Path, tmp_path: Path):
     endpoint.answer, endpoint.tokens = answers(**ANSWER), 5_000
-    asking = model(endpoint, session_budget=5_000)
+    asking = model(endpoint, session_tokens=5_000)
     assert tracked(log, LineFormats(), asking) is not None
     other = tmp_path / "other.log"
     other.write_text(log.read_text().replace("penalty", "regret"))

@@ -29,12 +29,7 @@ def test_progress_bar_gives_progress_rate_and_time_left():
     assert (found.done, found.total, found.unit, found.whole) == (100, 200, "step", True)
     assert found.rate_per_s == 4.0
     assert found.seconds_left == pytest.approx(25.0)
-    assert found.least_left_s is not None
-    assert found.most_left_s is not None
-    assert found.least_left_s < 25.0 < found.most_left_s
     assert found.loss == 1.5
-    assert found.loss_change is not None
-    assert found.loss_change < 0
 
 
 @pytest.mark.parametrize("form", sorted(FORMATS))
@@ -110,7 +105,6 @@ def test_timestamps_of_lines_give_a_rate_across_midnight():
     ]
     found = track(f"{at} step {k}/500 loss 1.0" for k, at in enumerate(clock))
     assert found.steps_per_s == pytest.approx(0.5)
-    assert found.rate_from == "the times of lines"
 
 
 def test_two_reads_give_a_rate_for_a_log_without_timestamps():
@@ -132,7 +126,7 @@ def test_missing_metrics_have_a_reason():
 
 def test_slowdown_is_the_lost_share_of_the_earlier_rate():
     before, slower = (track(bar(done, 200, rate=rate) for done in range(1, 40)) for rate in (4.0, 2.5))
-    assert slowdown(before, slower).share == pytest.approx(0.375)
+    assert slowdown(before, slower) == pytest.approx(0.375)
     assert slowdown(None, slower) is None
     assert slowdown(before, None) is None
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from stoker.manager.advice.source import reading
 from stoker.manager.advice.source.extractor import SourceText, extract_facts
 from stoker.manager.advice.source.facts import ARGUMENT, FIELDS, UNKNOWN, WorkloadFacts
-from stoker.manager.advice.source.reading import ReadingLimits
 
 
 def facts(text: str, *, function: str = "", **options: Any) -> WorkloadFacts:
@@ -173,9 +173,10 @@ def test_unreadable_source_has_no_facts_and_a_reason(text: str, why: str):
     assert all(any(part in reason for part in why.split("|")) for reason in found.absent.values())
 
 
-def test_source_over_the_limits_keeps_its_first_facts():
+def test_source_over_the_limits_keeps_its_first_facts(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(reading, "MOST_NODES", 500)
     text = "DataLoader(d, batch_size=8)\n" + "f(1)\n" * 1000 + "for epoch in range(3): pass\n"
-    found = facts(text, limits=ReadingLimits(nodes=500))
+    found = facts(text)
     assert values(found) == {"batch_size": 8}
     assert "more than 500 expressions" in found.notes[0]
 

@@ -11,10 +11,11 @@ import msgspec
 import pytest
 from advice.fake_endpoint import DRIP, FakeEndpoint
 
-from stoker.manager.advice.endpoint import LanguageModel, ModelEndpoint
+from stoker.manager.advice.endpoint import ModelEndpoint
 from stoker.manager.advice.source.agent import add_facts_from_model
 from stoker.manager.advice.source.extractor import SourceText, extract_facts
 from stoker.manager.advice.source.facts import WorkloadFacts
+from stoker.site import Advice
 
 pytest.importorskip("httpx", reason="the endpoint is asked through httpx")
 
@@ -35,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 def asked(endpoint: FakeEndpoint, folder: Path, **settings: Any) -> tuple[WorkloadFacts, WorkloadFacts]:
     source = SourceText(MAIN, file=str(folder / "train.py"))
     facts = extract_facts(source, folders=[folder])
-    model = LanguageModel(**{"url": endpoint.url, "model": "fake", "time_limit_s": 5.0, **settings})
+    model = Advice(**{"url": endpoint.url, "model": "fake", "time_limit_s": 5.0, **settings})
     return facts, add_facts_from_model(source, facts, folders=[folder], model=ModelEndpoint(model))
 
 
@@ -121,7 +122,7 @@ def test_facts_are_unchanged_if_the_language_model_misbehaves(endpoint: FakeEndp
 
 def test_conversation_with_the_model_stops_at_its_token_budget(endpoint: FakeEndpoint, folder: Path):
     says(ENDLESS_TOOLS)(endpoint)
-    _, after = asked(endpoint, folder, token_budget=1_500, turns=100)
+    _, after = asked(endpoint, folder, tokens=1_500)
     assert "budget of 1,500 tokens is spent" in after.notes[-1]
     assert len(endpoint.asked) < 10
 
@@ -136,4 +137,4 @@ def test_api_key_is_read_from_the_environment(endpoint: FakeEndpoint, folder: Pa
     monkeypatch.setenv("THE_KEY", "k-123")
     _, after = asked(endpoint, folder, key_variable="THE_KEY")
     assert after.notes == ()
-    assert "k-123" not in repr(LanguageModel("u", "m", key_variable="THE_KEY"))
+    assert "k-123" not in repr(Advice("http://u", "m", key_variable="THE_KEY"))

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from stoker.manager.advice.source import reading
 from stoker.manager.advice.source.extractor import SourceText, extract_facts
 from stoker.manager.advice.source.facts import UNKNOWN, WorkloadFacts
-from stoker.manager.advice.source.reading import ReadingLimits
 
 
 def project(folder: Path, files: Mapping[str, str]) -> Path:
@@ -171,15 +171,17 @@ def test_installed_packages_inside_the_folders_are_not_followed(tmp_path: Path):
     assert extract_facts(source, folders=[folder]).model.value == UNKNOWN
 
 
-def test_number_of_files_and_import_depth_are_bounded(tmp_path: Path):
+def test_number_of_files_and_import_depth_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     chain = {f"m{n}.py": f"import m{n + 1}\ndef go(): m{n + 1}.go()\n" for n in range(12)}
     last = {"m12.py": "def go(): f(batch_size=4)\n"}
     folder = project(tmp_path, {"train.py": "import m0\nm0.go()\n", **chain, **last})
     assert facts_of(folder).batch_size is None, "calls are followed to a depth of eight"
-    assert facts_of(folder, limits=ReadingLimits(depth=20)).batch_size is not None
-    found = facts_of(folder, limits=ReadingLimits(depth=20, files=5))
-    assert "5 files were read already" in found.absent["batch_size"]
-    found = facts_of(folder, limits=ReadingLimits(depth=20, total_bytes=100))
+    monkeypatch.setattr(reading, "DEEPEST_CALLS", 20)
+    assert facts_of(folder).batch_size is not None
+    monkeypatch.setattr(reading, "MOST_FILES", 5)
+    assert "5 files were read already" in facts_of(folder).absent["batch_size"]
+    monkeypatch.setattr(reading, "MOST_BYTES", 100)
+    found = facts_of(folder)
     assert "were read already" in found.absent["batch_size"]
 
 

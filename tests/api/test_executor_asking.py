@@ -20,9 +20,8 @@ from stoker import errors
 from stoker.contexts import payloads
 from stoker.contexts.recipe import ObjectRef
 from stoker.manager.executor import blocks, executor, failures
-from stoker.manager.executor.options import SpecificationError, parse_call_specification, read_parsl_spec
-from stoker.manager.executor.packing import FunctionCache, bare, pack_arguments
-from stoker.manager.executor.prepared import AppWants, Preparer
+from stoker.manager.executor.options import SpecificationError, Wants, parse_call_specification, read_parsl_spec
+from stoker.manager.executor.prepared import AppWants, Preparer, bare, inline_or_store_arguments
 from stoker.manager.executor.session_files import LargeArguments
 from stoker.protocol.calls import CallEnd, Failure, FailureKind, Features, Printed
 
@@ -148,7 +147,7 @@ def test_equal_parsl_specifications_share_a_context_recipe():
 
 
 def test_pickled_function_is_cached_until_the_function_is_freed():
-    cache = FunctionCache()
+    preparer, plain = Preparer(), Wants()
 
     def made():
         def local(x):
@@ -156,15 +155,17 @@ def test_pickled_function_is_cached_until_the_function_is_freed():
 
         return local
 
+    def blob(function, *, takes_context=False):
+        return preparer.function(function).blob(function, Wants(takes_context=takes_context))
+
     local = made()
-    first = cache.blob(local, takes_context=False)
-    assert cache.blob(local, takes_context=False) is first
-    assert cache.blob(local, takes_context=True).key != first.key
-    assert cache.blob(made(), takes_context=False).key == first.key, "an equal function has the same key"
+    first = blob(local)
+    assert blob(local) is first
+    assert blob(local, takes_context=True).key != first.key
+    assert blob(made()).key == first.key, "an equal function has the same key"
     assert payloads.loads(first.blob)[0](7) == 7
-    preparer = Preparer()
     prepared = preparer.function(local)
-    prepared.submission(local, preparer.wants({}))
+    prepared.submission(local, plain)
     gone = weakref.ref(local)
     del local, prepared
     gc.collect()
@@ -217,11 +218,12 @@ def test_function_is_sent_again_if_a_used_value_changed(before, after):
 
 def test_changed_function_is_reported_with_and_without_a_context():
     replaced = []
-    cache = FunctionCache(on_replaced=lambda old, new: replaced.append((old, new)))
+    preparer = Preparer(on_replaced=lambda old, new: replaced.append((old, new)))
     names = _in_a_namespace("rows = [1]\ndef use():\n    return rows\n")
-    before = [cache.blob(names["use"], takes_context=way).key for way in (True, False)]
+    prepared, ways = preparer.function(names["use"]), [Wants(takes_context=way) for way in (True, False)]
+    before = [prepared.blob(names["use"], wants).key for wants in ways]
     names["rows"].append(2)
-    after = [cache.blob(names["use"], takes_context=way).key for way in (True, False)]
+    after = [prepared.blob(names["use"], wants).key for wants in ways]
     assert replaced == list(zip(before, after, strict=True))
 
 
@@ -294,12 +296,15 @@ def test_only_parsls_own_wrapper_is_removed():
 def test_unpicklable_value_is_named():
     lock = __import__("threading").Lock()
     with pytest.raises(errors.SerializationError, match=r"double: .*lock"):
-        pack_arguments((1, lock), {}, name="double", large=None)
+        Preparer().function(double).dumps((1, lock), {}, by_name=frozenset())
     with pytest.raises(errors.SerializationError, match=r"function .*lambda"):
-        FunctionCache().blob(lambda: lock, takes_context=False)
+        _key(Preparer(), lambda: lock)
 
 
 def test_last_call_that_uses_large_arguments_removes_their_file(tmp_path):
+    def pack_arguments(args, kwargs, *, name, large):
+        return inline_or_store_arguments(payloads.dumps_arguments((args, kwargs)), name=name, large=large)
+
     store = LargeArguments(tmp_path)
     data = os.urandom(1_200_000)
     small = pack_arguments(("x",), {}, name="f", large=store)
@@ -411,13 +416,11 @@ def test_garbage_collection_thresholds_are_raised_during_a_session():
     before = gc.get_threshold()
     try:
         gc.set_threshold(701, 11, 12)
+        assert executor.raise_gc_thresholds() == (701, 11, 12)
+        assert gc.get_threshold() == executor.GC_THRESHOLDS
+        gc.set_threshold(60_000)
         executor.raise_gc_thresholds()
-        executor.raise_gc_thresholds()
-        assert gc.get_threshold() == executor.THRESHOLDS
-        executor.restore_gc_thresholds()
-        assert gc.get_threshold() == executor.THRESHOLDS
-        executor.restore_gc_thresholds()
-        assert gc.get_threshold() == (701, 11, 12)
+        assert gc.get_threshold()[0] == 60_000, "a higher threshold is kept"
     finally:
         gc.set_threshold(*before)
 

@@ -105,8 +105,8 @@ def test_late_option_without_a_deadline_is_refused() -> None:
 
 def test_string_given_for_a_list_option_counts_as_one_name() -> None:
     named = stoker.app(executors="gpus", cache=True, ignore_for_cache="mark")(echo)
-    assert (named._labels, named.ignore_for_cache) == (["gpus"], ["mark"])
-    assert stoker.app(executors="all")(echo)._labels is None
+    assert (named.labels, named.ignore_for_cache) == (["gpus"], ["mark"])
+    assert stoker.app(executors="all")(echo).labels is None
     with pytest.raises(ConfigError, match="executors: the list is empty"):
         stoker.app(executors=[])
     with pytest.raises(ConfigError, match="ignore_for_cache: 3 is not a list of names"):

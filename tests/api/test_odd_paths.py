@@ -55,9 +55,10 @@ def test_non_utf_8_folder_of_modules_is_refused(odd: Path, tmp_path: Path, monke
         new_sessions.python_path()
 
 
-def test_non_utf_8_scratch_folder_is_refused(odd: Path) -> None:
+def test_non_utf_8_scratch_folder_is_refused(odd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_SCRATCH", str(odd))
     with pytest.raises(SessionError, match=r"scratch folder.*not valid UTF-8.*STOKER_SCRATCH"):
-        base_folder(environ={"STOKER_SCRATCH": str(odd)})
+        base_folder()
     assert list(odd.iterdir()) == []
 
 

@@ -16,6 +16,7 @@ import stoker
 from stoker.contexts.factory import recipe_of
 from stoker.contexts.recipe import ContextOptions
 from stoker.errors import ConfigError, RecipeError, StokerError
+from stoker.manager.executor.apps import OPTIONS
 from stoker.manager.executor.options import KEYS, parse_call_specification
 from stoker.manager.executor.session import Session
 from stoker.site import Policy, ProvisioningName, Site
@@ -189,7 +190,7 @@ def parameters(function: Callable[..., Any]) -> set[str]:
 @pytest.mark.parametrize(
     ("table", "real"),
     [
-        (APP, parameters(stoker.app) - {"function"}),
+        (APP, set(OPTIONS)),
         (CONTEXT, parameters(ContextOptions)),
         (MAP, parameters(stoker.map)),
         (EXECUTOR, parameters(stoker.StokerExecutor)),

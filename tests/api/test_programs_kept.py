@@ -18,7 +18,7 @@ import stoker
 from stoker.contexts import payloads
 from stoker.contexts.digest import digest_of_item
 from stoker.errors import ConfigError, StokerError
-from stoker.manager.executor.kept_file import KeptHeader, open_and_lock_kept_file, record
+from stoker.manager.executor.kept_file import KeptFile, KeptHeader, record
 
 LOAD = {"progress": False}
 
@@ -268,7 +268,7 @@ def key(number):
 
 
 def written(path, results, *, start=0):
-    file = open_and_lock_kept_file(path)
+    file = KeptFile(path)
     if file.header is None:
         file.begin(HEADER)
     file.append([record(key(start + at), start + at, payloads.dumps(each)) for at, each in enumerate(results)])
@@ -300,7 +300,7 @@ def test_incomplete_last_line_is_removed(kept, torn):
     whole = kept.read_bytes()
     kept.write_bytes(whole[:-torn])
     assert list(stoker.kept(kept)) == ["x" * 200], "a reader skips the line"
-    file = open_and_lock_kept_file(kept)
+    file = KeptFile(kept)
     assert file.find(key(0)) is not None
     assert file.find(key(1)) is None
     file.append([record(key(1), 1, payloads.dumps("y" * 200))])
@@ -313,7 +313,7 @@ def test_item_of_a_damaged_record_runs_again(kept):
     whole = lines(kept)
     damaged = [whole[0], whole[1].replace(b"xxx", b"xax", 1), b"\0" * 100 + whole[2], whole[3]]
     kept.write_bytes(b"".join(damaged))
-    file = open_and_lock_kept_file(kept)
+    file = KeptFile(kept)
     assert file.damaged == 1, "the line of zeros"
     assert [file.find(key(each)) is not None for each in range(3)] == [False, False, True]
     file.close()
@@ -330,7 +330,7 @@ def test_incomplete_header_is_rewritten_and_damaged_one_is_refused(kept):
     damaged = kept.read_bytes().replace(b'"function":', b'"function";', 1)
     kept.write_bytes(damaged)
     with pytest.raises(ConfigError, match="the first line is damaged"):
-        open_and_lock_kept_file(kept)
+        KeptFile(kept)
     assert kept.read_bytes() == damaged
 
 

@@ -15,7 +15,7 @@ from tiny_model import write_tiny_model
 import stoker
 from stoker.contexts.inference.adapter import TokenCache
 from stoker.errors import CallDroppedError
-from stoker.manager.executor.apps import AppWants, StokerApp
+from stoker.manager.executor.apps import StokerApp
 from stoker.manager.executor.options import parse_call_specification
 from stoker.protocol.to_client import Status
 
@@ -113,9 +113,8 @@ def test_pilot_refuses_a_request_that_would_miss_its_latency_limit(
     assert all(model.needs.token_bytes for model in models.values())
 
     def ask(name: str, *words: Any, function: Callable[..., Any] = write_text, **wishes: Any) -> Any:
-        wants = AppWants(parse_call_specification({"context": models[name], **wishes}, takes_context=True))
-        others: dict[str, Any] = dict.fromkeys(("batch_size", "ignore_for_cache", "executors"))
-        return StokerApp(function, specification=wants, cache=False, **others)(*words)
+        wants = parse_call_specification({"context": models[name], **wishes}, takes_context=True)
+        return StokerApp(function, wants, {})(*words)
 
     # All prompts have one length and are read alone. A tiny model reads 200 tokens about as fast as 10 tokens, so
     # measurements of two lengths could give a forecast below a second for 200,000 tokens.

@@ -47,7 +47,7 @@ def test_options_are_keyword_only():
     assert positional == {
         "load": ["site", "options"],
         "map": ["function", "items"],
-        "app": ["function", "unknown"],
+        "app": ["function", "options"],
         "StokerExecutor": ["site", "label", "provider"],
     }
 

@@ -12,7 +12,7 @@ from stoker.tuning.bank.build import ensure_bank
 from stoker.tuning.bank.candidates import Candidate, key_of
 from stoker.tuning.bank.store import open_bank
 
-OF = {"model": "model-a", "reading": "letters"}
+OF = {"model": "model-a"}
 
 INSERT = """
 import sys
@@ -23,7 +23,7 @@ from stoker.tuning.bank.candidates import Candidate
 from stoker.tuning.bank.store import open_bank
 
 folder, name, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-bank = open_bank(folder, model="model-a", reading="letters")
+bank = open_bank(folder, model="model-a")
 print("open", flush=True)
 sys.stdin.readline()
 for number in range(count):
@@ -46,7 +46,7 @@ def read(texts):
     return np.array([[int(text) % 11, int(text) % 7] for text in texts], dtype=np.float32)
 
 prompts = [Candidate(text=str(number)) for number in range(640)]
-bank = ensure_bank(Path(sys.argv[1]), prompts, model="model-a", reading="letters", read=read, k=5)
+bank = ensure_bank(Path(sys.argv[1]), prompts, model="model-a", read=read, k=5)
 print("bank", len(bank.layers), flush=True)
 """
 

@@ -8,13 +8,13 @@ from stoker.apps.batch_inference.request_file import check_file
 from stoker.apps.batch_inference.results import (
     KEY,
     count_totals,
-    first_errors,
+    error_lines,
     make_call_failed_error,
     make_record,
-    write_errors,
     write_responses,
 )
 from stoker.apps.batch_inference.run import convert_error_unless_fatal
+from stoker.apps.common.batch_state import write_lines
 from stoker.apps.common.openai_answers import Choice
 from stoker.apps.common.openai_requests import ApiError, Endpoint
 from stoker.errors import CallTimeoutError, ContextError, PoisonCallError, SessionError
@@ -52,11 +52,16 @@ def test_answers_and_errors_come_in_the_order_of_the_requests(tmp_path, checked,
     totals, failed = count_totals(log), {"d": ApiError("line 5: lost", status=500)}
     assert (totals.answered, totals.prompt_tokens, totals.completion_tokens, totals.refused) == (2, 6, 4, {"b"})
     write_responses(tmp_path / "out", checked, log, totals)
-    write_errors(tmp_path / "err", checked, log, totals, failed)
+    lines = error_lines(checked, log, totals, failed)
+    write_lines(tmp_path / "err", lines)
     assert [line["custom_id"] for line in read(tmp_path / "out")] == ["a", "c"]
     assert [line["custom_id"] for line in read(tmp_path / "err")] == ["wrong", "b", "d"]
     assert [line["response"]["status_code"] for line in read(tmp_path / "err")] == [400, 400, 500]
-    assert first_errors(checked, log, totals, failed, most=2) == ["line 2: method must be POST", "too long"]
+    messages = [line["response"]["body"]["error"]["message"] for line in lines]
+    assert messages[:2] == [
+        "line 2: method must be POST",
+        "too long",
+    ]
 
 
 def test_no_character_of_an_answer_breaks_its_output_line(tmp_path, checked):

@@ -135,7 +135,7 @@ def test_sweep_continues_without_rows_that_its_model_refuses(tmp_path, tiny, up)
 
     options = ["--sweep", "sweep.toml", "--out", "run", "--format", "jsonl"]
     out = stoker(tmp_path, "run", "inference_sweep", *options, *up.joined, code=1)
-    assert "failed: 2 of 5 results have no output; the column `error` says why" in out
+    assert "failed: 2 of 5 inferences have no output; the column `error` says why" in out
     assert "rows.jsonl: line 2: row 1 with one, bare, max_new_tokens 2, temperature 0.0: the prompt is empty" in out
     assert out.splitlines()[-1] == "  try them again:  stoker run inference_sweep --resume run"
     made = read_lines(tmp_path / "run" / "results.jsonl")

@@ -21,7 +21,7 @@ from openai.types.chat import (
 
 from stoker.apps.batch_inference.options import ModelPaths
 from stoker.apps.batch_inference.request_file import RefusedLine, check_file, parse_request_line
-from stoker.apps.common.openai_answers import Choice, chat_body, completion_body
+from stoker.apps.common.openai_answers import Choice, answer_body
 from stoker.apps.common.openai_requests import (
     ENGINE_FIELDS,
     HONOURED,
@@ -80,7 +80,7 @@ def test_request_field_has_only_one_classification():
 
 @BOTH
 def test_openai_response_message_is_accepted_in_a_later_request(read):
-    own = chat_body([Choice("Hi", "stop", 3, 1)], name="n", model="m", created=1)
+    own = answer_body(Endpoint.CHAT, [Choice("Hi", "stop", 3, 1)], name="n", model="m", created=1)
     openais = {
         "id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": "gpt", "service_tier": "default",
         "choices": [
@@ -97,7 +97,7 @@ def test_openai_response_message_is_accepted_in_a_later_request(read):
             found = read(Endpoint.CHAT, {"model": "m", "messages": [QUESTION, dumped, QUESTION]})
             assert found.messages[1] == ChatMessage("assistant", "Hi")
     answer = Completion.model_validate(
-        completion_body([Choice(" hi", "stop", 3, 1)], name="n", model="m", created=1)
+        answer_body(Endpoint.COMPLETIONS, [Choice(" hi", "stop", 3, 1)], name="n", model="m", created=1)
     ).model_dump()
     again = read(Endpoint.COMPLETIONS, {"model": "m", "prompt": "Say" + answer["choices"][0]["text"], "suffix": None})
     assert again.texts == ("Say hi",)

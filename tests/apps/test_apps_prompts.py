@@ -1,6 +1,14 @@
 import pytest
 
-from stoker.apps.fact_verification.options import SHIPPED, SHIPPED_EVIDENCE, Claim, Label, PromptTemplate, read_prompts
+from stoker.apps.fact_verification.options import (
+    SHIPPED,
+    SHIPPED_EVIDENCE,
+    Answers,
+    Claim,
+    Label,
+    PromptTemplate,
+    read_prompts,
+)
 from stoker.errors import ConfigError
 
 
@@ -23,28 +31,28 @@ def test_prompt_digest_changes_with_text_and_answers(tmp_path):
     one = PromptTemplate(name="a", text="x {claim}")
     assert one.digest == PromptTemplate(name="b", text="x {claim}").digest
     assert one.digest != PromptTemplate(name="a", text="y {claim}").digest
-    assert one.digest != PromptTemplate(name="a", text="x {claim}", answers=(" a", " b", " c")).digest
+    assert one.digest != PromptTemplate(name="a", text="x {claim}", answers=Answers(" a", " b", " c")).digest
 
 
 def test_jsonl_templates_are_read(tmp_path):
     path = tmp_path / "p.jsonl"
     path.write_text('{"name": "a", "text": "{claim}?"}\n{"name": "b", "text": "{claim}!"}\n')
-    assert [one.answers for one in read_prompts(path)] == [(" True", " False", " Unknown")] * 2
+    assert [one.words for one in read_prompts(path)] == [(" True", " False", " Unknown")] * 2
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("[[prompt]]\n", "prompt is not a setting; did you mean prompts?"),
-        ("[[prompts]]\nname = 'a'\ntxt = 'x'\n", "template 1: txt is not a setting; did you mean text?"),
-        ("[[prompts]]\nname = 'a'\ntext = 'x'\n", "(a): text has no {claim}"),
+        ("[[prompts]]\nname = 'a'\ntxt = 'x'\n", "[prompts.a] txt is not a setting; did you mean text?"),
+        ("[[prompts]]\nname = 'a'\ntext = 'x'\n", "[prompts.a] text has no {claim}"),
         ("[[prompts]]\nname = 'a'\ntext = '{claim} {evidnce}'\n", "{evidnce} is not a place"),
         (
             "[[prompts]]\nname = 'a'\ntext = '{claim}'\n[[prompts]]\nname = 'b'\ntext = '{claim}'\n",
             "b and a are the same",
         ),
-        ("[[prompts]]\nname = 'a'\ntext = '{claim}'\nanswers = { SUPPORT = ' x' }\n", "did you mean SUPPORTS?"),
-        ("[[prompts]]\nname = 'a'\ntext = '{claim}'\nanswers = [1]\n", "answers must give each label a word"),
+        ("[[prompts]]\nname = 'a'\ntext = '{claim}'\nanswers = { SUPPORT = ' x' }\n", "did you mean SUPPORTS"),
+        ("[[prompts]]\nname = 'a'\ntext = '{claim}'\nanswers = [1]\n", "answers is a table"),
         (
             "[[prompts]]\nname = 'a'\ntext = '{claim}'\n"
             "answers = { SUPPORTS = ' x', REFUTES = ' x', 'NOT ENOUGH INFO' = ' y' }\n",

@@ -21,12 +21,11 @@ from stoker.apps.fact_verification.results import (
     make_records,
     make_rows,
     mcnemar_p_value,
-    uncalibrated_label_indices,
     wilson,
     write_results,
     write_timeline,
 )
-from stoker.apps.fact_verification.run import VerificationCall, explain, plan
+from stoker.apps.fact_verification.run import explain, plan
 from stoker.errors import StokerError
 from stoker.protocol.status import ContextStatus, DeviceStatus, LibraryStatus, PilotStatus
 from stoker.protocol.to_client import Status
@@ -58,20 +57,20 @@ def scores(prompt, claims, *, number=0):
 def log(tmp_path):
     with RecordLog(tmp_path / "log", key=KEY) as log:
         for number, call in enumerate(plan([GOOD, BAD], CLAIMS, log, batch_size=8)):
-            log.append(make_records(call.prompt, call.claims, scores(call.prompt, call.claims, number=number)))
+            log.append(make_records(*call, scores(*call, number=number)))
         yield log
 
 
 def test_plan_contains_only_claims_without_a_result(tmp_path):
     with RecordLog(tmp_path / "log", key=KEY) as log:
         calls = plan([GOOD, BAD], CLAIMS, log, batch_size=8)
-        assert [(call.prompt.name, len(call.claims)) for call in calls] == [
+        assert [(prompt.name, len(claims)) for prompt, claims in calls] == [
             ("good", 8), ("good", 8), ("good", 8), ("good", 6), ("bad", 8), ("bad", 8), ("bad", 8), ("bad", 6),
         ]  # fmt: skip
         for call in (calls[1], calls[6]):
-            log.append(make_records(call.prompt, call.claims, scores(call.prompt, call.claims)))
+            log.append(make_records(*call, scores(*call)))
         left = plan([GOOD, BAD], CLAIMS, log, batch_size=8)
-        asked = [(call.prompt.name, claim.id) for call in left for claim in call.claims]
+        asked = [(prompt.name, claim.id) for prompt, claims in left for claim in claims]
         there = [
             (prompt.name, claim.id) for prompt in (GOOD, BAD) for claim in CLAIMS if (prompt.digest, claim.id) in log
         ]
@@ -83,7 +82,7 @@ def test_result_rows_keep_claim_order_for_any_order_of_calls(tmp_path, log):
     rows = make_rows([GOOD, BAD], CLAIMS, log, calibrate=True)
     with RecordLog(tmp_path / "other", key=KEY) as other:
         for number, call in reversed(list(enumerate(plan([GOOD, BAD], CLAIMS, other, batch_size=8)))):
-            other.append(make_records(call.prompt, call.claims, scores(call.prompt, call.claims, number=number)))
+            other.append(make_records(*call, scores(*call, number=number)))
         assert make_rows([GOOD, BAD], CLAIMS, other, calibrate=True) == rows
     assert [(row.prompt, row.claim_id) for row in rows] == [(p, c.id) for p in ("good", "bad") for c in CLAIMS]
 
@@ -191,7 +190,7 @@ def test_verification_call_returns_label_scores_and_its_run_time():
     assert made.origin == "a toy"
     with pytest.raises(StokerError) as caught:
         verify.function(Toy(), Question(number=1, prefix="p", texts=("a", "b"), words=("",)))
-    calls = [VerificationCall(prompt=GOOD, claims=()), VerificationCall(prompt=GOOD, claims=tuple(CLAIMS[3:5]))]
+    calls = [(GOOD, ()), (GOOD, tuple(CLAIMS[3:5]))]
     told = explain(caught.value, calls, file=Path("c.csv"))
     assert str(told) == "c.csv: line 4: claims 3 to 4 (2) with the template good: prompt 1 has 9000 tokens"
     other = StokerError("the session is over")
@@ -269,7 +268,7 @@ def test_calibration_removes_the_bias_for_a_word():
     truth = [chance.randrange(3) for _ in range(300)]
     # The scores favour the right word, but the second word always has five nats too many.
     scores = [[(2.0 if label == true else 0.0) + (5.0 if label == 1 else 0.0) for label in range(3)] for true in truth]
-    assert set(uncalibrated_label_indices(scores)) == {1}
+    assert {row.index(max(row)) for row in scores} == {1}
     assert calibrated_label_indices(scores) == truth
 
 

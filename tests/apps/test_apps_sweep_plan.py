@@ -1,8 +1,9 @@
+import msgspec
 import pytest
 
 from stoker.apps.inference_sweep.functions import Request, generate
-from stoker.apps.inference_sweep.plan import EXAMPLE, combinations, read_sweep
-from stoker.apps.inference_sweep.run import KEY, OpenSweepCall, first_error, make_records, make_rows, plan_calls
+from stoker.apps.inference_sweep.plan import EXAMPLE, read_sweep
+from stoker.apps.inference_sweep.run import KEY, first_error, make_records, make_rows, plan_calls
 from stoker.errors import ConfigError
 from stoker.run_folder import RecordLog
 
@@ -33,14 +34,14 @@ def files(tmp_path):
 
 def test_shipped_example_is_valid():
     sweep = read_sweep(EXAMPLE)
-    assert len(combinations(sweep)) * len(sweep.rows) == 64
+    assert len(sweep.combinations) * len(sweep.rows) == 64
     assert [item.id for item in sweep.rows][:2] == ["capital", "planet"]
 
 
 def test_sweep_runs_all_combinations_of_its_settings(files, tmp_path):
     (tmp_path / "model").mkdir()
     sweep = read_sweep(files())
-    combined = combinations(sweep)
+    combined = sweep.combinations
     assert [tuple(one.parameters.values()) for one in combined] == [(4, 0.0), (4, 0.7), (8, 0.0), (8, 0.7)]
     assert len({one.digest for one in combined}) == 4
     assert sweep.models[0].path == str(tmp_path / "model")
@@ -66,20 +67,21 @@ def test_empty_cell_adds_no_text_and_prints_a_note(files):
     ("change", "says"),
     [
         (("[[models]]", "[[modls]]"), "modls is not a setting; did you mean models?"),
-        (("max_new_tokens", "max_tokens"), "parameters: max_tokens is not a setting; did you mean max_new_tokens?"),
-        (('name = "plain"', ""), "prompts 1: name is missing"),
-        (("[4, 8]", "[4, 0]"), "max_new_tokens is 0; it must be a whole number, 1 or more"),
+        (("max_new_tokens", "max_tokens"), "[parameters] max_tokens is not a setting; did you mean max_new_tokens?"),
+        (('name = "plain"', ""), "name is missing"),
+        (("[4, 8]", "[4, 0]"), "max_new_tokens[1] must be a whole number of at least 1"),
         (("[4, 8]", "[]"), "max_new_tokens has no value"),
         (("[0, 0.7]", "[0, 0.0]"), "temperature has the same value twice"),
-        (("[0, 0.7]", "nan"), "temperature is nan; it must be a number, 0.0 or more (0, or 1e-06 or more)"),
-        (("[0, 0.7]", "-1"), "temperature is -1; it must be a number, 0.0 or more"),
+        (("[0, 0.7]", "nan"), "temperature must be a number of at least 0.0"),
+        (("[0, 0.7]", "-1"), "temperature must be a number of at least 0.0"),
+        (("[0, 0.7]", "1e-9"), "temperature must be 0, or 1e-06 or more"),
         (("{topic}", "{topics}"), "line 2: topics is missing, and the prompt plain needs it"),
         (('data = "rows.csv"', 'data = "no.csv"'), "no.csv: no such file"),
         (
             ('data = "rows.csv"', 'data = "rows.csv"\nid = "name"'),
             "line 2: name must be the row's name, a text or a whole number, and is None",
         ),
-        (('text = "Q', 'chat = 1\ntext = "Q'), "prompts 1: chat must be true or false"),
+        (('text = "Q', 'chat = 1\ntext = "Q'), "[prompts.plain] chat must be true or false"),
         (("data =", "data ="), None),
     ],
 )
@@ -114,7 +116,7 @@ def test_two_names_for_one_model_or_one_prompt_are_refused(files, tmp_path):
     with pytest.raises(ConfigError, match="prompts 2: other and plain are the same"):
         read_sweep(files(SWEEP + again))
     others = '[[models]]\nname = "other"\npath = "model"\ndtype = "float32"\n' + again + "chat = true\n"
-    combined = combinations(read_sweep(files(SWEEP + others)))
+    combined = read_sweep(files(SWEEP + others)).combinations
     assert len({one.digest for one in combined}) == len(combined) == 16
 
 
@@ -124,7 +126,7 @@ def test_model_of_a_sweep_may_take_several_devices(files):
 
     assert swept(2).models[0].devices == 2
     for wrong in ("0", "true", '"2"'):
-        with pytest.raises(ConfigError, match=r"models 1: devices = .*: write a whole number, 1 or more"):
+        with pytest.raises(ConfigError, match=r"\[models.small\] devices must be a whole number"):
             swept(wrong)
 
 
@@ -144,21 +146,20 @@ class Toy:
 
 def test_other_rows_have_results_if_the_model_rejects_a_row(files, tmp_path):
     sweep = read_sweep(files(rows="question,topic\nWhy?,sky\nlong,sky\nHow?,sea\n"))
-    combined = combinations(sweep)[:2]
+    combined = sweep.combinations[:2]
+    sweep = msgspec.structs.replace(sweep, combinations=combined)
     with RecordLog(tmp_path / "log", key=KEY) as log, RecordLog(tmp_path / "failed", key=KEY) as failed:
         calls = list(plan_calls(combined, sweep.rows, log, batch_size=8))
-        for number, call in enumerate(calls):
-            texts = tuple(call.combination.prompt.fill(item.fields) for item in call.items)
-            parameters = call.combination.parameters
-            sent = OpenSweepCall(call.combination, tuple(item.id for item in call.items))
-            records, unmade = make_records(
-                sent, generate.function(Toy(), Request(number, texts, (5, 6, 7), **parameters))
-            )
+        for number, (combination, items) in enumerate(calls):
+            texts = tuple(combination.prompt.fill(item.fields) for item in items)
+            request = Request(number, texts, (5, 6, 7), **combination.parameters)
+            ids = tuple(item.id for item in items)
+            records, unmade = make_records(combination, ids, generate.function(Toy(), request))
             log.append(records)
             failed.append(unmade)
-        rows = list(make_rows(sweep, combined, log, failed))
+        rows = list(make_rows(sweep, log, failed))
         again = list(plan_calls(combined, sweep.rows, log, batch_size=8))
-        said = first_error(sweep, combined, failed)
+        said = first_error(sweep, failed)
     assert [(row["id"], row["output"] is None, row["error"]) for row in rows] == 2 * [
         ("2", False, ""),
         ("3", True, "the prompt has 9005 tokens"),
@@ -166,7 +167,7 @@ def test_other_rows_have_results_if_the_model_rejects_a_row(files, tmp_path):
     ]
     assert rows[2]["output"] == "Q: How? (sea)\nA:!4,0.0,0,7"
     assert rows[5]["output"] == "Q: How? (sea)\nA:!4,0.7,0,7"
-    assert [[item.id for item in call.items] for call in again] == [["3"], ["3"]], (
+    assert [[item.id for item in items] for _, items in again] == [["3"], ["3"]], (
         "a continued run tries failed rows again"
     )
     assert said == (

@@ -17,18 +17,17 @@ from polling import PATIENCE_S
 
 import stoker
 from stoker.apps.common import calls, data_rows
+from stoker.apps.common.command_line import RunChoice
 from stoker.apps.common.data_rows import DataItem, DataRows, check_rows
 from stoker.apps.inference_sweep import run
 from stoker.apps.inference_sweep.functions import Request
 from stoker.apps.inference_sweep.plan import SweepModel
-from stoker.apps.inference_sweep.run import OpenSweepCall, SweepCall
-from stoker.console import Screen
 from stoker.contexts import Recipe
 from stoker.datafile import Row, read_rows, write_rows
 from stoker.errors import ConfigError
 
 WANTED = {"plain": ("question",)}
-HELD = frozenset((Row, DataItem, SweepCall, Request))
+HELD = frozenset((Row, DataItem, Request))
 """All types that carry a row's texts in the program."""
 
 
@@ -109,21 +108,19 @@ def test_sweep_keeps_few_of_many_rows_in_memory(tmp_path: Path, monkeypatch: pyt
 
     ahead: list[int] = []
 
-    class WatchedRequests(run.SweepRequests):
-        def take(self, number: int) -> OpenSweepCall:
+    class WatchedRows(run.SentRows):
+        def pop(self, number: int, *default: object) -> object:
             ahead.append(len(self))
-            return super().take(number)
+            return super().pop(number, *default)
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(data_rows, "read_rows", counted)
     monkeypatch.setattr(run, "_recipe", recipe_of)
     monkeypatch.setattr(run, "MOST_ROWS_AHEAD", 20 * batch)
     monkeypatch.setattr(run, "LEAST_CALLS_AHEAD", 4)
-    monkeypatch.setattr(run, "SweepRequests", WatchedRequests)
+    monkeypatch.setattr(run, "SentRows", WatchedRows)
     given = {"sweep": "sweep.toml", "batch_size": batch}
-    code = run.run(
-        given, resume=None, out=Path("run"), fresh=False, screen=Screen(json_only=True, terminal=False), json=True
-    )
+    code = run.run(given, RunChoice(out=Path("run"), json=True))
     assert code == 1, "the model refuses a row"
     assert passes >= 4
     assert len(held) >= 3 * 3

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.apps.common.reasoning import REASONING, ReasoningParser, detect_reasoning_marks
+from stoker.apps.common.answer_parsing import REASONING, ReasoningParser, detect_reasoning_marks
 from stoker.apps.common.tool_calls import (
     FORMATS,
+    AnswerDelta,
     CallParser,
     NamedCallParser,
-    ParsedText,
     ToolCallParser,
     detect_tool_call_format,
 )
@@ -26,7 +26,7 @@ def parse(parser: CallParser, text: str, size: int) -> tuple[str, list[list[str]
     said, calls = "", dict[int, list[str]]()
     pieces = [parser.feed(text[start : start + size]) for start in range(0, len(text), size)]
     for found in (*pieces, parser.end()):
-        assert isinstance(found, ParsedText)
+        assert isinstance(found, AnswerDelta)
         said += found.text
         for call in found.calls:
             so_far = calls.setdefault(call.index, ["", ""])

@@ -13,7 +13,7 @@ if not all(map(find_spec, ("openai", "starlette", "prometheus_client"))):
 
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from stoker.apps.common.openai_answers import TextPiece, build_prompts, chat_body, complete, stream_text
+from stoker.apps.common.openai_answers import TextPiece, answer_body, build_prompts, complete, stream_text
 from stoker.apps.common.openai_requests import ApiRequest, Endpoint, RequestRefused, parse_request_body
 from stoker.apps.gateway.streaming import Chunks
 from stoker.contexts.ambient import RelayedTexts
@@ -111,7 +111,7 @@ def answer(model: WritingModel, **fields):
     request = read(**fields)
     [prompt] = build_prompts(model, request)
     choice = complete(model, request, prompt, place=0)
-    body = json.loads(msgspec.json.encode(chat_body([choice], name="n", model="m", created=1)))
+    body = json.loads(msgspec.json.encode(answer_body(Endpoint.CHAT, [choice], name="n", model="m", created=1)))
     assert body["usage"]["completion_tokens"] == len(model._tokens())
     return strict(ChatCompletion, body)
 

@@ -11,7 +11,6 @@ from stoker.errors import ConfigError
 from stoker.tuning import order as tuning_order
 from stoker.tuning import pace as tuning_pace
 from stoker.tuning.bank import build, candidates
-from stoker.tuning.bank.build import reading_of
 from stoker.tuning.bank.candidates import Candidate, key_of, read_candidates
 from stoker.tuning.bank.store import open_bank
 from stoker.tuning.encoding import encode_prompt, encode_samples
@@ -41,7 +40,7 @@ def few_prompts(tmp_path_factory):
 
 
 def bank_of(folder):
-    return open_bank(folder, model="tiny", reading=reading_of()).layers
+    return open_bank(folder, model="tiny").layers
 
 
 def order_of(folder=None, *, slo_s=0.0, start=b"", virtual_tokens=0, **job):

@@ -1,6 +1,3 @@
-import os
-import stat
-
 import pytest
 from lazily import lazily
 
@@ -41,31 +38,6 @@ def test_damaged_checkpoint_is_ignored_with_a_warning(caplog):
 def test_checkpoint_of_another_job_is_refused():
     with pytest.raises(ConfigError, match=r"another job or other data \(job, and this is new\)"):
         checkpoint.unpack_state(checkpoint.pack_state(state()), job="new")
-
-
-def test_checkpoint_file_is_replaced_atomically(tmp_path):
-    folder = tmp_path / "new" / "run"
-    assert checkpoint.read_checkpoint_file(folder) == b""
-    checkpoint.write_file(folder, b"one")
-    held = (folder / checkpoint.FILE).open("rb")
-    checkpoint.write_file(folder, b"two")
-    assert checkpoint.read_checkpoint_file(folder) == b"two"
-    assert held.read() == b"one"
-    held.close()
-    assert [file.name for file in folder.iterdir()] == [checkpoint.FILE]
-
-
-def test_unusable_checkpoint_path_is_reported_by_name(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"checkpoint\.safetensors: cannot be written"):
-        checkpoint.write_file(tmp_path / "file", b"x")
-    (tmp_path / checkpoint.FILE).mkdir()
-    with pytest.raises(ConfigError, match="cannot be read"):
-        checkpoint.read_checkpoint_file(tmp_path)
-    with pytest.raises(ConfigError, match="cannot be written"):
-        checkpoint.write_file(tmp_path, b"x")
-    assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
-    assert stat.S_ISDIR((tmp_path / checkpoint.FILE).stat().st_mode)
 
 
 @pytest.mark.parametrize("kind", ["AdamW", "SGD"])

@@ -305,11 +305,3 @@ def test_invalid_store_request_ends_only_its_own_connection():
         other.close()
     finally:
         first.close()
-
-
-@pytest.mark.long
-def test_get_of_a_local_value_waits_until_the_value_is_set():
-    values = stores.LocalValues()
-    threading.Timer(0.05, lambda: values.set("a", b"1")).start()
-    assert values.get("a", wait_s=PATIENCE_S) == b"1"
-    assert values.get("b", wait_s=0.0) is None

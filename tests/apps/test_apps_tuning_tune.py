@@ -237,27 +237,24 @@ def test_evicted_tuning_job_resumes_with_identical_results(context):
     assert (rest.adapter, rest.points, rest.held_out) == (whole.adapter, whole.points, whole.held_out)
 
 
-def test_tuning_resumes_from_the_later_of_two_checkpoints(context, tmp_path):
+def test_tuning_resumes_from_a_reported_checkpoint(context):
     kept = {}
     tuner.tune(context, tiny.job(), tiny.samples(), report=lambda one: kept.update({one.iteration: one.checkpoint}))
     assert all(kept.values())
-    (tmp_path / "checkpoint.safetensors").write_bytes(kept[3])
-    for start, first in ((kept[2], 4), (kept[4], 5), (b"", 4)):
-        seen = []
-        tuner.tune(context, tiny.job(), tiny.samples(), start=start, folder=tmp_path, report=seen.append)
-        assert seen[0].iteration == first
-        (tmp_path / "checkpoint.safetensors").write_bytes(kept[3])
+    seen = []
+    tuner.tune(context, tiny.job(), tiny.samples(), start=kept[4], report=seen.append)
+    assert seen[0].iteration == 5
     rare = tiny.job(checkpoint_every_s=Duration(3600.0))
     tuner.tune(context, rare, tiny.samples(), report=lambda one: kept.update({one.iteration: one.checkpoint}))
     assert not any(kept.values())
 
 
-def test_job_starts_again_if_its_checkpoint_is_damaged(context, tmp_path):
-    (tmp_path / "checkpoint.safetensors").write_bytes(b"half")
-    tuned = tuner.tune(context, tiny.job(), tiny.samples(), folder=tmp_path)
+def test_job_starts_again_if_its_checkpoint_is_damaged(context):
+    kept = []
+    tuned = tuner.tune(context, tiny.job(), tiny.samples(), start=b"half", report=kept.append)
     assert tuned.points == tuner.tune(context, tiny.job(), tiny.samples()).points
     with pytest.raises(ConfigError, match="another job or other data"):
-        tuner.tune(context, tiny.job(), tiny.samples(30), folder=tmp_path)
+        tuner.tune(context, tiny.job(), tiny.samples(30), start=kept[0].checkpoint)
 
 
 # ---- refusals

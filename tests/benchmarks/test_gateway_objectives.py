@@ -24,7 +24,7 @@ from benchmarks.serving.gateway_objectives import (
 from benchmarks.serving.simulated_models import Delayed
 from stoker.contexts.step_times import StepCell, StepTimes
 from stoker.manager.live import session_policies
-from stoker.manager.policies.named import named
+from stoker.manager.policies import named
 from stoker.protocol.calls import Objective
 
 WANTED = Objective(ttft_s=1.0, tpot_s=0.1)

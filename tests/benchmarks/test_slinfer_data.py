@@ -12,7 +12,7 @@ here = pytest.mark.skipif(bool(data.missing()), reason=data.missing())
 def test_published_profile_has_the_values_of_the_paper() -> None:
     profile = data.read_profile("llama-2-7b", "cpu:cpu")
     model = StepModel(profile.times)
-    assert model.prompt_s(1024) == pytest.approx(0.567)  # SLINFER's Table I
+    assert model.step_s(prefill=True, tokens=1024, length=512) == pytest.approx(0.567)  # SLINFER's Table I
     assert [model.step_s(prefill=False, tokens=b, length=1024) for b in (1, 32)] == pytest.approx([0.071, 0.196])
     limits = [
         (data.read_profile(size, device).limit, data.read_profile(size, device).shared_limit)

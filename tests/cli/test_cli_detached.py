@@ -69,7 +69,7 @@ def test_attach_follows_a_detached_run_to_its_exit_status(stoker: Stoker, waits:
     assert attached.stdout.readline() == "began --epochs 3\n"
     attached.send_signal(signal.SIGINT)
     _, err = attached.communicate(timeout=PATIENCE_S)
-    assert "waits-1 keeps running; stoker attach waits-1 shows it again" in err
+    assert "waits-1 keeps running; stoker attach waits-1 shows it, stoker down" in err
     assert attached.returncode == 0
     assert run.is_running()
     attached = attach(run)

@@ -15,7 +15,7 @@ from stoker.manager.cli.doctor_machine import Level
 from stoker.manager.cli.surroundings import HostFacts
 from stoker.manager.live import node_store
 from stoker.manager.live.node_store import NodeStore
-from stoker.protocol import show_nodes
+from stoker.protocol import show_status
 from stoker.protocol.blocks import BlockPhase, BlockStatus, NodeRecord
 from stoker.protocol.to_client import Status
 from stoker.site import ProviderKind
@@ -38,9 +38,9 @@ def keep(*records: NodeRecord) -> None:
 
 
 def test_status_names_excluded_nodes_and_the_cost_of_probes():
-    assert show_nodes.describe_excluded_node(BAD) == f"n2 of gpu since {DAY} 14:02: cuda:0 failed; not probed yet"
+    assert show_status.describe_excluded_node(BAD) == f"n2 of gpu since {DAY} 14:02: cuda:0 failed; not probed yet"
     shown = f"n2 of gpu since {DAY} 14:02: cuda:0 failed; 2 probes used 41 s of it, the last at {DAY} 15:02"
-    assert show_nodes.describe_excluded_node(PROBED) == f"{shown}: failed: cuda:0 failed"
+    assert show_status.describe_excluded_node(PROBED) == f"{shown}: failed: cuda:0 failed"
     probe = BlockStatus("b7", "gpu", BlockPhase.PENDING.value, "88123", "Priority", 3.0, 0.0, (), probes="n2")
     lines = str(msgspec.structs.replace(STATUS, excluded_nodes=(PROBED,), jobs=(probe,))).splitlines()
     assert lines[2:] == [

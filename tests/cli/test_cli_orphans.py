@@ -46,17 +46,17 @@ def pilot_of() -> Iterator[PilotOf]:
 
 
 def held(manager: Manager) -> lease.LeaseHolder:
-    holder = lease.read(lease.lease_file(manager.folder))
+    holder = lease.read(manager.folder.lease)
     assert holder is not None
     return holder
 
 
 def give_lease(folder: SessionFolder, holder: lease.LeaseHolder, **how: object) -> None:
-    lease.lease_file(folder).write_bytes(msgspec.json.encode(msgspec.structs.replace(holder, **how)))
+    folder.lease.write_bytes(msgspec.json.encode(msgspec.structs.replace(holder, **how)))
 
 
 def left_behind() -> set[int]:
-    return {orphan.pid for orphan in doctor.find_orphaned_processes()}
+    return {pid for pid, _, _ in doctor.find_orphaned_processes()}
 
 
 def test_manager_of_a_removed_folder_is_an_orphan(manager: Manager):
@@ -93,13 +93,13 @@ def test_taskvine_orphans_are_identified_by_environment_variable(manager: Manage
         for process in there:
             until_it_has_its_own_command_line(process, "vine_worker")
         found = [
-            orphan for orphan in doctor.find_orphaned_processes() if orphan.pid in [process.pid for process in there]
+            orphan for orphan in doctor.find_orphaned_processes() if orphan[0] in [process.pid for process in there]
         ]
     finally:
         for process in there:
             process.kill()
             process.wait()
-    assert found == [doctor.OrphanProcess(there[0].pid, "vine_worker", gone)]
+    assert found == [(there[0].pid, "vine_worker", Path(gone))]
 
 
 def test_pilot_is_an_orphan_after_its_manager_is_killed(manager: Manager, pilot_of: PilotOf):
@@ -137,7 +137,7 @@ def test_remaining_jobs_of_a_session_are_listed_with_a_cancel_command(
 
     assert told() == []  # the session has not ended yet
     give_lease(folder, held(manager), over="stoker down")
-    assert told() == [Finding("jobs", Level.WARN, "left behind: jobs 41 of site lab, of session k1", "scancel 41")]
+    assert told() == [Finding(Level.WARN, "left behind: jobs 41 of site lab, of session k1", "scancel 41")]
     (folder.path / JOBS_LEFT).write_text("")
     asked = len(slurm.asked("squeue"))
     assert bool(told()) == (engine is Engine.TASKVINE)  # Stoker's factory does not know jobs of TaskVine's factory

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import journal_files
 import msgspec
 from cli.command_line import Stoker
 from live.peers import Manager, Peer
@@ -11,6 +12,7 @@ from stoker.contexts.recipe import BARE
 from stoker.errors import SessionError
 from stoker.manager.cli.replay import render
 from stoker.manager.live import journal
+from stoker.manager.live.records import Decided
 from stoker.manager.live.replay import Replayed
 from stoker.protocol import to_client, to_pilot
 from stoker.protocol import to_manager as say
@@ -35,9 +37,9 @@ def live(manager: Manager, client: Peer, pilot: Peer) -> None:
 
 
 def forge(path: SessionFolder, *, wrong: int) -> None:
-    records = list(journal.read_events_and_checks(path.journal))
-    checks = dict(pair for _, each in records if isinstance(each, journal.Decided) for pair in each.numbered())
-    events = [(now, each) for now, each in records if not isinstance(each, journal.Decided)]
+    records = list(journal_files.read_events_and_checks(path.journal))
+    checks = dict(pair for _, each in records if isinstance(each, Decided) for pair in each.numbered())
+    events = [(now, each) for now, each in records if not isinstance(each, Decided)]
     path.journal.unlink()
     book = journal.Journal(path.journal)
     for number, (now, event) in enumerate(events):
@@ -79,7 +81,7 @@ def test_replay_fails_and_reports_the_event_of_a_different_decision(
     stoker: Stoker, manager: Manager, client: Peer, pilot: Peer, folder: SessionFolder
 ):
     live(manager, client, pilot)
-    events = sum(1 for _ in journal.read(folder.journal))
+    events = sum(1 for _ in journal_files.read(folder.journal))
     forge(folder, wrong=events - 1)
     result = stoker("replay", "test")
     assert isinstance(result.exception, SessionError)
@@ -93,7 +95,7 @@ def test_journal_of_an_older_version_is_replayed_with_a_note(
     stoker: Stoker, manager: Manager, client: Peer, pilot: Peer, folder: SessionFolder
 ):
     live(manager, client, pilot)
-    events = list(journal.read(folder.journal))
+    events = list(journal_files.read(folder.journal))
     folder.journal.unlink()
     book = journal.Journal(folder.journal)
     for now, event in events:

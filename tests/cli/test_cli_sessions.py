@@ -27,7 +27,7 @@ def a_session(name: str, *, days: float = 20.0, place: Path | None = None, over:
     folder.write(SessionFile(name, 1, "tcp://127.0.0.1:1", "key"))
     folder.manager_log.write_bytes(b"x" * 1000)
     if over:
-        held = lease.take(lease.lease_file(folder))
+        held = lease.take(folder.lease)
         held.release(over="stoker down")
     aged(folder, days)
     return folder
@@ -53,7 +53,7 @@ def test_sessions_command_lists_known_sessions_with_their_state(stoker: Stoker, 
     shown = stoker.ok("sessions")
     states = {line.split()[0]: line.split()[1] for line in shown.output.splitlines() if "/" in line}
     assert states == {"test": "up", "lost": "lost", "old1": "over"}
-    assert "stoker attach ID restarts the manager" in shown.output
+    assert "stoker attach ID restarts it" in shown.output
     told = msgspec.json.decode(stoker("sessions", "--json").output)["sessions"]
     assert {(each["session"], each["state"]) for each in told} == set(states.items())
 
@@ -112,7 +112,7 @@ def test_prune_keeps_a_session_whose_manager_may_run_elsewhere(stoker: Stoker):
     old = a_session("old1", over=False)
     (old.path / "manager.json").unlink()  # without this file the session cannot be queried
     holder = lease.LeaseHolder("n7", "another boot", 42, 1, "token")
-    lease.lease_file(old).write_bytes(msgspec.json.encode(holder))
+    old.lease.write_bytes(msgspec.json.encode(holder))
     aged(old, 20)
     assert "its manager was pid 42 on n7, and may still run" in kept(stoker)
 
@@ -122,10 +122,10 @@ def test_prune_keeps_a_session_if_its_batch_system_is_unreachable(stoker: Stoker
     write_sites(old.sites, [parse_site('name = "lsf"\n[provider]\nkind = "lsf"', file="lsf")])
     aged(old, 20)
     monkeypatch.setenv("PATH", "/nowhere")
-    assert "site lsf cannot be asked for its jobs: " in kept(stoker)
+    assert "the session's jobs at site lsf are unknown: " in kept(stoker)
     (old.path / "jobs-left").write_text("site lsf: 88\n")
     aged(old, 20)
-    assert "site lsf cannot be asked for its jobs: " in kept(stoker)
+    assert "the session's jobs at site lsf are unknown: " in kept(stoker)
     (old.path / "jobs-left").write_text("")  # the factory has seen all jobs end
     aged(old, 20)
     assert "removed 1 session" in stoker("sessions", "--prune").output

@@ -57,6 +57,8 @@ def test_units_of_settings_are_parsed() -> None:
 FAULTS = {
     '[provider]\n\nkynd = "local"': "line 3: [provider] kynd is not a setting; did you mean kind?",
     '[pilot]\nheartbeat = "5 s"': "line 2: [pilot] heartbeat is not a setting; did you mean heartbeat in [session]?",
+    '[pilot]\n"two words" = 1': "line 2: [pilot] two words is not a setting; there are devices, cache_size, scratch,"
+    " init_blocks, min_blocks, max_blocks, probe, probe_every, cache_age, gpu_cores",
     "max_blocks = 3": "line 1: max_blocks is not a setting; did you mean max_blocks in [pilot]?",
     "\nqqq = 1": "line 2: qqq is not a setting; there are name, engine, sites, provider, pilot, session, policy,"
     " environment, advice",

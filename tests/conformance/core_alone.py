@@ -10,7 +10,7 @@ from conformance.shell import Loads, Shell, answer_to
 from stoker.contexts.recipe import Needs, ObjectRef, Recipe
 from stoker.pilot.agent.agent import collect_unacknowledged_facts
 from stoker.pilot.core import commands, events, limits
-from stoker.pilot.core.core import EventQueue, PilotCore
+from stoker.pilot.core.reactor import EventQueue, PilotCore
 from stoker.pilot.core.state import PilotFacts, Timers
 from stoker.protocol import to_agent, wire
 from stoker.protocol.calls import Failure, FailureKind

@@ -28,7 +28,7 @@ class Machine:
     def __init__(self, most: int, *, cores: float) -> None:
         self.cores, self.now, self.cpu_s = cores, 0.0, 0.0
         self.busy = 1.0  # share of time in which each thread has work
-        self.idle: float | None = 0.0
+        self.idle = 0.0
         torch.set_num_threads(most)
         self.share = core_share.CoreShare(
             idle_cores=lambda: self.idle,
@@ -45,8 +45,7 @@ class Machine:
                 mine = min(wanted, self.cores * wanted / (wanted + others) if wanted + others > self.cores else wanted)
                 self.now += 1.0
                 self.cpu_s += mine
-                if self.idle is not None:
-                    self.idle = max(0.0, self.cores - wanted - others)
+                self.idle = max(0.0, self.cores - wanted - others)
             used.append(threads)
         return used
 
@@ -58,7 +57,6 @@ class Machine:
         ({}, 2, [4, 2, 2, 2]),
         ({}, 4, [4, 2, 1, 1]),  # with fewer threads, the process gets a smaller part of the cores
         ({"busy": 0.3}, 0, [4, 4, 4, 4]),  # idle threads are no sign of other processes
-        ({"idle": None}, 8, [4, 4, 4, 4]),  # the idle time is unknown
     ],
 )
 def test_thread_count_decreases_if_other_processes_use_the_cores(changes, others, expected):
@@ -90,15 +88,10 @@ def test_thread_count_set_by_a_program_is_respected() -> None:
 
 
 def test_idle_time_of_the_cores_of_this_process_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = core_share._IdleClock()
-    assert clock() is None  # the first reading has no earlier reading to compare with
-    found = clock()
-    assert found is not None
-    assert found >= 0.0
+    assert core_share._IdleClock()() >= 0.0
     said = iter([100.0, 99.9])
-    monkeypatch.setattr(core_share._IdleClock, "_read", lambda _: next(said))
-    clock = core_share._IdleClock()
-    assert [clock(), clock()] == [None, 0.0], "a decreasing idle time counts as zero"
+    monkeypatch.setattr("stoker.contexts.inference.core_share._idle_s", lambda: next(said))
+    assert core_share._IdleClock()() == 0.0, "a decreasing idle time counts as zero"
 
 
 def test_thread_count_is_not_adjusted_on_a_gpu() -> None:

@@ -16,12 +16,17 @@ from polling import PATIENCE_S, polls
 
 from stoker.contexts import ambient
 from stoker.contexts.ambient import CallStop, Evicted
-from stoker.contexts.inference.adapter import EngineLoad, Finish, NewToken, Sampling, set_device_share_factory
+from stoker.contexts.inference.adapter import (
+    EngineLoad,
+    EngineWork,
+    Finish,
+    NewToken,
+    Sampling,
+    set_device_share_factory,
+)
 from stoker.contexts.inference.engine_thread import EngineThread
-from stoker.contexts.inference.engine_work import EngineWork
 from stoker.errors import StokerError
-from stoker.pilot.library.library_turns import LibraryTurns, TurnBoard, unpack_board_rows
-from stoker.pilot.library.packed_work import unpacked
+from stoker.pilot.library.library_turns import LibraryTurns, TurnBoard, unpack_board_rows, unpacked
 from stoker.protocol.ids import DeviceId, LibraryId
 
 

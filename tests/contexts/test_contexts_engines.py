@@ -190,12 +190,12 @@ def test_token_memory_is_that_of_the_device_with_most_layers() -> None:
 def test_label_scores_of_a_split_model_equal_those_on_one_device() -> None:
     tails: list[list[tuple[int, ...]]] = [[(40, 41, 42), (43,)], [(44, 45), (46, 47, 48)]]
     rows = [PROMPTS[0], PROMPTS[2]]
-    expected = forward.RunnerScorer(forward.ModelRunner(make_model("llama"), limit_bytes=0)).score(rows, tails)
+    expected = forward.ModelRunner(make_model("llama"), limit_bytes=0).score(rows, tails)
     with pretended.pretended_devices():
         runner = forward.ModelRunner(split_model(), limit_bytes=10_000_000)
-        by_tree = forward.RunnerScorer(runner).score(rows, tails, prefix=PROMPTS[0][:4], batch_size=2)
+        by_tree = runner.score(rows, tails, prefix=PROMPTS[0][:4], batch_size=2)
         runner._trees = False
-        by_row = forward.RunnerScorer(runner).score(rows, tails, batch_size=2)
+        by_row = runner.score(rows, tails, batch_size=2)
     for found in (by_tree, by_row):
         assert [x for row in found for x in row] == pytest.approx([x for row in expected for x in row], abs=1e-4)
 

@@ -16,7 +16,7 @@ if not all(map(find_spec, ("torch", "transformers", "llguidance"))):
     pytest.skip("needs the extra models", allow_module_level=True)
 
 from stoker.contexts import load_causal_lm
-from stoker.contexts.inference import grammars
+from stoker.contexts.inference import token_rules as grammars
 from stoker.contexts.inference.adapter import Sampling
 
 PERSON = json.dumps(

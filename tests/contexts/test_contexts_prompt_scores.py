@@ -10,7 +10,7 @@ from random_models import random_model
 
 torch, transformers, adapter, batching, prompt_scores = lazily(
     "torch", "transformers", "stoker.contexts.inference.adapter", "stoker.contexts.batching",
-    "stoker.contexts.inference.prompt_scores",
+    "stoker.contexts.inference.kernels",
 )  # fmt: skip
 
 SHORT, LONG = (5, 9, 2, 33), tuple(number * 7 % 64 for number in range(150))
@@ -29,7 +29,7 @@ def make_driver(kind: str) -> OwnDriver:
 @pytest.fixture(params=MODELS)
 def driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> OwnDriver:
     # split even a short prompt into several parts
-    monkeypatch.setattr("stoker.contexts.inference.prompt_scores._LOGITS_AT_ONCE", 20 * SMALL["vocab_size"])
+    monkeypatch.setattr("stoker.contexts.inference.kernels._LOGITS_AT_ONCE", 20 * SMALL["vocab_size"])
     return make_driver(request.param)
 
 

@@ -282,7 +282,7 @@ def test_arguments_carry_the_modules_of_their_methods(tmp_path: Path) -> None:
     names = frozenset(brought)
     brought.clear()
     function = dumps_code(lambda model: model.sides(), what="function", also=names)
-    assert carried_module_names("key", function) == names
+    assert carried_module_names(function) == names
     light = dumps_arguments(((model,), {}), by_name=names, brought=brought)
     assert not brought
     assert light[:1] != b"M"

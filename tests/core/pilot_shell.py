@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from stoker.contexts.recipe import Recipe
 from stoker.pilot.core import commands, events
-from stoker.pilot.core.core import EventQueue, PilotCore
+from stoker.pilot.core.reactor import EventQueue, PilotCore
 from stoker.pilot.core.state import PilotFacts, PilotLibrary
 from stoker.protocol import to_agent
 from stoker.protocol.calls import CallEnd, CallOptions, CallSpec

@@ -11,7 +11,7 @@ from core.builders import SESSION, Cluster, Make, devices, recipe
 from stoker.manager.core import actions, blame, events
 from stoker.manager.core.nouns import LibraryState
 from stoker.manager.core.seams import Quarantine
-from stoker.manager.policies.named import named
+from stoker.manager.policies import named
 from stoker.protocol import to_client, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallProgress, Failure, FailureKind, Printed
@@ -122,12 +122,6 @@ def test_restarted_core_asks_again_about_unmeasured_functions(cluster: Make) -> 
     c.event(events.ManagerRestarted())
     assert events.OfContext("a") not in [each.about for each in asked(c, events.OfContext)]  # loaded
     assert [each.about for each in asked(c, events.OfFunction)] == [events.OfFunction("f", "a")]
-
-
-def test_advice_of_an_older_journal_counts_for_its_context(cluster: Make) -> None:
-    c = cluster().define(recipe("a"))
-    c.event(events.FormerAdvice("a", {"cpu": events.ContextAdvice(load_s=40.0)}))
-    assert c.context("a").load_s == 40.0
 
 
 def test_short_calls_pass_a_long_call_for_ten_times_its_run_time(cluster: Make) -> None:

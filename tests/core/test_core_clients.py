@@ -5,7 +5,7 @@ import pytest
 from core.builders import SESSION, Cluster, Make, recipe
 
 from stoker.contexts.recipe import ObjectRef
-from stoker.manager.core import registry
+from stoker.manager.core import ending
 from stoker.manager.core.clients import KEPT_S, MOST_KEPT_BYTES, SETTLE_S
 from stoker.manager.core.events import ClientGone, DiscardObject, FromClient, SessionKept
 from stoker.manager.sim.validate import validate
@@ -117,7 +117,7 @@ def test_results_precede_the_end_of_the_session(cluster: Make) -> None:
 
 
 def test_unused_call_groups_are_forgotten(cluster: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "KEPT_GROUPS", 5)
+    monkeypatch.setattr(ending, "KEPT_GROUPS", 5)
     c = cluster(pilots=1).call("0").ready().end("0")
     for n in range(1, 20):
         c.call(str(n), limit_s=float(n)).end(str(n))

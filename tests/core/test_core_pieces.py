@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from core.builders import Cluster, Make
 
+from stoker.manager.core.clients import has_only_result_pieces
 from stoker.manager.core.events import FromClient, FromPilot, ToClient, ToPilot
-from stoker.manager.core.pieces import has_only_result_pieces
 from stoker.manager.live.decisions import decision_checksum
 from stoker.protocol import to_client, to_pilot
 from stoker.protocol import to_manager as say

@@ -86,7 +86,7 @@ def test_call_that_must_run_alone_is_last_and_not_taken_with_others() -> None:
     first, second = call(1, one), call(2, one)
     queue.hold_back(first)
     assert (queue.head(), queue.single(), queue.count) == (first, None, 1)
-    queue.push(second)
+    queue.extend([second])
     assert (queue.head(), list(queue), queue.first(5, looks=5)) == (second, [second, first], [second, first])
     assert queue.take(one, 5) == [second]
     queue.leave(first)
@@ -120,7 +120,7 @@ def test_reading_the_first_calls_is_independent_of_queue_length() -> None:
 def test_queue_keeps_no_entries_for_unused_priorities() -> None:
     queue = Queue()
     for n in range(1000):
-        queue.push(call(n, group(n)))
+        queue.extend([call(n, group(n))])
     while (head := queue.head()) is not None:
         queue.take(head.group, 1)
     assert not queue._levels

@@ -9,7 +9,7 @@ from core.builders import Cluster, Make, devices
 
 from stoker.contexts.speeds import relative_speeds
 from stoker.manager.core.events import ContextAdvice, RecordSpeed
-from stoker.manager.core.speeds import KindRuns, Speeds, run_s_on
+from stoker.manager.core.per_context import KindRuns, Speeds, run_s_on
 from stoker.protocol import to_manager as say
 from stoker.protocol.show_status import render
 from stoker.protocol.to_manager import Heartbeat

@@ -89,9 +89,9 @@ def _files_named(text: str) -> list[str]:
 
 # The maximum number of files that a newcomer should read for each topic.
 WALKS = {
-    "From `stoker.map` to the library and back": 18,
+    "From `stoker.map` to the library and back": 17,
     "From a new pilot to its first hot context": 23,
-    "From a tuning job to its placement": 14,
+    "From a tuning job to its placement": 13,
 }
 
 

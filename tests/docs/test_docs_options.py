@@ -10,6 +10,7 @@ import pytest
 
 import stoker
 from stoker.contexts.recipe import ContextOptions
+from stoker.manager.executor.apps import OPTIONS
 from stoker.manager.executor.executor import StokerExecutor
 from stoker.manager.executor.options import KEYS
 from stoker.site import Advice, Environment, Pilot, Policy, Provider, Session, Site
@@ -33,7 +34,7 @@ def _is_table(kind: type) -> bool:
 
 
 REAL = {
-    "@app": parameters(stoker.app) - {"function", "unknown"},
+    "@app": set(OPTIONS),
     "Resource specification": set(KEYS),
     "@context": parameters(ContextOptions.__init__),
     "stoker.map": parameters(stoker.map),

@@ -14,7 +14,7 @@ from sim.worlds import calls, model, source, world
 
 from stoker.config import load_site
 from stoker.manager import policies
-from stoker.manager.live.session_policies import SEAMS, check_policies, find
+from stoker.manager.live.session_policies import SEAMS, find, policies_for
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import Happened
 from stoker.manager.sim.run import Simulation
@@ -141,4 +141,4 @@ def test_site_file_of_the_page_loads_the_example_policy(tmp_path: Path) -> None:
     (tmp_path / "spare.py").write_text((EXAMPLES / "spare.py").read_text())
     site = load_site(tmp_path / "site.toml")
     assert site.policy.name == f"{tmp_path}/spare.py:Spare"
-    check_policies([site])
+    policies_for([site])

@@ -169,5 +169,5 @@ def test_scratch_folder_expands_a_variable_and_contains_the_user_id(tmp_path: Pa
     monkeypatch.setenv("FAST_DISK", str(tmp_path / "fast"))
     monkeypatch.delenv("NO_DISK", raising=False)
     assert base_folder("$FAST_DISK") == tmp_path / "fast" / f"stoker-{os.getuid()}"
-    with pytest.raises(StartError, match="scratch is \\$NO_DISK, but"):
+    with pytest.raises(StartError, match="scratch is \\$NO_DISK, a variable"):
         base_folder("$NO_DISK")

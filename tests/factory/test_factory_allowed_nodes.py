@@ -17,7 +17,7 @@ from stoker.manager.factory.batch import NoNodeLeft, SubmissionRefused
 from stoker.manager.factory.factory import Factory
 from stoker.manager.factory.slurm import SlurmBatch
 from stoker.manager.factory.submitting import render
-from stoker.protocol.blocks import AllowedNodes, BlockPhase, KnownBlock
+from stoker.protocol.blocks import ANYWHERE, AllowedNodes, BlockPhase, KnownBlock
 from stoker.protocol.ids import BlockId
 from stoker.protocol.to_manager import BlockUpdate
 from stoker.site import Duration, Provider, ProviderKind, Site, Size
@@ -131,7 +131,7 @@ def batch(slurm: FakeSlurm, tmp_path: Path) -> SlurmBatch:
 
 
 def test_submitted_script_excludes_the_nodes(batch: SlurmBatch, slurm: FakeSlurm, tmp_path: Path) -> None:
-    batch.submit_placed(B7, AWAY)
+    batch.submit(B7, AWAY)
     assert "#SBATCH --exclude=n3,n2,n7\n" in (tmp_path / "stoker-k3v9-b7.sh").read_text()
     batch.submit(BlockId("b8"))
     assert "n7" not in (tmp_path / "stoker-k3v9-b8.sh").read_text()
@@ -141,10 +141,10 @@ def test_submitted_script_excludes_the_nodes(batch: SlurmBatch, slurm: FakeSlurm
 def test_unknown_node_error_of_slurm_is_recognized(batch: SlurmBatch, slurm: FakeSlurm, why: str) -> None:
     slurm.fault("sbatch", code=1, err=f"sbatch: error: Batch job submission failed: {why}")
     with pytest.raises(NoNodeLeft, match=why):
-        batch.submit_placed(B7, AWAY)
+        batch.submit(B7, AWAY)
     slurm.fault("sbatch", code=1, err="sbatch: error: Batch job submission failed: Invalid partition name specified")
     with pytest.raises(SubmissionRefused) as caught:
-        batch.submit_placed(B7, AWAY)
+        batch.submit(B7, AWAY)
     assert not isinstance(caught.value, NoNodeLeft)
 
 
@@ -161,7 +161,7 @@ def test_unknown_node_error_of_slurm_is_recognized(batch: SlurmBatch, slurm: Fak
 def test_pending_job_reports_that_no_node_is_left(
     batch: SlurmBatch, slurm: FakeSlurm, reason: str, no_node: bool
 ) -> None:
-    job = batch.submit_placed(B7, AWAY)
+    job = batch.submit(B7, AWAY)
     slurm.put(job, reason=reason)
     assert batch.query([job])[job].no_node is no_node
 
@@ -186,11 +186,11 @@ class ChoosyBatch(ToyBatch):
         self.allowed: list[AllowedNodes] = []
         self.is_full = False
 
-    def submit_placed(self, block: BlockId, allowed: AllowedNodes) -> str:
+    def submit(self, block: BlockId, allowed: AllowedNodes = ANYWHERE) -> str:
         self.allowed.append(allowed)
         if self.is_full:
             raise NoNodeLeft("Requested node configuration is not available")
-        return self.submit(block)
+        return super().submit(block)
 
 
 @pytest.fixture

@@ -89,8 +89,8 @@ def test_pbs_listing_is_parsed() -> None:
         (ENDED, "killed by signal 15"),
         (ENDED, "out of walltime"),
     ]
-    assert jobs["11.head"].status(now=1795275400, output=[]) == BatchJobStatus(PENDING, jobs["11.head"].reason, 600)
-    assert jobs["16.head"].status(now=0, output=["no room"]).reason == "exit code 1: no room"
+    assert jobs["11.head"].expected_at == 1795276000
+    assert jobs["16.head"].failed
     assert read_pbs('{"pbs_server": "head"}') == {}
 
 

@@ -13,9 +13,9 @@ from factory.toy_batch import Clock, ToyBatch
 from stoker.manager.factory import pacing
 from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble
 from stoker.manager.factory.keeper import BlockKeeper
-from stoker.manager.factory.pacing import Listing, Pacer, SharedBudget
+from stoker.manager.factory.pacing import Listing, Pacer
 from stoker.manager.factory.slurm import SlurmBatch
-from stoker.protocol.blocks import BlockPhase
+from stoker.protocol.blocks import ANYWHERE, AllowedNodes, BlockPhase
 from stoker.protocol.ids import BlockId
 from stoker.site import Provider, ProviderKind, Site
 
@@ -40,14 +40,14 @@ class Limiter:
 class LimitedBatch(ToyBatch):
     """A batch system with a request limit. The pacer counts requests like commands; all sources share one listing."""
 
-    def __init__(self, limiter: Limiter, pacer: Pacer, listing: Listing[bool]) -> None:
+    def __init__(self, limiter: Limiter, pacer: Pacer) -> None:
         super().__init__()
-        self.limiter, self.pacer, self.listing = limiter, pacer, listing
+        self.limiter, self.pacer, self.listing = limiter, pacer, pacer.listing
 
-    def submit(self, block: BlockId) -> str:
+    def submit(self, block: BlockId, allowed: AllowedNodes = ANYWHERE) -> str:
         self._request()
         self.listing.forget()
-        return super().submit(block)
+        return super().submit(block, allowed)
 
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
         self.listing.read(self._request)
@@ -73,8 +73,7 @@ class World:
         self.clock = Clock()
         self.limiter = Limiter(self.clock)
         self.pacer = Pacer(clock=self.clock, sleep=self._sleep)
-        listing: Listing[bool] = Listing(fresh_s=self.pacer.listing_s, clock=self.clock)
-        self.batches = [LimitedBatch(self.limiter, self.pacer, listing) for _ in range(sources)]
+        self.batches = [LimitedBatch(self.limiter, self.pacer) for _ in range(sources)]
         self.keepers = [
             BlockKeeper(
                 f"s{n}",
@@ -151,8 +150,8 @@ def test_cancellations_do_not_wait_behind_many_submissions() -> None:
 
 
 def test_slow_batch_system_is_queried_less_often() -> None:
-    assert pacing.poll_period_s(10.0, None, took_s=0.1) == 10.0
-    assert pacing.poll_period_s(10.0, None, took_s=8.0) == 32.0
+    assert pacing.unlimited().poll_period_s(10.0, took_s=0.1) == 10.0
+    assert pacing.unlimited().poll_period_s(10.0, took_s=8.0) == 32.0
 
 
 def test_request_rates_are_described_in_words() -> None:
@@ -160,9 +159,8 @@ def test_request_rates_are_described_in_words() -> None:
 
 
 def test_sites_share_one_status_command_until_a_submission(slurm: FakeSlurm, tmp_path: Path) -> None:
-    shared = SharedBudget(poll_s=10.0)
-    listing = Listing(fresh_s=shared.pacer.listing_s, clock=Clock())
-    given = {"session": "k3v9", "folder": tmp_path, "pacer": shared.pacer, "listing": listing}
+    pacer = Pacer(poll_s=10.0, clock=Clock())
+    given = {"session": "k3v9", "folder": tmp_path, "pacer": pacer}
     sites = [Site(name=name, provider=Provider(kind=ProviderKind.SLURM)) for name in ("one", "two")]
     one, two = (SlurmBatch(site, command=lambda block: f"echo {block}", **given) for site in sites)  # type: ignore[arg-type]
     job = one.submit(BlockId("b1"))

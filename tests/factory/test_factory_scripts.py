@@ -277,38 +277,6 @@ def test_line_is_a_job_id_only_if_it_contains_nothing_else(kind: ProviderKind, t
     assert job_id_on_own_line(kind, text) == id
 
 
-# ---- parts of Parsl
-
-
-PROGRAM = """
-import sys
-from stoker.manager.factory.parsl_parts import import_in_parts
-import_in_parts()
-from stoker.manager.factory.submitting import render
-from stoker.site import Provider, ProviderKind, Site
-site = Site(name="lab", provider=Provider(kind=ProviderKind.SLURM))
-assert "#SBATCH --job-name=x" in render(site, job="x", command="true")
-print([name for name in ("parsl.dataflow.dflow", "parsl.executors", "parsl.monitoring") if name in sys.modules])
-import parsl
-print(parsl.Config.__name__, parsl.providers.SlurmProvider.__name__, type(parsl).__name__)
-from parsl import python_app
-print(parsl.python_app is python_app, "parsl.executors" in sys.modules)
-"""
-
-
-def test_providers_are_imported_without_the_rest_of_parsl() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["[]", "Config SlurmProvider module", "True True"]
-
-
-def test_sessions_start_after_a_partial_import_of_parsl() -> None:
-    names = "print(stoker.StokerExecutor.__name__, stoker.load.__name__, stoker.map.__name__)"
-    program = f"{PROGRAM.partition('import parsl')[0]}\nimport stoker\n{names}"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
-    assert done.stdout.splitlines()[-1:] == ["StokerExecutor load map"], done.stderr
-
-
 # ---- site files
 
 

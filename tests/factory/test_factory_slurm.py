@@ -10,7 +10,7 @@ from live.peers import until
 
 from stoker.manager.factory.batch import BatchTrouble, SubmissionRefused, Unanswered, block_of, job_name
 from stoker.manager.factory.batches import dry_run, make_batch
-from stoker.manager.factory.pacing import Listing
+from stoker.manager.factory.pacing import Pacer
 from stoker.manager.factory.slurm import SlurmBatch
 from stoker.manager.factory.slurm_output import (
     AccountedJob,
@@ -178,9 +178,9 @@ def test_job_unknown_to_every_command_is_absent(batch: SlurmBatch, slurm: FakeSl
 
 
 def test_outdated_list_hides_neither_a_start_nor_an_end(slurm: FakeSlurm, tmp_path: Path) -> None:
-    listing: Listing[dict[str, AccountedJob]] = Listing(fresh_s=1e9)
-    batch = SlurmBatch(site(), session="k3v9", folder=tmp_path, command=str, listing=listing)
-    job = batch.submit(B7)
+    pacer = Pacer(clock=lambda: 0.0)
+    batch = SlurmBatch(site(), session="k3v9", folder=tmp_path, command=str, pacer=pacer)
+    listing, job = pacer.listing, batch.submit(B7)
     batch.query([job])
     old = listing.read(dict)
     slurm.put(job, state="RUNNING", nodes="n1")

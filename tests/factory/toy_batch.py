@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble, SubmissionRefused, Unanswered, UnnamedJob
-from stoker.protocol.blocks import BlockPhase
+from stoker.protocol.blocks import ANYWHERE, AllowedNodes, BlockPhase
 from stoker.protocol.ids import BlockId
 
 OVER = BatchJobStatus(BlockPhase.ENDED, "done")
@@ -39,7 +39,7 @@ class ToyBatch:
         self.jobs[job], self.statuses[job] = BlockId(block), look
         return job
 
-    def submit(self, block: BlockId) -> str:
+    def submit(self, block: BlockId, allowed: AllowedNodes = ANYWHERE) -> str:  # as in `Batch`
         self._answer()
         if self.refuses:
             raise SubmissionRefused(self.refuses)

@@ -12,8 +12,8 @@ pytest.importorskip("starlette")
 from gateway.test_gateway_notes import STATUS
 
 from stoker.apps.common.models_file import ModelSettings
-from stoker.apps.gateway.answering import Admission
-from stoker.apps.gateway.failures import TryLater
+from stoker.apps.common.openai_requests import RequestRefused
+from stoker.apps.gateway.answering import admit
 from stoker.apps.gateway.served import FirstTokens, ModelFacts, ServedModels, SessionWatch, forecast
 
 HOT = ModelFacts(hot=1)
@@ -102,11 +102,11 @@ def test_requests_are_refused_while_the_journal_is_unwritable():
     why = "the journal cannot be written (No space left on device)"
     for trouble in ({"journal": why}, {}):
         watch.status = msgspec.structs.replace(STATUS, trouble=trouble)
-        asked = Admission(watch).check(models["m"], ttft_s=0.0, waits_s=None)
+        asked = admit(watch, models["m"], ttft_s=0.0, waits_s=None)
         if not trouble:
             asyncio.run(asked)
             continue
-        with pytest.raises(TryLater, match="accepts no requests now: its journal cannot be written") as refused:
+        with pytest.raises(RequestRefused, match="accepts no requests now: its journal cannot be written") as refused:
             asyncio.run(asked)
         assert (refused.value.error.status, refused.value.error.code) == (503, "session_unavailable")
-        assert refused.value.retry_after_s > 0
+        assert refused.value.error.retry_after_s > 0

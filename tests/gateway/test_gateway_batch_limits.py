@@ -13,9 +13,9 @@ from gateway.loops import in_loop, until
 from polling import PATIENCE_S
 
 from stoker.apps.batch_inference.run import Permits
-from stoker.apps.gateway.batch_files import BatchRequest, FileStore
+from stoker.apps.gateway.batch_files import FileStore, GatewayBatch, read_batch
 from stoker.apps.gateway.batch_process import BatchPace
-from stoker.apps.gateway.batches import Batches, GatewayBatch
+from stoker.apps.gateway.batches import Batches
 from stoker.apps.gateway.keys import Guard, KeyFile, KeyLimits
 
 CHAT = "/v1/chat/completions"
@@ -53,7 +53,8 @@ async def begun(batches: Batches, **body: str) -> GatewayBatch:
     lines = [{"custom_id": f"r{n}", "method": "POST", "url": CHAT, "body": body} for n in range(5)]
     data = "".join(json.dumps(line) + "\n" for line in lines).encode()
     file = batches.files.add(data, filename="f", purpose="batch", owner="")
-    return await batches.add(BatchRequest(CHAT, file.id), owner="")
+    asked = {"endpoint": CHAT, "input_file_id": file.id, "completion_window": "24h"}
+    return await batches.add(read_batch(json.dumps(asked).encode()))
 
 
 async def half_answered(folder: Path) -> tuple[HeldBatches, GatewayBatch]:

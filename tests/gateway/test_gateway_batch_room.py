@@ -13,8 +13,8 @@ from gateway.loops import in_loop, until
 from polling import PATIENCE_S
 
 from stoker.apps.gateway import batch_process
-from stoker.apps.gateway.batch_files import KEPT_S, BatchRequest, FileStore, StoredFile
-from stoker.apps.gateway.batches import Batches, GatewayBatch
+from stoker.apps.gateway.batch_files import KEPT_S, FileStore, GatewayBatch, StoredFile, read_batch
+from stoker.apps.gateway.batches import Batches
 
 CHAT = "/v1/chat/completions"
 ANSWERS = """
@@ -56,7 +56,7 @@ class SmallBatches(Batches):
         return self.started[-1]
 
     def _keep(self, batch: GatewayBatch) -> None:
-        self.room.use("keep the process" if batch.pid else "keep")
+        self.room.use("keep")
         super()._keep(batch)
 
     def _read(self, id: str) -> GatewayBatch | None:
@@ -66,7 +66,8 @@ class SmallBatches(Batches):
     async def begun(self) -> str:
         line = json.dumps({"custom_id": "1", "method": "POST", "url": CHAT, "body": {}}).encode()
         file = self.files.add(line, filename="f", purpose="batch", owner="")
-        return (await self.add(BatchRequest(CHAT, file.id), owner="")).id
+        asked = {"endpoint": CHAT, "input_file_id": file.id, "completion_window": "24h"}
+        return (await self.add(read_batch(json.dumps(asked).encode()))).id
 
     async def waits_for(self, id: str, why: str) -> None:
         await until(lambda: why in str(self.get(id, owner="").body["errors"]))
@@ -115,7 +116,7 @@ async def test_finished_batch_waits_until_a_full_disk_has_space(
     assert [record.message.count("waits for a retry") for record in caplog.records] == [1]
 
 
-@pytest.mark.parametrize("lacks", ["spawn", "keep the process", "read"])
+@pytest.mark.parametrize("lacks", ["spawn", "read"])
 @in_loop
 async def test_unstartable_batch_is_retried(tmp_path: Path, lacks: str) -> None:
     room = Room()

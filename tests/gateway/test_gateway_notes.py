@@ -92,14 +92,14 @@ def test_notes_are_written_read_and_removed(tmp_path) -> None:
 @in_loop
 async def test_unwritable_note_is_logged_once(tmp_path, monkeypatch, caplog) -> None:
     pytest.importorskip("starlette")
-    from stoker.apps.gateway import figures
+    from stoker.apps.gateway import http
 
     (tmp_path / "gateways" / "models-1f.json").mkdir(parents=True)  # a folder where the gateway would write its note
     tries: list[object] = []
-    monkeypatch.setattr(figures, "WRITTEN_EVERY_S", 0.01)
-    monkeypatch.setattr(figures, "write_gateway_note", lambda *note: tries.append(note) or write_gateway_note(*note))
-    notes = figures.GatewayNotes(SimpleNamespace(folder=tmp_path), {}, name="models-1f", address="http://127.0.0.1:1")
-    keeping = asyncio.create_task(notes.keep())
+    monkeypatch.setattr(http, "WRITTEN_EVERY_S", 0.01)
+    monkeypatch.setattr(http, "write_gateway_note", lambda *note: tries.append(note) or write_gateway_note(*note))
+    note = http.keep_note(SimpleNamespace(folder=tmp_path), {}, name="models-1f", address="http://127.0.0.1:1")
+    keeping = asyncio.create_task(note)
     await until(lambda: len(tries) >= 4)
     keeping.cancel()
     said = [record.message.partition(":")[0] for record in caplog.records]

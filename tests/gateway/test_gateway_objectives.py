@@ -18,7 +18,7 @@ from tiny_model import write_tiny_model
 from stoker.apps.common.models_file import ModelSettings, parse_models
 from stoker.apps.common.openai_requests import ApiRequest, ChatMessage, Endpoint, RequestRefused, SamplingOptions
 from stoker.apps.gateway.failures import refusal_of
-from stoker.apps.gateway.figures import GatewayMetrics
+from stoker.apps.gateway.figures import GatewayMetrics, RunningRequest
 from stoker.apps.gateway.objectives import Objectives, RequestLengths, read_objective_headers, refuse_objectives
 from stoker.apps.gateway.served import ServedModel, ServedModels
 from stoker.errors import CallDroppedError, ConfigError
@@ -147,7 +147,7 @@ def test_deadline_of_a_later_token_follows_from_its_position(monkeypatch, ttft_s
     metrics, now = GatewayMetrics(), [0.0]
     models = ServedModels({"small": ModelSettings(path="m")}, honoured=SLINFER)
     monkeypatch.setattr("stoker.apps.gateway.figures.time.monotonic", lambda: now[0])
-    figures = metrics.request(models["small"], Endpoint.CHAT, begun=100.0, wanted=Objectives(ttft_s, 0.1))
+    figures = RunningRequest(metrics, models["small"], Endpoint.CHAT, begun=100.0, wanted=Objectives(ttft_s, 0.1))
     for at_s in comes_at_s:
         now[0] = 100.0 + at_s
         figures.written(1, streamed=True)
@@ -162,12 +162,12 @@ def test_metrics_count_met_objectives_and_refused_requests():
     models = ServedModels({"small": ModelSettings(path="m", ttft=60.0)}, honoured=SLINFER)
     model = models["small"]
     for wanted in (Objectives(0.001, 60.0), Objectives(60.0, 60.0), Objectives()):
-        figures = metrics.request(model, Endpoint.CHAT, begun=time.monotonic() - 1.0, wanted=wanted)
+        figures = RunningRequest(metrics, model, Endpoint.CHAT, begun=time.monotonic() - 1.0, wanted=wanted)
         for _ in range(2):
             figures.written(1, streamed=True)
         figures.end(None)
     dropped = CallDroppedError("call c-1: ...", call="c-1", reason="late", retry_after_s=2.5)
-    metrics.request(model, Endpoint.CHAT, begun=0.0, wanted=Objectives(1.0)).end(dropped)
+    RunningRequest(metrics, model, Endpoint.CHAT, begun=0.0, wanted=Objectives(1.0)).end(dropped)
     assert (model.meter.met, model.meter.refused, model.meter.failed) == (0.5, 1, 0)
     lines = metrics.text(models, None).decode()
     for expected in (
@@ -203,8 +203,8 @@ def test_objective_headers_are_refused_if_the_policy_ignores_them():
 def test_dropped_call_says_when_to_retry():
     error = CallDroppedError("call c-1: ...", call="c-1", reason="its first token would be late", retry_after_s=2.5)
     refusal = refusal_of(error)
-    assert (refusal.retry_after_s, refusal.error.status, refusal.error.code) == (2.5, 503, "objective_unreachable")
-    assert "c-1" not in refusal.error.message
+    assert (refusal.retry_after_s, refusal.status, refusal.code) == (2.5, 503, "objective_unreachable")
+    assert "c-1" not in refusal.message
 
 
 # ---- a gateway

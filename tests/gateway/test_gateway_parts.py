@@ -14,12 +14,13 @@ import pytest
 from stoker.apps.common.models_file import Cold, ModelKind, parse_models, recipe_of
 from stoker.apps.common.openai_answers import TextBegun, TextEnded, TokenPiece
 from stoker.apps.common.openai_requests import Endpoint, RequestRefused
-from stoker.apps.gateway import session_metrics
+from stoker.apps.gateway import session_figures
 from stoker.apps.gateway.answering import estimate_request_tokens, parse_model_request
 from stoker.apps.gateway.batch_files import FileStore, read_batch
 from stoker.apps.gateway.failures import refusal_of
 from stoker.apps.gateway.keys import Guard, KeyFile, KeyLimits, KeyUse
-from stoker.apps.gateway.run import GatewayPlace, GatewayState, listen, listen_on_path
+from stoker.apps.gateway.listening import listen, listen_on_path
+from stoker.apps.gateway.run import GatewayPlace, GatewayState
 from stoker.apps.gateway.streaming import DONE, Chunks
 from stoker.apps.gateway.wire import error_answer
 from stoker.contexts import causal_lm
@@ -67,7 +68,7 @@ def test_model_has_its_settings_and_the_defaults(tmp_path):
         ('[models.a]\npath = "x"\nkind = "embedding"\ngraphs = true\n', "[models.a] graphs is for models that"),
         ('[models.a]\npath = "x"\nengine = "vllm"\ngraphs = true\n', '"continuous"; vllm does not support it'),
         ('[models.a]\npath = "x"\ndevices = 2\ngraphs = true\n', "leave out graphs or devices"),
-        ('[models.a]\npath = "x"\nkind = "embedding"\ndevices = 2\n', "an embedding model runs on one"),
+        ('[models.a]\npath = "x"\nkind = "embedding"\ndevices = 2\n', "devices is for models that"),
         ('[models.a]\npath = "x"\nmin = 3\nmax = 2\n', "[models.a] min = 3 is more than max = 2"),
         ('[models.a]\npath = "x"\nkeep_alive = 1\n', "line 3: [models.a] keep_alive: 1 is not a duration"),
         ("[models]\n", "names no model"),
@@ -107,24 +108,26 @@ def test_encoder_model_without_the_embedding_kind_is_refused(tmp_path, architect
 
 def test_requests_are_limited_per_minute_and_at_a_time():
     use, limits = KeyUse(), KeyLimits(requests_per_minute=2, concurrent=1)
-    assert use.begin(limits, now=0.0) is None
-    assert use.begin(limits, now=1.0).code == "concurrent_requests"
+    assert use.reached(limits, now=0.0) is None
+    use.start(0.0)
+    assert use.reached(limits, now=1.0).error.code == "concurrent_requests"
     use.end(0, now=2.0)
-    assert use.begin(limits, now=3.0) is None
+    use.start(3.0)
     use.end(0, now=4.0)
-    reached = use.begin(limits, now=10.0)
-    assert (reached.code, reached.retry_after_s) == ("requests_per_minute", 50.0)
-    assert use.begin(limits, now=60.0) is None  # the first request began more than a minute ago and no longer counts
+    reached = use.reached(limits, now=10.0)
+    assert (reached.error.code, reached.error.retry_after_s) == ("requests_per_minute", 50.0)
+    assert use.reached(limits, now=60.0) is None  # the first request began over a minute ago and no longer counts
 
 
 def test_tokens_are_limited_once_they_are_known():
     use, limits = KeyUse(), KeyLimits(tokens_per_minute=100)
     for at, tokens in ((0.0, 60), (10.0, 60)):
-        assert use.begin(limits, now=at) is None
+        assert use.reached(limits, now=at) is None
+        use.start(at)
         use.end(tokens, now=at)
-    reached = use.begin(limits, now=20.0)
-    assert (reached.code, reached.retry_after_s) == ("tokens_per_minute", 40.0)
-    assert use.begin(limits, now=60.5) is None
+    reached = use.reached(limits, now=20.0)
+    assert (reached.error.code, reached.error.retry_after_s) == ("tokens_per_minute", 40.0)
+    assert use.reached(limits, now=60.5) is None
 
 
 def test_key_is_kept_as_a_digest_in_a_private_file(tmp_path):
@@ -171,7 +174,7 @@ def test_ended_request_frees_its_place_in_the_concurrency_limit(tmp_path):
     held = guard.begin(caller)
     with pytest.raises(RequestRefused) as refused:
         guard.begin(guard.caller({"authorization": f"Bearer {key}"}))
-    assert refusal_of(refused.value).error.status == 429
+    assert refusal_of(refused.value).status == 429
     assert refusal_of(refused.value).retry_after_s > 0
     held.end()
     held.end()
@@ -308,7 +311,7 @@ def test_pieces_received_together_become_separate_events(endpoint):
     found = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events if event]
     assert [each["index"] for each in found] == [1] * 4
     assert [each["delta"]["content"] if endpoint is Endpoint.CHAT else each["text"] for each in found] == texts
-    assert chunks.tokens == 4
+    assert chunks.read + chunks.written == 4
 
 
 def test_error_of_a_call_has_a_status_that_says_whether_to_retry():
@@ -320,14 +323,14 @@ def test_error_of_a_call_has_a_status_that_says_whether_to_retry():
         ValueError("x"): (500, "call_failed"),
     }
     for error, (status, code) in told.items():
-        found = refusal_of(error).error
+        found = refusal_of(error)
         assert (found.status, found.code, found.type) == (status, code, "server_error")
 
 
 def test_error_message_contains_no_call_host_or_folder():
     told = "call c-12 on node014: /scratch/ana/cache/x: no such file\n  its last lines"
     for kind in (ContextError, NoDeviceError, SessionError, StreamDiffersError, CallTimeoutError, ValueError, OSError):
-        found = refusal_of(kind(told)).error.message
+        found = refusal_of(kind(told)).message
         assert not any(inside in found for inside in ("c-12", "node014", "/scratch", "\n"))
 
 
@@ -345,7 +348,7 @@ def test_metrics_sum_prefix_hits_of_a_models_libraries():
     status = SimpleNamespace(libraries=[SimpleNamespace(recipe="small-1a2b", batch=load) for load in loads])
     samples = {
         sample.name: (sample.labels["model_name"], sample.value)
-        for family in session_metrics._engines(status, {"small-1a2b": "small"})
+        for family in session_figures._engines(status, {"small-1a2b": "small"})
         for sample in family.samples
     }
     assert samples["stoker_prefix_cache_queries_total"] == ("small", 60)
@@ -437,9 +440,9 @@ def test_wrong_batch_body_names_its_field(fields, param, code):
 def test_full_disk_is_reported_and_failed_upload_leaves_no_file(tmp_path):
     error = OSError(errno.ENOSPC, "No space left on device", "/x")
     refusal = refusal_of(error)
-    assert (refusal.error.status, refusal.error.code, refusal.retry_after_s > 0) == (507, "disk_full", True)
-    assert "No space left on device" in refusal.error.message
-    assert refusal_of(OSError(errno.EIO, "Input/output error")).error.code == "call_failed"
+    assert (refusal.status, refusal.code, refusal.retry_after_s > 0) == (507, "disk_full", True)
+    assert "No space left on device" in refusal.message
+    assert refusal_of(OSError(errno.EIO, "Input/output error")).code == "call_failed"
     store = FileStore(tmp_path / "files")
     with pytest.raises(OSError, match="No such file"):
         store.add(tmp_path / "absent", filename="x", purpose="batch", owner="")
@@ -453,7 +456,7 @@ def test_metrics_count_refused_offers_by_model_and_case():
     contexts = [SimpleNamespace(name=name, refused_offers=each, **zero, **seconds) for name, each in counts.items()]
     found = {
         tuple(sample.labels.values()): sample.value
-        for family in session_metrics._contexts(SimpleNamespace(contexts=contexts), {"small-1a2b": "small"})
+        for family in session_figures._context_metrics(SimpleNamespace(contexts=contexts), {"small-1a2b": "small"})
         for sample in family.samples
         if sample.name == "stoker_refused_offers_total"
     }

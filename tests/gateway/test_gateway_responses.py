@@ -14,9 +14,10 @@ from gateway.bodies import strict
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from stoker.apps.common.answer_parsing import AnswerDelta, CallPart, ToolCall
 from stoker.apps.common.openai_answers import AnswerPiece, Choice, TextBegun, TextEnded
+from stoker.apps.common.openai_chat import ToolCall
 from stoker.apps.common.openai_requests import RequestRefused
+from stoker.apps.common.tool_calls import AnswerDelta, CallDelta
 from stoker.apps.gateway.answering import parse_responses_request
 from stoker.apps.gateway.responses import ResponseEvents, chat_request, response_body, translate_chat_error
 
@@ -96,8 +97,8 @@ def test_streamed_events_add_up_to_the_whole_response():
     events = ResponseEvents(repeated, name="n", model="m", created=1)
     pieces = [
         TextBegun(5), AnswerPiece(AnswerDelta("Hm"), 2), AnswerPiece(AnswerDelta(" so", "I"), 1),
-        " look", AnswerPiece(AnswerDelta(calls=(CallPart(0, "c1", "f", "{"),)), 1),
-        AnswerPiece(AnswerDelta(calls=(CallPart(0, "", "", "}"), CallPart(1, "c2", "f", "{}"))), 3),
+        " look", AnswerPiece(AnswerDelta(calls=(CallDelta(0, "f", "{", "c1"),)), 1),
+        AnswerPiece(AnswerDelta(calls=(CallDelta(0, arguments="}"), CallDelta(1, "f", "{}", "c2"))), 3),
         TextEnded("tool_calls", 9),
     ]  # fmt: skip
     found = list(events_of(events.events(0, pieces) + events.end()))

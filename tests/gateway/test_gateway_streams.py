@@ -6,6 +6,7 @@ import asyncio
 import json
 from functools import partial
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 from gateway.loops import in_loop, until
@@ -17,10 +18,10 @@ from stoker.apps.common.models_file import ModelSettings
 from stoker.apps.common.openai_answers import TextBegun
 from stoker.apps.common.openai_requests import Endpoint
 from stoker.apps.gateway import streaming, wire
-from stoker.apps.gateway.figures import GatewayMetrics
+from stoker.apps.gateway.figures import GatewayMetrics, RunningRequest
 from stoker.apps.gateway.keys import HeldRequest, KeyUse
 from stoker.apps.gateway.served import ServedModel
-from stoker.apps.gateway.streaming import Chunks, RunningRequest, StreamedAnswer
+from stoker.apps.gateway.streaming import Chunks, StreamedAnswer
 from stoker.errors import ContextError
 
 
@@ -29,14 +30,18 @@ async def never():
 
 
 def answer_of(pieces, *, is_hot=never, use=None):
-    figures = GatewayMetrics().request(ServedModel("m", ModelSettings(path="m")), Endpoint.CHAT, begun=0.0)
+    running = RunningRequest(GatewayMetrics(), ServedModel("m", ModelSettings(path="m")), Endpoint.CHAT, begun=0.0)
     chunks = Chunks(endpoint=Endpoint.CHAT, name="n", model="m", created=1, per_prompt=1, usage=False)
 
-    async def waits_for():
+    async def waits_for(_model):
         return "loading m"
 
-    running = RunningRequest(figures, HeldRequest((use or KeyUse(running=1)).end))
-    return StreamedAnswer(pieces, chunks, running, waits_for=waits_for, is_hot=is_hot, failed=lambda _error: None)
+    async def facts(_model):
+        return SimpleNamespace(hot=await is_hot())
+
+    running.held = HeldRequest((use or KeyUse(running=1)).end)
+    watch = SimpleNamespace(waits_for=waits_for, facts=facts)
+    return StreamedAnswer(pieces, chunks, running, watch, failed=lambda _error: None)
 
 
 async def fails(*pieces, after=None):

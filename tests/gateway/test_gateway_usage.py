@@ -7,6 +7,7 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -20,8 +21,7 @@ from stoker.apps.gateway import cli, usage
 from stoker.apps.gateway.batch_files import FileStore
 from stoker.apps.gateway.batch_process import BatchPace
 from stoker.apps.gateway.batches import Batches
-from stoker.apps.gateway.failures import TryLater
-from stoker.apps.gateway.figures import GatewayMetrics
+from stoker.apps.gateway.figures import GatewayMetrics, RunningRequest
 from stoker.apps.gateway.keys import Guard, KeyFile, KeyLimits
 from stoker.apps.gateway.served import ServedModel
 from stoker.apps.gateway.usage import UsageCount, UsageFile, UsageQuery, UsageRecorder, first_day, read_query, today
@@ -44,8 +44,12 @@ def file(tmp_path, monkeypatch):
     return UsageFile(tmp_path / "serve" / "usage.sqlite")
 
 
+def rows(file: UsageFile, query: UsageQuery = ALL) -> list[SimpleNamespace]:
+    return [SimpleNamespace(**row) for row in file.read(query)]
+
+
 def requests_in(file: UsageFile, query: UsageQuery = ALL) -> dict[tuple[str, str], int]:
-    return {(row.key, row.model): row.requests for row in file.read(query)}
+    return {(row.key, row.model): row.requests for row in rows(file, query)}
 
 
 def count(recorder: UsageRecorder, key: str = "ana", model: str = "small", requests: int = 1) -> None:
@@ -60,18 +64,18 @@ def test_counts_are_summed_by_key_model_and_day(file):
     for day in days:
         file.add({(day, "ana", "small"): UsageCount(1, 10, 5, 1, 0), (day, "ben", "small"): UsageCount(2)})
         file.add({(day, "ana", "small"): UsageCount(1, 10, 5, 0, 1)})
-    week, *_ = file.read(UsageQuery(first_day("7d")))
+    week, *_ = rows(file, UsageQuery(first_day("7d")))
     assert (week.key, week.requests, week.prompt_tokens, week.completion_tokens) == ("ana", 4, 40, 20)
     assert (week.refused, week.failed) == (2, 2)
-    assert [row.day for row in file.read(UsageQuery(days[2], by=("day",)))] == sorted(days)
-    assert [row.requests for row in file.read(UsageQuery(days[2], key="ben", by=("model",)))] == [6]
+    assert [row.day for row in rows(file, UsageQuery(days[2], by=("day",)))] == sorted(days)
+    assert [row.requests for row in rows(file, UsageQuery(days[2], key="ben", by=("model",)))] == [6]
     assert file.read(UsageQuery(days[2], model="other")) == []
 
 
 def test_counts_of_more_than_400_days_ago_are_removed(file):
     old, kept = first_day("401d"), first_day("400d")
     file.add({(old, "ana", "small"): UsageCount(1), (kept, "ana", "small"): UsageCount(1)})
-    assert [row.day for row in file.read(UsageQuery("2000-01-01", by=("day",)))] == [kept]
+    assert [row.day for row in rows(file, UsageQuery("2000-01-01", by=("day",)))] == [kept]
 
 
 def test_usage_file_is_readable_by_its_owner_alone(file):
@@ -114,30 +118,21 @@ def test_unwritable_usage_file_loses_no_count(file, caplog):
     assert requests_in(file) == {("ana", "small"): 1}
 
 
-def test_counts_in_memory_are_bounded(file, monkeypatch):
-    monkeypatch.setattr(usage, "_MOST_ROWS", 2)
-    recorder = UsageRecorder(file)
-    for number in range(5):
-        count(recorder, key=f"key{number}")
-    recorder.flush()
-    assert requests_in(file) == {("key0", "small"): 1, ("key1", "small"): 1, ("(others)", "(others)"): 3}
-
-
 # ---- requests
 
 
 def test_each_request_is_counted_once_with_its_outcome(file):
     recorder = UsageRecorder(file)
     metrics, model = GatewayMetrics(recorder), ServedModel("small", ModelSettings(path="m"))
-    limit = TryLater("", type="rate_limit_error", code="c", status=429)
-    late = TryLater("", type="overloaded", code="objective_unreachable", status=503)
+    limit = RequestRefused("", type="rate_limit_error", code="c", status=429)
+    late = RequestRefused("", type="overloaded", code="objective_unreachable", status=503)
     for error in (None, ClientLeft(), asyncio.CancelledError(), limit, late, ContextError("x"), RequestRefused("x")):
-        figures = metrics.request(model, Endpoint.CHAT, begun=0.0, key="ana")
+        figures = RunningRequest(metrics, model, Endpoint.CHAT, begun=0.0, key="ana")
         figures.tokens = (2, 1)
         figures.end(error)
     metrics.count_usage(model, key="", error=late)
     recorder.flush()
-    nobody, ana = file.read(ALL)
+    nobody, ana = rows(file)
     assert (ana.requests, ana.prompt_tokens, ana.completion_tokens, ana.refused, ana.failed) == (7, 14, 7, 2, 2)
     assert (nobody.key, nobody.requests, nobody.refused) == ("-", 1, 1)
 
@@ -184,7 +179,7 @@ async def test_requests_of_a_batch_count_once_over_restarts(file, tmp_path):
     later.cancel(batch.id, owner="")
     assert (await ended(later, batch.id)).status == "cancelled"
     second.flush()
-    [row] = file.read(ALL)
+    [row] = rows(file)
     assert (row.requests, row.failed, row.prompt_tokens, row.completion_tokens) == (3, 1, 20, 4)
 
 
@@ -203,15 +198,15 @@ def test_keys_of_a_group_share_its_limits(keys):
     guard = Guard(keys)
     ana, ben = guard.caller_by_key_name("ana"), guard.caller_by_key_name("ben")
     held = guard.begin(ana)
-    with pytest.raises(TryLater, match="1 requests of this key are running"):
+    with pytest.raises(RequestRefused, match="1 requests of this key are running"):
         guard.begin(ana)
     other = guard.begin(ben)
-    with pytest.raises(TryLater, match="2 requests of the group lab1 are running, and at most 2 may run"):
+    with pytest.raises(RequestRefused, match="2 requests of the group lab1 are running, and at most 2 may run"):
         guard.begin(ben)
     held.tokens = 50
     held.end()
     keys.set_group("lab1", KeyLimits(tokens_per_minute=40))
-    with pytest.raises(TryLater, match="the group lab1 may read and write 40 tokens a minute, and has used 50"):
+    with pytest.raises(RequestRefused, match="the group lab1 may read and write 40 tokens a minute, and has used 50"):
         guard.begin(guard.caller_by_key_name("ben"))
     other.end()
 
@@ -222,7 +217,7 @@ def test_request_refused_by_its_group_does_not_count(keys):
     keys.add("ben", KeyLimits(requests_per_minute=1), group="lab1")
     guard = Guard(keys)
     guard.begin(guard.caller_by_key_name("ana")).end()
-    with pytest.raises(TryLater, match="the group lab1 may send 1 requests a minute"):
+    with pytest.raises(RequestRefused, match="the group lab1 may send 1 requests a minute"):
         guard.begin(guard.caller_by_key_name("ben"))
     keys.set_group("lab1", KeyLimits())
     guard.begin(guard.caller_by_key_name("ben")).end()
@@ -256,7 +251,7 @@ async def test_stopped_batch_counts_the_tokens_of_its_requests(keys, tmp_path):
     await asyncio.sleep(0)
     keeping.cancel()
     await asyncio.wait({keeping})
-    with pytest.raises(TryLater, match=r"has used 1,000|has used 900"):
+    with pytest.raises(RequestRefused, match=r"has used 1,000|has used 900"):
         guard.begin(guard.caller_by_key_name("ana"), used=KeyLimits.limits_for_batches)
 
 

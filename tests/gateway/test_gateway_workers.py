@@ -18,8 +18,7 @@ from gateway.running import LIMIT_S, stoker, until
 
 from stoker.apps.gateway import workers as workers_module
 from stoker.apps.gateway.keys import Guard, KeyFile
-from stoker.apps.gateway.peers import GatewayPeer, PeerLostError
-from stoker.apps.gateway.workers import GatewayWorkers, WorkerTask
+from stoker.apps.gateway.workers import GatewayPeer, GatewayWorkers, PeerLostError, WorkerTask
 
 NUMBER = 2
 LONG = {**BODY, "max_tokens": 1900, "stream": True}

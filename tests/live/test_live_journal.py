@@ -5,6 +5,7 @@ import random
 import zlib
 from pathlib import Path
 
+import journal_files
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -54,19 +55,19 @@ def test_truncation_at_any_byte_loses_only_later_records(
     book.close()
     whole = path.read_bytes()
     path.write_bytes(whole[: max(0, len(whole) - cut)])
-    kept = list(journal.read(path))
+    kept = list(journal_files.read(path))
     assert kept == [(float(now), event) for now, event in enumerate(given)][: len(kept)]
     assert cut or len(kept) == len(given)
     again = journal.Journal(path)
     again.write(99.0, PilotCut("after"))
     again.close()
-    assert list(journal.read(path)) == [*kept, (99.0, PilotCut("after"))]
+    assert list(journal_files.read(path)) == [*kept, (99.0, PilotCut("after"))]
 
 
 def test_file_of_another_format_is_not_read_as_a_journal(path: Path) -> None:
     path.write_text("this is somebody's diary, not a journal")
     with pytest.raises(SessionError, match="not a journal"):
-        list(journal.read(path))
+        list(journal_files.read(path))
     with pytest.raises(SessionError, match="not a journal"):
         journal.Journal(path)
     assert path.read_text().startswith("this is somebody")
@@ -87,7 +88,7 @@ def test_heartbeats_without_news_are_not_written(manager: Manager, peers: Peers,
         client.hear(to_client.Ack, where=lambda ack: ack.sequence > before)
         return sum(
             isinstance(message, say.Heartbeat)
-            for _, event in journal.read(folder.journal)
+            for _, event in journal_files.read(folder.journal)
             if isinstance(event, FromPilot)
             for message in event.messages
         )
@@ -135,7 +136,7 @@ def test_flipped_bit_loses_one_record(
     data = bytearray(path.read_bytes())
     data[start + int(where * (end - start))] ^= 1 << bit
     path.write_bytes(data)
-    assert list(journal.read(path)) == given[:which] + given[which + 1 :]
+    assert list(journal_files.read(path)) == given[:which] + given[which + 1 :]
     past = JournalPast(path)
     told = [record for _, record in past.records() if isinstance(record, Noticed | RecordsLost)]
     if which < 39:  # damage 39 is after the last event, where the journal contains only checks
@@ -158,14 +159,14 @@ def test_journal_is_readable_and_writable_after_arbitrary_damage(
         "again": data[at - length if at > length else 0 : at],
     }[how]  # fmt: skip
     path.write_bytes(data[:at] + part + data[at + length :])
-    read = list(journal.read(path))
+    read = list(journal_files.read(path))
     untouched = [each for each, (start, end) in zip(given, where, strict=True) if end <= at or start >= at + length]
     assert all(each in read for each in untouched)
     came = restore_manager(path, "test", default_policies())
     book = journal.Journal(path, end=came.end)
     book.write(99.0, TimerFired("after"))
     book.close()
-    assert list(journal.read(path))[-1] == (99.0, TimerFired("after"))
+    assert list(journal_files.read(path))[-1] == (99.0, TimerFired("after"))
 
 
 @pytest.mark.parametrize(
@@ -182,7 +183,7 @@ def test_undecodable_record_counts_as_damage(path: Path, body: bytes) -> None:
     data = path.read_bytes()
     at = bounds(path)[1][0]
     path.write_bytes(data[:at] + HEAD.pack(len(body), zlib.crc32(body)) + body + data[at:])
-    assert list(journal.read(path)) == given
+    assert list(journal_files.read(path)) == given
     assert [record.length for _, _, record in scan(path) if isinstance(record, Damage)] == [HEAD.size + len(body)]
 
 
@@ -353,7 +354,7 @@ def test_damaged_beginning_loses_its_content_but_not_the_session(path: Path, spo
         size = 4096 if spoilt == "the first page" else len(MAGIC) + 40
         data[:size] = bytes(size)
     path.write_bytes(data)
-    here = list(journal.read(path))
+    here = list(journal_files.read(path))
     assert here
     assert here == given[-len(here) :]
     assert (len(here) < len(given)) is (spoilt == "the first page")
@@ -377,7 +378,7 @@ def test_session_continues_after_its_journal_became_zero_bytes(path: Path) -> No
     book.write(1.0, Noticed("it goes on"))
     book.flush()
     book.close()
-    assert [event for _, event in journal.read(path)] == [Noticed("it goes on")]
+    assert [event for _, event in journal_files.read(path)] == [Noticed("it goes on")]
 
 
 def test_damaged_journal_file_after_the_file_in_use_is_ignored(tmp_path: Path) -> None:

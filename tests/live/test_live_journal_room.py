@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import journal_files
 import pytest
 from live.peers import Manager, Peer, Peers, until, welcomed
 from polling import PATIENCE_S
@@ -85,7 +86,7 @@ def test_manager_waits_on_a_full_disk(manager: Manager, peers: Peers, folder: Se
     assert client.hear(to_client.Results).ends[0].payload == b"more"
     submits = [
         message
-        for _, event in journal.read(folder.journal)
+        for _, event in journal_files.read(folder.journal)
         if isinstance(event, FromClient)
         for message in event.messages
         if isinstance(message, say.Submit)
@@ -259,13 +260,13 @@ def test_records_that_failed_to_write_are_later_written_once(tmp_path: Path, syn
                 book.flush()
             assert book.trouble
             assert book.safe < book.position
-            assert [event for _, event in journal.read(path)] == [TimerFired("first")]
+            assert [event for _, event in journal_files.read(path)] == [TimerFired("first")]
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert book.settle()
         assert not book.trouble
         book.close()
-        assert [now for now, _ in journal.read(path)] == [0.0, 1.0, 2.0, 3.0]
+        assert [now for now, _ in journal_files.read(path)] == [0.0, 1.0, 2.0, 3.0]
 
 
 # ---- synced writes
@@ -374,10 +375,12 @@ def test_records_of_a_failed_sync_are_written_again(tmp_path: Path, monkeypatch:
     until(lambda: book.flush() or book.trouble, what="the failure is seen")
     assert book.trouble == "Input/output error"
     assert book.safe < book.position
-    assert [event for _, event in journal.read(path)] == [TimerFired("first")], "the kernel may have dropped the rest"
+    assert [event for _, event in journal_files.read(path)] == [TimerFired("first")], (
+        "the kernel may have dropped the rest"
+    )
     assert book.settle()
     book.close()
-    assert [event for _, event in journal.read(path)] == [TimerFired("first"), TimerFired("second")]
+    assert [event for _, event in journal_files.read(path)] == [TimerFired("first"), TimerFired("second")]
 
 
 def test_finished_sync_wakes_the_loop_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import journal_files
 import pytest
 from live.peers import Manager, Peer, Peers, pilot_hello, session_folder, until, welcomed
 
@@ -13,7 +14,8 @@ from stoker.manager.core import events as core_events
 from stoker.manager.core.events import Command, SetTimer, TimerFired, ToClient, ToPilot
 from stoker.manager.core.seams import Policies
 from stoker.manager.live import journal
-from stoker.manager.live.decisions import NO_DECISIONS, OF_SHELL, TO_CLIENT, TO_PILOT, decision_checksum
+from stoker.manager.live.decisions import BRIEFS, decision_checksum
+from stoker.manager.live.records import Decided
 from stoker.manager.live.replay import Replayed, find_journal_and_session, verify
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted, default_policies
 from stoker.protocol import to_client, to_pilot, wire
@@ -29,7 +31,10 @@ def members(union: object) -> set[type]:
 
 
 def test_every_command_type_is_listed_as_a_decision_or_not() -> None:
-    known = {to_pilot.RunCalls, to_client.Results, *TO_PILOT, *TO_CLIENT, *OF_SHELL, *NO_DECISIONS}
+    records = core_events.Record.__args__
+    answers = {to_client.ProgressReports, to_client.Status, to_client.Story, to_client.Calls, to_client.Pieces}
+    no_decisions = {to_pilot.Ack, to_client.Ack, to_pilot.AckPieces, *answers, *records}
+    known = {to_pilot.RunCalls, to_client.Results, *BRIEFS, *no_decisions}
     every = members(to_pilot.ToPilot) | members(to_client.ToClient) | members(core_events.Command) - {ToPilot, ToClient}
     assert known == every
 
@@ -163,7 +168,7 @@ def test_restarted_manager_continues_to_record_decision_checks(
 
 
 def checks_in(path: Path) -> dict[int, int]:
-    records = (record for _, record in journal.read_events_and_checks(path) if isinstance(record, journal.Decided))
+    records = (record for _, record in journal_files.read_events_and_checks(path) if isinstance(record, Decided))
     return dict(pair for record in records for pair in record.numbered())
 
 
@@ -176,19 +181,19 @@ def test_replay_error_shows_the_lines_of_a_policy_that_raises(lived: SessionFold
     with pytest.raises(SessionError) as caught:
         replayed(lived, dispatched_by(Careless()))
     first, *rest = str(caught.value).splitlines()
-    assert "the policy raises ZeroDivisionError, as it did not in the session" in first
+    assert "the policy raises ZeroDivisionError" in first
     assert f"event {caught.value.facts['event']:,}, " in first
     assert __file__ in rest[0]
     assert rest[-1] == "ZeroDivisionError: nothing to divide by"
     assert not any("/core/" in line for line in rest)
 
-    events = list(journal.read(lived.journal))  # the event that killed the manager is the last event of the journal
+    events = list(journal_files.read(lived.journal))  # the last event killed the manager
     lived.journal.unlink()
     again = journal.Journal(lived.journal)
     for now, event in events[: caught.value.facts["event"] + 1]:
         again.write(now, event)
     again.close()
-    with pytest.raises(SessionError, match=r"the policy raises ZeroDivisionError, as it did in the session"):
+    with pytest.raises(SessionError, match=r"the policy raises ZeroDivisionError"):
         replayed(lived, dispatched_by(Careless()))
 
 

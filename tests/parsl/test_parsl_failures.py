@@ -22,7 +22,7 @@ from parsl.monitoring.radios.filesystem import FilesystemRadio
 from parsl.monitoring.remote import monitor_wrapper
 
 import stoker
-from stoker.manager.executor.packing import name_of, own
+from stoker.manager.executor.prepared import name_of, own
 
 
 def good(number: int) -> int:

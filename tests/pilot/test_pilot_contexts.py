@@ -17,11 +17,12 @@ from stoker.contexts.step_times import StepSample, StepTimes, times_of
 from stoker.pilot.core import commands
 from stoker.pilot.core.events import HelloDue, UnacknowledgedFacts
 from stoker.pilot.library.connection import BatchReports, Settings
-from stoker.pilot.library.sleeper import Sleeper, can_sleep
+from stoker.pilot.library.main import can_sleep, move_context
 from stoker.protocol import to_agent
 from stoker.protocol import to_manager as told
 from stoker.protocol.calls import FailureKind
 from stoker.protocol.to_agent import BatchReport, SleepFailed, Slept, Woke
+from stoker.protocol.to_library import Sleep, Wake
 from stoker.protocol.to_manager import LibraryBatch
 
 
@@ -154,7 +155,7 @@ class Model:
 
 def test_engine_load_is_reported_at_a_limited_rate_unless_urgent() -> None:
     model, said = Model(), list[BatchReport]()
-    reports = BatchReports(model, say=said.append, every_s=10)
+    reports = BatchReports(model, say=said.append)
 
     def at(now: float) -> list[BatchReport]:
         said.clear()
@@ -251,19 +252,19 @@ class Cache:
             raise SystemExit(self.bad)
 
 
-def sleeper_of(context: Any) -> Sleeper:
+def move(order: Any, context: Any) -> Any:
     settings = Settings(pilot="p1", library=7, folder="/nowhere", log="/logs/lib-7.log", objects="/nowhere")
-    return Sleeper(context, name="cache", devices=("cpu:0",), settings=settings)
+    return move_context(order, context=context, name="cache", devices=("cpu:0",), settings=settings)
 
 
 def test_sleep_and_wake_times_are_measured() -> None:
-    sleeper = sleeper_of(Cache())
-    asleep = sleeper.sleep()
+    context = Cache()
+    asleep = move(Sleep(), context)
     assert isinstance(asleep, Slept)
     assert (asleep.more_bytes, asleep.device_bytes) == (0, 0)
-    awake = sleeper.wake()
+    awake = move(Wake(), context)
     assert isinstance(awake, Woke)
-    again = sleeper.sleep()
+    again = move(Sleep(), context)
     assert isinstance(again, Slept)
     assert abs(again.resident_bytes - asleep.resident_bytes) < 32 * MIB, "the cache is gone from this process"
 
@@ -272,7 +273,7 @@ def test_sleep_and_wake_times_are_measured() -> None:
 def test_exception_of_a_context_is_reported(method: str, capfd: pytest.CaptureFixture[str]) -> None:
     context = Cache()
     context.bad = "no memory"
-    failed = getattr(sleeper_of(context), method)()
+    failed = move(Sleep() if method == "sleep" else Wake(), context)
     assert isinstance(failed, SleepFailed)
     error = {"sleep": "OSError", "wake": "SystemExit"}[method]
     assert failed.failure.message == f"{method}() of the context cache raised {error}: no memory"

@@ -77,7 +77,7 @@ def test_gpu_health_check_reports_ecc_errors_xids_and_lost_gpus(
     assert (first.fault(), second.fault()) == ("", "")  # errors before the start of this pilot do not count
     machine.gpus[0]["errors"] = 3
     machine.gpus[2]["state"] = "unknown"
-    machine.gpus[1]["state"] = "lost"  # a lost GPU has no readable UUID to match with its event
+    machine.gpus[1]["state"] = "lost"
     machine.write(events=[["GPU-1", 13], ["GPU-1", 79]])
     assert first.fault() == "it had 1 uncorrectable memory errors (ECC)"
     assert second.fault() == "the driver reported Xid 79 (it has fallen off the bus)"

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stoker import log_files
 from stoker.contexts import payloads
 from stoker.errors import ProtocolError
 from stoker.pilot.agent.scratch import Scratch, base_folder, sweep
@@ -187,9 +188,9 @@ def test_only_scratch_folders_of_dead_pilots_are_removed(tmp_path: Path) -> None
 def test_log_tail_is_text_even_if_the_log_is_not_utf_8(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_bytes(b"\n".join(b"line %d \xff" % n for n in range(5000)))
-    lines = processes.tail(str(log), lines=3).splitlines()
+    lines = log_files.tail(str(log), lines=3).splitlines()
     assert [line[:9] for line in lines] == ["line 4997", "line 4998", "line 4999"]
-    assert processes.tail(str(tmp_path / "nowhere")) == ""
+    assert log_files.tail(str(tmp_path / "nowhere")) == ""
 
 
 def test_memory_is_measured_exactly_before_a_library_is_blamed() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from fake_manager import TRANSFER_KEY, FakeManager, carried_session, recipe
+from fetched import get
 
 from stoker.contexts.loading import ObjectPath
 from stoker.contexts.manifest import PART_BYTES
@@ -17,7 +18,6 @@ from stoker.contexts.objects import manifest_of, object_of, publish
 from stoker.contexts.recipe import ObjectRef
 from stoker.pilot.agent import objects
 from stoker.pilot.transfer import wire
-from stoker.pilot.transfer.fetch import get
 from stoker.protocol.calls import CallEnd, FailureKind
 from stoker.protocol.to_manager import FetchFailed, LibraryReady, ObjectsGone, ObjectsHere, PilotLeaving
 from stoker.protocol.to_pilot import Exit, FetchObject, ServingPeer

@@ -13,8 +13,7 @@ import msgspec
 import pytest
 from core.pilot_shell import GIB, CoreShell
 
-from stoker.contexts.inference.adapter import EngineLoad, TokenCache
-from stoker.contexts.inference.engine_work import EngineWork
+from stoker.contexts.inference.adapter import EngineLoad, EngineWork, TokenCache
 from stoker.contexts.recipe import Needs, Recipe
 from stoker.contexts.step_times import StepSample, times_of
 from stoker.manager.core.nouns import Context

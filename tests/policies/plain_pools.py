@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from stoker.manager.policies.prompt_tuner.scheduling import Pool, PoolJob, Promise, by_deadline
+from stoker.manager.policies.prompt_tuner.scheduling import Pool, PoolJob, Promise
+
+
+def by_deadline(jobs: Iterable[PoolJob]) -> list[PoolJob]:
+    return sorted(jobs, key=lambda job: (not job.deadline_at, job.deadline_at or -job.priority, job.id))
 
 
 def allot(jobs: Sequence[PoolJob], pool: Pool, *, now: float) -> dict[int, int]:

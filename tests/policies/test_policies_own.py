@@ -18,9 +18,9 @@ from stoker.manager.live import session_policies
 from stoker.manager.live.restore import policies_modules
 from stoker.manager.live.session_policies import (
     agreed,
-    check_policies,
     find,
     keep_policies,
+    policies_for,
     policies_of,
     read_chosen_policies,
 )
@@ -143,9 +143,9 @@ def test_additional_names_in_a_policy_class_are_accepted(mine: Path) -> None:
 )
 def test_policy_without_the_methods_of_its_role_is_refused(mine: Path, seam: str, own: str, why: str) -> None:
     with pytest.raises(ConfigError, match=rf"mine\.py:{own}: it is the {seam} policy, but {why}"):
-        check_policies([site(**{seam: f"{mine}/mine.py:{own}"})])
-    check_policies([site(**{seam: f"{mine}/mine.py:Both"})])
-    check_policies([site(**{"name": f"{mine}/mine.py:{own}", seam: "exclusive"})])
+        policies_for([site(**{seam: f"{mine}/mine.py:{own}"})])
+    policies_for([site(**{seam: f"{mine}/mine.py:Both"})])
+    policies_for([site(**{"name": f"{mine}/mine.py:{own}", seam: "exclusive"})])
 
 
 def test_policy_module_is_imported(mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +155,7 @@ def test_policy_module_is_imported(mine: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 FAULTS = {
-    "mine.py:Nevr": r"the module has no class or function Nevr; it has .*Nobody, .*Helped, patient, everything$",
+    "mine.py:Nevr": r"the module has no class or function Nevr; it has .*Nobody, .*Helped, .*patient, everything$",
     "mine.py:value": r"the module has no class or function value",
     "mine.py:Half": r"it implements the residency seam, but lacks measured, idle, honours, period_s, round, rests, "
     r"timer, advised, failure_judged, pace_told; derive it from stoker\.manager\.policies\.LoadWhereWanted",
@@ -226,8 +226,8 @@ def test_sites_of_a_session_name_the_same_policy_or_none(mine: Path) -> None:
     with pytest.raises(ConfigError, match="sites one and two name different policies; a session has one"):
         agreed([one, two])
     with pytest.raises(ConfigError, match=r"policy mine\.py:Never: .*/elsewhere/mine\.py: no such file"):
-        check_policies([site(name="mine.py:Never")])
-    check_policies([site(name=f"{mine}/mine.py:Never")])
+        policies_for([site(name="mine.py:Never")])
+    policies_for([site(name=f"{mine}/mine.py:Never")])
 
 
 # ---- in a session's folder

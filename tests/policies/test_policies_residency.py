@@ -148,7 +148,7 @@ def test_no_library_is_evicted_on_a_pilot_that_ends_before_the_load(
 ) -> None:
     c = cluster(policies=policies).define(recipe("a", memory="8 GB"), recipe("b", memory="8 GB"))
     c.join("p1", of=devices(1), ends_in_s=60.0).call("x", context="a").ready().end("x")
-    c.advise("b", {"cpu": ContextAdvice(50.0, 1.0, 10**9, 10**9)})
+    c.advise("b", {"cpu": ContextAdvice(50.0, 10**9, 10**9)})
     c.forget().call("y", context="b", gang=(1, 2)).wait(15)
     assert not [said for said in c.mail.get("p1", ()) if isinstance(said, to_pilot.StopLibrary)]
     assert c.lives_on("a") == ["p1"]

@@ -382,3 +382,17 @@ def test_late_jobs_do_not_deadlock_without_the_warm_allocator(lab: Make) -> None
     job(t, "busy", items=36, due_in=25.0, gang=(2, 2)).run(until=t.now + 1.0)
     job(t, "one", "two", items=40, due_in=15.0, gang=(3, 4)).run()
     assert sorted(size(t, name) for name in ("one", "two")) >= [3, 3]
+
+
+def test_waiting_calls_are_sent_once_when_a_deadline_arrives_again() -> None:
+    """Calls with a deadline of 8 s, which crash their libraries, start and return while three calls without a deadline
+    wait. In strict mode, a second `Send` of a call is an error.
+    """
+    t = Toy(policies=lambda: fewer_rounds(prompt_tuner(provisioning=TakeWhatComes())))
+    t.context("sleepy", load_s=1.0, memory="1 GB", declares="6 GB", sleeps=True).pilot("p0", devices=2)
+    how = {"context": "sleepy", "run_s": 0.0, "step_s": 0.0}
+    t.call("c1", "c2", "c3", objective=Objective(), priority=0, **how)
+    due = Objective(deadline_at=t.now + 8.0)
+    t.call("c4", "c5", "c6", objective=due, priority=1, failed_by="node", **how)
+    t.run(limit_s=5000)
+    assert {name: len(starts(t, name)) for name in ("c1", "c2", "c3")} == {"c1": 1, "c2": 1, "c3": 1}

@@ -15,14 +15,14 @@ from core.builders import Cluster, devices
 from core.desk import SESSION
 
 from stoker.manager.core.events import Command, FromPilot, PilotCut, PilotLost, ToPilot
+from stoker.manager.core.libraries import host_bytes
 from stoker.manager.core.nouns import Device, LibraryState, PilotState
 from stoker.manager.core.seams import Action, Changes, Policies, Resize, Sleep, Unload, View
-from stoker.manager.core.sleepers import host_bytes
 from stoker.manager.policies import HottestFirst, LoadWhereWanted, TakeWhatComes
 from stoker.manager.policies.sleeping import may_sleep
 from stoker.pilot.agent.agent import collect_unacknowledged_facts
 from stoker.pilot.core import commands, events
-from stoker.pilot.core.core import EventQueue, PilotCore
+from stoker.pilot.core.reactor import EventQueue, PilotCore
 from stoker.pilot.core.state import PilotFacts, Timers
 from stoker.protocol import to_agent, to_library, to_pilot, wire
 from stoker.protocol import to_manager as say

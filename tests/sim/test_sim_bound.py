@@ -72,9 +72,6 @@ REACHED = {
     "files that leave the shared storage once": (
         world(source(1), model(files=FILES), links=Links(shared=Rate(0.5 * GB))), calls(30), 20.0 + 10.0 + 30.0,
     ),
-    "a load for each call": (
-        world(source(2), model(memory_gb=16, awareness=Awareness.DISK)), calls(40), 20 * (10.0 + 1.0),
-    ),
     "libraries of two devices": (world(source(2, devices=4), model(devices=2)), calls(100), 10.0 + 25.0),
     "calls that end before all their items, after a while of their own": (
         world(source(1), model()), [Arrival(0.0, "llm", items=9, fixed_s=3.0, items_done=4)] * 5, 10.0 + 5 * 7.0,
@@ -105,19 +102,6 @@ def test_lower_bound_counts_one_load_per_block_with_a_walltime() -> None:
     # the bound assumes that calls run for 90 of every 100 s; the true optimum is 170 s
     assert bound == pytest.approx(150.0 / 0.9, abs=1e-3)
     assert bound < simulate(world(pool, model()), calls(150))[1].ended_at
-
-
-@pytest.mark.parametrize(("memory_gb", "optimum"), [(16, 60 * 11.0), (8, 20 * 11.0), (7, 20 * 11.0), (4, 10 * 11.0)])
-def test_device_loads_as_many_libraries_at_once_as_it_has_room_for(memory_gb: int, optimum: float) -> None:
-    context = model(memory_gb=memory_gb, awareness=Awareness.DISK)
-    both = [Arrival(0.0, name) for name in "ab" for _ in range(30)]
-    assert lower_bound(several([1.0], {"a": context, "b": context}), both).ends_at == pytest.approx(optimum, abs=1e-3)
-
-
-def test_shared_storage_limits_calls_that_each_read_files() -> None:
-    context = model(load_s=0.0, files=FILES, awareness=Awareness.NONE)
-    bound = lower_bound(world(source(4), context, links=Links(shared=Rate(1.0 * GB))), calls(4))
-    assert (bound.limit, bound.ends_at) == (Limit.STORAGE, pytest.approx(40.0, abs=1e-3))
 
 
 def test_files_already_read_for_another_context_are_cached() -> None:

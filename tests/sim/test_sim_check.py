@@ -21,7 +21,7 @@ def test_world_in_which_calls_can_run_passes() -> None:
 
 
 def test_empty_world_is_refused() -> None:
-    assert [each.at for each in impossible(World({}, (), {}))] == [("sources",), ("contexts",)]
+    assert [each[0] for each in impossible(World({}, (), {}))] == [("sources",), ("contexts",)]
 
 
 def test_unknown_context_is_refused() -> None:

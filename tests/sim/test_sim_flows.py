@@ -77,7 +77,7 @@ def test_no_link_is_overfull_and_each_flow_crosses_a_full_link(rates: list[float
         mine = [links[n % len(links)] for n in sorted({n % len(links) for n in path})]
         sent.append((network.start(1e9, [mine], lambda: None), mine))
     agenda.step()  # the network computes the share of each flow
-    rate = {transfer: sum(flow.rate for flow in transfer._flows) for transfer, _ in sent}
+    rate = {transfer: sum(flow.rate for flow in transfer.flows) for transfer, _ in sent}
     used = {link: sum(rate[transfer] for transfer, mine in sent if link in mine) for link in links}
     for link in links:
         assert used[link] <= link.rate * (1 + 1e-9)

@@ -44,7 +44,7 @@ class Served:
         while left:
             while coming and requests[coming[-1]].at <= now:
                 self.engine.add(coming[-1], self.times[coming.pop()], now=now)
-            if not self.engine.is_computing and not self.engine.begin(now, leap=leap):
+            if not self.engine._ahead and not self.engine.begin(now, leap=leap):
                 now = requests[coming[-1]].at
                 continue
             self.begins += 1

@@ -32,11 +32,6 @@ ALLOWED = {
     "TakeBack": ({"manager/core/seams.py", "src/stoker/protocol/to_pilot.py"}, _ACTION),
     "TimerFired": ({"manager/core/events.py", "pilot/core/events.py"}, _BOTH_CORES),
     "_Event": ({"manager/core/events.py", "pilot/core/events.py"}, _OWN_BASE),
-    "_Message": (
-        {f"src/stoker/protocol/to_{who}.py" for who in ("agent", "client", "library", "manager", "pilot")}
-        | {"pilot/zygote/client.py"},
-        _OWN_BASE,
-    ),
 }
 """Class names that two files define intentionally, with the files and the reason."""
 

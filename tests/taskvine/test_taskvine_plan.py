@@ -169,9 +169,9 @@ def test_slot_is_a_gpu_or_a_core_of_a_worker_without_gpus():
 
 def test_dry_run_shows_the_pool_and_its_worker_command():
     made = site(SLURM + 'interface = "127.0.0.1"\n')
-    shown = doctor_site.show(made)
-    head, pool, then, factory = shown.lines
-    assert not shown.refused
+    lines, refused = doctor_site.show(made)
+    head, pool, then, factory = lines
+    assert not refused
     assert head.endswith("run here, one in all")
     assert "-m stoker.pilot.taskvine.main" in pool
     assert pool.endswith("--host 127.0.0.1 --block b1")

@@ -7,7 +7,7 @@ import pytest
 from stoker.config import load_site, parse_site
 from stoker.contexts import context
 from stoker.errors import ConfigError
-from stoker.manager.executor import engines, new_sessions
+from stoker.manager.executor import blocks, engines, new_sessions
 from stoker.manager.executor.options import parse_call_specification
 from stoker.manager.taskvine import refusals
 from stoker.site import Engine, Site
@@ -111,4 +111,4 @@ def test_taskvine_session_with_two_sites_or_a_provider_is_refused():
     with pytest.raises(ConfigError, match="has one site; remove local from sites"):
         engines.check([Site(), vine], provider=None)
     with pytest.raises(ConfigError, match="leave provider= out"):
-        engines.check([vine], provider=engines.local_provider(Site()))
+        engines.check([vine], provider=blocks.local_provider(Site()))

@@ -17,7 +17,7 @@ from stoker.contexts.manifest import PART_BYTES
 from stoker.contexts.objects import manifest_of, matches, object_of
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import FetchOutcome, ObjectCopy, ObjectSource
-from stoker.pilot.transfer.fetch import FetchSettings, ObjectFetch
+from stoker.pilot.transfer.fetch import ObjectFetch
 from stoker.pilot.transfer.server import ObjectServer
 
 KEY = bytes(range(32))
@@ -39,17 +39,26 @@ class Original:
         return ObjectSource(path=str(self.path), origin=True)
 
 
+class FetchTo(ObjectFetch):
+    """A fetch to the path `target`."""
+
+    target: Path
+
+    def run(self, *, alone_s: float = float("inf")) -> FetchOutcome:  # type: ignore[override]
+        return super().run(self.target, alone_s=alone_s)
+
+
 class Host:
     """A disk with a transfer server and fetches to this disk."""
 
     def __init__(self, folder: Path, *, key: bytes, limits: wire.WireLimits = wire.LIMITS, most: int = 4) -> None:
         folder.mkdir()
         self.folder = folder
-        self.means = FetchSettings(key=key, limits=limits)
+        self.key, self.limits = key, limits
         self.copies: dict[str, ObjectCopy] = {}
         self.expected: set[str] = set()
         self.lost: list[tuple[ObjectSource, str]] = []
-        self.fetches: list[ObjectFetch] = []
+        self.fetches: list[FetchTo] = []
         self.server = ObjectServer(self, key=key, host="127.0.0.1", limits=limits, most=most)
         self.source = ObjectSource(address=self.server.address, label=folder.name)
 
@@ -63,14 +72,15 @@ class Host:
     def hold(self, original: Original) -> None:
         self.copies[original.name] = ObjectCopy(original.path, original.name, original.manifest, whole=True)
 
-    def fetch(self, original: Original, *sources: ObjectSource, manifest: bool = False) -> ObjectFetch:
-        fetch = ObjectFetch(
+    def fetch(self, original: Original, *sources: ObjectSource, manifest: bool = False) -> FetchTo:
+        fetch = FetchTo(
             original.name,
-            self.folder / "object",
-            means=self.means,
+            key=self.key,
+            limits=self.limits,
             lost=lambda source, why: self.lost.append((source, why)),
             begun=lambda copy: self.copies.setdefault(copy.name, copy),
         )
+        fetch.target = self.folder / "object"
         self.fetches.append(fetch)
         fetch.offer(sources, manifest=original.manifest if manifest else b"")
         return fetch
@@ -87,13 +97,13 @@ class Host:
 
 
 class Running:
-    def __init__(self, fetch: ObjectFetch, *, alone_s: float = float("inf")) -> None:
+    def __init__(self, fetch: FetchTo, *, alone_s: float = float("inf")) -> None:
         self.outcome: FetchOutcome | None = None
         self.error: Exception | None = None
         self._thread = threading.Thread(target=self._run, args=(fetch, alone_s), daemon=True)
         self._thread.start()
 
-    def _run(self, fetch: ObjectFetch, alone_s: float) -> None:
+    def _run(self, fetch: FetchTo, alone_s: float) -> None:
         try:
             self.outcome = fetch.run(alone_s=alone_s)
         except Exception as error:

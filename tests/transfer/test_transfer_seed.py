@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from fetched import get
 from transfer.hosts import KEY, Host, Original, until
 
 import stoker
 from stoker.contexts.objects import matches, publish
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import ObjectSource
-from stoker.pilot.transfer.fetch import SEED_FILE, get, put
+from stoker.pilot.transfer.fetch import SEED_FILE, put
 from stoker.protocol.session import KeyPair, SessionFile, SessionFolder
 
 Start = Callable[[], subprocess.Popen[bytes]]
@@ -66,7 +67,7 @@ def test_published_objects_are_served_to_clients_with_the_key(
     assert host().get(big, seed).origin_bytes == big.ref.size_bytes
     for use in (
         lambda: get(big.name, tmp_path / "out", addresses=[seed.address], key=bytes(32)),
-        lambda: put("result-1-0123456789ab", [b"x"], address=seed.address, key=bytes(32)),
+        lambda: put("result-1-0123456789ab", b"x", address=seed.address, key=bytes(32)),
     ):
         with pytest.raises(wire.PeerError, match="does not know the session's transfer key"):
             use()
@@ -93,12 +94,12 @@ def test_arguments_are_served_and_results_accepted(
     assert matches(tmp_path / "arguments", big.ref)
     data = os.urandom(3_000_000)
     name = "result-1f-0123456789ab"
-    where = put(name, [data[:7], memoryview(data)[7:]], address=address(session), key=KEY)
+    where = put(name, memoryview(data), address=address(session), key=KEY)
     assert Path(where) == session.objects / name
     assert Path(where).read_bytes() == data
     for odd in ("../evil", "result-1f-0123456789ab/..", "file-" + "0" * 64, ""):
         with pytest.raises(wire.PeerError, match="not a result"):
-            put(odd, [b"x"], address=address(session), key=KEY)
+            put(odd, b"x", address=address(session), key=KEY)
     assert sorted(path.name for path in session.objects.iterdir()) == sorted([f"{big.name}~0123abcd", name])
 
 
@@ -183,9 +184,11 @@ def test_node_with_only_python_can_fetch(start: Start, session: SessionFolder, b
     code = (
         f"import sys; sys.path.insert(0, {str(carried)!r})\n"
         "from pathlib import Path\n"
-        "from stoker.pilot.transfer.fetch import get, read_key\n"
-        "key = read_key(sys.argv[1])\n"
-        "print(get(sys.argv[2], Path(sys.argv[3]), addresses=[sys.argv[4]], key=key).origin_bytes)\n"
+        "from stoker.pilot.transfer.board import ObjectSource\n"
+        "from stoker.pilot.transfer.fetch import ObjectFetch, read_key\n"
+        "fetch = ObjectFetch(sys.argv[2], key=read_key(sys.argv[1]))\n"
+        "fetch.offer([ObjectSource(address=sys.argv[4], origin=True)])\n"
+        "print(fetch.run(Path(sys.argv[3]), alone_s=0.0).origin_bytes)\n"
     )
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code, str(session.key_file("transfer")), big.name,

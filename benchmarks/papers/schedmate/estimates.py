@@ -71,7 +71,7 @@ def estimate_rows(
         hidden.update(other["name"] for other in history_rows if not apart(row, other))
         loader, function = facts[row["name"]]
         one = estimator.estimate(KIND, loader=loader, function=function)
-        similar = [took[each.recipe] for each in one.from_runs]
+        similar = [took[each.row.recipe] for each in one.from_runs]
         said = {"run_s": one.run_s, "load_s": one.load_s, "peak_bytes": one.peak_bytes}
         found[row["name"]] = {
             **{what: each.median if each else 0.0 for what, each in said.items()},

@@ -25,11 +25,12 @@ from benchmarks.papers.schedmate.failures import evaluation
 from benchmarks.papers.schedmate.failures.corpus import FailedJob, corpus
 from benchmarks.papers.schedmate.metric_formats import HELD_OUT, HELD_OUT_SECOND
 from benchmarks.papers.schedmate.metrics import Learned, made_cases, rows_of
-from stoker.manager.advice.endpoint import LanguageModel, ModelEndpoint
+from stoker.manager.advice.endpoint import ModelEndpoint
 from stoker.manager.advice.logs import Fault, FaultKind, Located
 from stoker.manager.advice.logs.opinion import BY_MODEL, second_opinion
 from stoker.manager.advice.logs.reading import RANK_MARK
 from stoker.manager.advice.metrics import LineFormats
+from stoker.site import Advice, Duration
 from stoker.whole_files import write_whole
 
 RECORD = ROOT / "benchmarks" / "records" / "schedmate-language-model.json"
@@ -38,7 +39,7 @@ _BY_HAND = tuple(map(re.compile, tomllib.loads(Path(__file__).with_name("line_an
 
 
 class Remembering(ModelEndpoint):
-    def __init__(self, model: LanguageModel) -> None:
+    def __init__(self, model: Advice) -> None:
         super().__init__(model)
         self.answers: dict[str, dict[str, object]] = {}
 
@@ -52,7 +53,7 @@ class ByHand(ModelEndpoint):
     """Correct answers for the held-out formats (`line_answers.toml`) in place of model answers."""
 
     def __init__(self) -> None:
-        super().__init__(LanguageModel("http://127.0.0.1:9/v1", "by hand"))
+        super().__init__(Advice("http://127.0.0.1:9/v1", "by hand"))
 
     def ask(self, instruction: str, question: str, *, schema: Mapping[str, object]) -> dict[str, object]:  # noqa: ARG002
         found = next((hit for each in _BY_HAND if (hit := each.search(question))), None)
@@ -117,16 +118,17 @@ def main() -> int:
     ask.add_argument("url", help="an OpenAI-compatible endpoint, for example of `stoker serve`")
     ask.add_argument("model", help="the model at the endpoint")
     asked = ask.parse_args()
-    endpoint = Remembering(LanguageModel(asked.url, asked.model, time_limit_s=300.0, session_budget=10_000_000))
+    model = Advice(asked.url, asked.model, time_limit_s=Duration(300.0), session_tokens=10_000_000)
+    endpoint = Remembering(model)
     began = time.monotonic()
     record: dict[str, Any] = {
         "command": f"python -m benchmarks.papers.schedmate.language_model URL {asked.model}", "model": asked.model,
         "machine": machine(), "at": str(datetime.date.today()), "commit": commit(),
         "load": [round(load, 1) for load in os.getloadavg()], "lines": lines(endpoint),
     }  # fmt: skip
-    record["tokens of lines"] = endpoint.model.session_budget - endpoint.tokens_left
+    record["tokens of lines"] = endpoint.model.session_tokens - endpoint.tokens_left
     record["failures"] = failures(endpoint)
-    record["tokens"] = endpoint.model.session_budget - endpoint.tokens_left
+    record["tokens"] = endpoint.model.session_tokens - endpoint.tokens_left
     record["s"] = round(time.monotonic() - began)
     write_whole(RECORD, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n", mode=0o644)
     return 0

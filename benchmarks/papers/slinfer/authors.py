@@ -17,7 +17,7 @@ import msgspec
 from benchmarks.papers.slinfer.worlds import CPU, GPU, Nodes
 from stoker.manager.core.nouns import Device, Library
 from stoker.manager.core.seams import Action, Policies, Unload, View
-from stoker.manager.policies.named import SHIPPED
+from stoker.manager.policies import SHIPPED
 from stoker.manager.policies.slinfer.dispatch import OfferByHeadroom
 from stoker.manager.policies.slinfer.validation import staying
 from stoker.protocol.calls import Objective

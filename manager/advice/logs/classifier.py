@@ -1,13 +1,7 @@
-"""Find the party at fault for a located failure (SchedMate §3.3, failure classification, without a language model).
-
-The most certain matching row of `failures.py` decides. Matches in early lines count most; matches of rows for
-consequences count least. If no row matches, a learned scorer decides, but a plain Python exception from the user's code
-is the user's fault.
-
-The scorer is logistic regression. `python -m benchmarks.papers.schedmate train` creates `scorer.json` from the training
-part of a labelled corpus. Plain Python applies the scorer, because a login node needs no NumPy. The features are the
-vocabularies and the program of the first lines, the kind of errno, and the family and owner of the exception.
-"""
+"""Find the party at fault for a located failure (SchedMate §3.3, failure classification). The most certain matching row
+of `failures.py` decides; early lines count most. If no row matches, a learned scorer decides (logistic regression over
+vocabularies, errno, and the exception's family and owner, from `python -m benchmarks.papers.schedmate train`), but a
+plain Python exception from the user's code is the user's fault."""
 
 from __future__ import annotations
 
@@ -30,8 +24,7 @@ from stoker.manager.advice.logs.reading import RANK_MARK
 
 
 class KindScorer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A learned scorer. `weights`: weight per kind of fault and feature. `bias`: bias per kind. `made_of`: the training
-    data."""
+    """A learned scorer: its training data, weights by kind and feature, and biases."""
 
     made_of: str
     weights: dict[FaultKind, dict[str, float]]
@@ -44,10 +37,8 @@ class KindScorer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             kind: self.bias[kind] + sum(value * self.weights[kind].get(fact, 0.0) for fact, value in values.items())
             for kind in self.bias
         }
-        highest = max(scores.values())
-        parts = {kind: exp(score - highest) for kind, score in scores.items()}
-        total = sum(parts.values())
-        return {kind: part / total for kind, part in parts.items()}
+        parts = {kind: exp(score - max(scores.values())) for kind, score in scores.items()}
+        return {kind: part / sum(parts.values()) for kind, part in parts.items()}
 
 
 def scaled(found: Mapping[str, float]) -> dict[str, float]:
@@ -96,15 +87,14 @@ def classify(located: Located, *, rules: tuple[FaultRule, ...] = ROWS, scorer: K
     if by_rule is not None:
         sure, rule, line = by_rule
         return Fault(rule.kind, rule.component, round(sure, 3), rule.means, _proof(located, line))
-    chances = dict((scorer or shipped_scorer()).chances(features(located, rules)))
+    chances = (scorer or shipped_scorer()).chances(features(located, rules))
     by_user = "user" in frame_owners(line.text for line in located.traceback)
     exception = _last_exception(located)
     plain = by_user and exception_name_in_line(exception) in _PLAIN
     if plain:
+        user = max(_PLAIN_CHANCE, chances[FaultKind.USER])
         rest = (1 - _PLAIN_CHANCE) / max(1e-9, 1 - chances[FaultKind.USER])
-        chances = {kind: chance * rest for kind, chance in chances.items()} | {
-            FaultKind.USER: max(_PLAIN_CHANCE, chances[FaultKind.USER])
-        }
+        chances = {kind: user if kind is FaultKind.USER else chance * rest for kind, chance in chances.items()}
     kind = max((FaultKind.USER, FaultKind.FRAMEWORK), key=lambda kind: chances[kind])
     if chances[FaultKind.INFRASTRUCTURE] >= (RAISED_LEAST if by_user else INFRASTRUCTURE_LEAST):
         kind = FaultKind.INFRASTRUCTURE
@@ -115,13 +105,19 @@ def classify(located: Located, *, rules: tuple[FaultRule, ...] = ROWS, scorer: K
 
 def _most_certain_rule(located: Located, rules: tuple[FaultRule, ...]) -> tuple[float, FaultRule, LogLine] | None:
     """Return the most certain matching row, its certainty and its line. Secondary rows count only if the failure begins
-    with a secondary row."""
+    with one."""
     context = "\n".join(line.text for line in (*located.window, *located.signs, *located.traceback))
     best: tuple[float, FaultRule, LogLine] | None = None
     fading = 1.0
-    opening = matching_rules(_first_error_text(located), rules)
+    raised = located.traceback and located.traceback[0].number == located.first.number
+    opening = matching_rules((raised and _last_exception(located)) or located.first.text, rules)
     without_cause = bool(opening) and all(rule.secondary for rule in opening)
-    for line in _evidence(located):
+    first, *more = located.signs[:_EVIDENCE_SIGNS] or (located.first,)
+    evidence = (located.first, first, *_exception_lines(located), *more, *located.after[:_EVIDENCE_AFTER])
+    by_number: dict[int, LogLine] = {}
+    for line in evidence:
+        by_number.setdefault(line.number, line)
+    for line in by_number.values():
         for rule in matching_rules(line.text, rules):
             if rule.secondary and not without_cause:
                 continue
@@ -130,21 +126,6 @@ def _most_certain_rule(located: Located, rules: tuple[FaultRule, ...]) -> tuple[
                 best = (sure, rule, line)
         fading *= _FADING
     return best
-
-
-def _first_error_text(located: Located) -> str:
-    if located.traceback and located.traceback[0].number == located.first.number:
-        return _last_exception(located) or located.first.text
-    return located.first.text
-
-
-def _evidence(located: Located) -> Iterable[LogLine]:
-    first, *more = located.signs[:_EVIDENCE_SIGNS] or (located.first,)
-    lines = (located.first, first, *_exception_lines(located), *more, *located.after[:_EVIDENCE_AFTER])
-    by_number: dict[int, LogLine] = {}
-    for line in lines:
-        by_number.setdefault(line.number, line)
-    return by_number.values()
 
 
 def _exception_lines(located: Located) -> list[LogLine]:
@@ -175,7 +156,7 @@ def _proof(located: Located, line: LogLine) -> tuple[LogLine, ...]:
 
 _CAUSES = 2
 _NEAR_LINES = 3
-"""Maximum number of lines between the first line of a failure and its traceback."""
+"""Maximum distance between the first line of a failure and its traceback."""
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _PATH = re.compile(r"(?:/[\w.@+-]+){2,}/?")
 _FRAME = re.compile(r'File "([^"]+)", line \d+')
@@ -195,14 +176,20 @@ def _facts(located: Located, rules: tuple[FaultRule, ...]) -> Iterator[str]:
     traceback = [_without_rank_mark(line) for line in lines] if is_own else []
     raised = next((line for line in reversed(traceback) if exception_name_in_line(line)), "")
     opening = raised or _without_rank_mark(located.first)
-    signs = [_without_rank_mark(sign) for sign in _primary_error_lines(located, rules)[:_CAUSES]]
+    held = [(sign, matching_rules(sign.text, rules)) for sign in located.signs]
+    primary = [sign for sign, rows in held if not rows or not all(row.secondary for row in rows)] or located.signs
+    signs = [_without_rank_mark(sign) for sign in primary[:_CAUSES]]
     for line in (opening, *(text for text in signs if text != opening)):
         yield from _fields_of(line)
         yield from (f"@speaks:{name}" for name, form in _SPEAKERS if form.search(line))
-        yield from _errno_features(line)
+        errnos = {_BY_NUMBER.get(int(next(filter(None, hit.groups())))) for hit in _ERRNO.finditer(line)}
+        errnos |= {kind for text, kind in _BY_TEXT.items() if text in line.lower()}
+        yield from (f"@errno:{kind}" for kind in sorted(filter(None, errnos)))
         if name := exception_name_in_line(line):
             yield f"@type:{name}"
-            yield from _exception_family_features(name)
+            family = getattr(getattr(builtins, name, None), "__mro__", ())
+            kinds = [each.__name__ for each in family if issubclass(each, Exception) and each is not Exception]
+            yield from (f"@family:{kind}" for kind in (kinds if BaseException in family else ["other"]))
     yield from (f"{field}, first" for field in _fields_of(opening))
     yield "@traceback" if located.traceback else "@no-traceback"
     if owners := frame_owners(traceback):
@@ -213,35 +200,12 @@ def _facts(located: Located, rules: tuple[FaultRule, ...]) -> Iterator[str]:
             yield from (f"{field}, module" for field in _FIELDS_OF.get(name, ()))
 
 
-def _primary_error_lines(located: Located, rules: tuple[FaultRule, ...]) -> list[LogLine]:
-    held = [(sign, matching_rules(sign.text, rules)) for sign in located.signs]
-    return [sign for sign, rows in held if not rows or not all(row.secondary for row in rows)] or list(located.signs)
-
-
 def _fields_of(line: str) -> Iterator[str]:
-    """Yield the vocabularies of each word of a line. A capital begins a word: `ncclSystemError` contains "system"."""
+    """Yield the vocabularies of each word. A capital begins a word: `ncclSystemError` contains "system"."""
     for word in _WORD.findall(_PATH.sub(" ", line)):
         lower = word.lower()
         if len(lower) > 1 and lower not in _COMMON:
             yield from _FIELDS_OF.get(lower, ())
-
-
-def _errno_features(line: str) -> Iterator[str]:
-    found = {_BY_NUMBER.get(int(next(filter(None, hit.groups())))) for hit in _ERRNO.finditer(line)}
-    lower = line.lower()
-    found |= {kind for text, kind in _BY_TEXT.items() if text in lower}
-    for kind in sorted(filter(None, found)):
-        yield f"@errno:{kind}"
-
-
-def _exception_family_features(exception: str) -> Iterator[str]:
-    kind = getattr(builtins, exception, None)
-    if not (isinstance(kind, type) and issubclass(kind, BaseException)):
-        yield "@family:other"
-        return
-    for each in kind.__mro__:
-        if issubclass(each, Exception) and each is not Exception:
-            yield f"@family:{each.__name__}"
 
 
 def exception_name_in_line(line: str) -> str:
@@ -329,7 +293,7 @@ _FIELDS = {
     "mpi": ("mpi mpirun mpiexec orte prte ompi opal btl communicator rank ranks finalize init process processes"),
     "collective": ("nccl gloo allreduce collective watchdog barrier rendezvous store torchelastic backend group"),
 }
-"""The vocabularies of subsystems. A word may be in several vocabularies."""
+"""The vocabularies of subsystems."""
 _FIELDS_OF: dict[str, list[str]] = {}
 for _field, _vocabulary in _FIELDS.items():
     for _word in _vocabulary.split():

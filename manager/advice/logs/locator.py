@@ -1,18 +1,18 @@
 """Find the first relevant lines of a log (SchedMate §3.3, the failure locator).
 
-The paper finds the border between ordinary lines and errors by binary search. `locate` reads the whole log, so `locate`
-also handles harmless warnings, survived failures, and ranks that print after another rank has died.
+The paper finds the border between ordinary lines and errors by binary search. `locate` reads the whole log, so it also
+handles harmless warnings, survived failures, and ranks that print after another rank has died.
 
-Lines that differ only in digits form one group, and only the first line of each group is graded. Bad lines form
-*episodes*. An episode begins with a bad line and ends after `QUIET_LINES` ordinary lines. The failure is the last
-episode if the log ends in this episode, or an earlier episode that shows broken hardware. The relevant line is the
-first severe line of the failed episode that is not a consequence of another rank's end.
+Lines that differ only in digits are graded once. Bad lines form *episodes*, which end after `QUIET_LINES` ordinary
+lines. The failure is the last episode if the log ends in it, or an earlier episode that shows broken hardware. Its
+first severe line that is no consequence of another rank's end is the relevant line.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from stoker.manager.advice.logs.failures import ROWS, FaultRule, Located, LogLine, matching_rules
 from stoker.manager.advice.logs.reading import (
@@ -38,31 +38,26 @@ _WINDOW_LINES = 400
 _MOST_SIGNS = 120
 _MOST_TRACEBACKS = 6
 _OPEN_TRACEBACKS = 32
-_STEP_BACK_LINES = 3
-"""An error without a traceback at most this many lines above the relevant line becomes the relevant line."""
 _ANSWER_LINES = 2
-"""A program's announcement of a retry must follow the failure within this many lines of the log."""
+"""A program announces a retry within this many lines after the failure."""
 _BREAKS_BY_ITSELF = frozenset({"gpu", "nvlink", "node"})
-"""Hardware components. A program may continue for some time after the failure of such a component."""
+"""Hardware components. A program may continue for some time after such a failure."""
 _SECONDARY = 2
 _SEVERAL = 3
 
 
+@dataclass(eq=False, slots=True)
 class BadLine:
-    """The first of the bad lines that differ only in digits. `count`: number of these lines. `overcome`: True if the
-    next lines of the log announce that the program continues."""
+    """The first of the bad lines that differ only in digits. `overcome`: the next lines announce that the program
+    continues."""
 
-    __slots__ = ("count", "gravity", "last", "number", "overcome", "rules", "text", "traceback")
-
-    def __init__(self, number: int, text: str, gravity: Gravity, traceback: TracebackLines | None = None) -> None:
-        self.number = number
-        self.text = text
-        self.gravity = gravity
-        self.count = 1
-        self.last = number
-        self.overcome = False
-        self.rules: list[FaultRule] = []
-        self.traceback = traceback
+    number: int
+    text: str
+    traceback: TracebackLines | None
+    last: int
+    count: int = 1
+    overcome: bool = False
+    rules: list[FaultRule] = field(default_factory=list)
 
     @property
     def begins_at(self) -> int:
@@ -70,9 +65,8 @@ class BadLine:
 
     @property
     def rank(self) -> int:
-        """The relevance of the line. 0: the line shows an independent failure. 2: the line shows a consequence of
-        another failure, according to the rules or because several ranks print the line. 3: the program survived the
-        failure."""
+        """0: an independent failure. 2: a consequence of another failure, by the rules or because several ranks print
+        it. 3: survived."""
         if self.overcome:
             return _SECONDARY + 1
         follows = all(rule.secondary for rule in self.rules) if self.rules else self.count >= _SEVERAL
@@ -80,17 +74,16 @@ class BadLine:
 
 
 class Episode:
-    """A sequence of bad lines in a log. `overcome_after`: number of the last line that announced a retry or an
-    alternative."""
+    """A sequence of bad lines. `overcome_after`: the last line that announced a retry. `open`: incomplete
+    tracebacks."""
 
-    def __init__(self, number: int, before: Iterable[tuple[int, bytes]]) -> None:
-        self.number = number
+    def __init__(self, before: Iterable[tuple[int, bytes]]) -> None:
         self.window: list[tuple[int, bytes]] = list(before)
         self.tracebacks: list[TracebackLines] = []
         self.signs: dict[int, BadLine] = {}
         self.overcome_after = 0
         self.gravity = Gravity.PLAIN
-        self._open: list[TracebackLines] = []
+        self.open: list[TracebackLines] = []
         self._most_window = len(self.window) + _WINDOW_LINES
 
     def keep(self, number: int, line: bytes) -> bool:
@@ -105,24 +98,20 @@ class Episode:
             found.count += 1
             found.last = number
         elif found is not None or len(self.signs) < _MOST_SIGNS:
-            self.signs[key] = BadLine(number, text, gravity, traceback)
+            self.signs[key] = BadLine(number, text, traceback, last=number)
         self.gravity = max(self.gravity, gravity)
 
     def begin_traceback(self, number: int, line: str) -> None:
-        if len(self._open) < _OPEN_TRACEBACKS:
+        if len(self.open) < _OPEN_TRACEBACKS:
             traceback = TracebackLines(number, line)
-            self._open.append(traceback)
-            self._open.sort(key=lambda each: not each.marks_ranks)  # a marked line must join its rank's traceback
+            self.open.append(traceback)
+            self.open.sort(key=lambda each: not each.marks_ranks)  # a marked line must join its rank's traceback
             if len(self.tracebacks) < _MOST_TRACEBACKS:
                 self.tracebacks.append(traceback)
         self.gravity = Gravity.FATAL
 
-    @property
-    def has_open_traceback(self) -> bool:
-        return bool(self._open)
-
     def add_line_to_traceback(self, number: int, line: str) -> bool:
-        for traceback in [*self._open]:
+        for traceback in [*self.open]:
             raised = len(traceback.exceptions)
             if traceback.add(number, line):
                 if len(traceback.exceptions) > raised:
@@ -131,7 +120,7 @@ class Episode:
                     self.sign(key, at, text, Gravity.FATAL, traceback)
                 return True
             if traceback.done:
-                self._open.remove(traceback)
+                self.open.remove(traceback)
         return False
 
     def record_recovery_at_line(self, number: int) -> None:
@@ -143,31 +132,17 @@ class Episode:
     def first(self, rules: tuple[FaultRule, ...]) -> BadLine:
         for sign in self.signs.values():
             sign.rules = matching_rules(sign.text, rules)
-        best = min(self.signs.values(), key=lambda sign: (sign.rank, sign.begins_at))
-        for sign in sorted(self.signs.values(), key=lambda sign: sign.begins_at, reverse=True):
-            gap = best.begins_at - sign.begins_at
-            if 0 < gap <= _STEP_BACK_LINES and sign.rank < _SECONDARY and sign.traceback is None:
-                best = sign
-        return best
+        return min(self.signs.values(), key=lambda sign: (sign.rank, sign.begins_at))
 
-    def broken(self, rules: tuple[FaultRule, ...]) -> BadLine | None:
-        lasting = (sign for sign in self.signs.values() if not sign.overcome)
-        return next((sign for sign in lasting if matching_rules(sign.text, rules)), None)
-
-    def first_traceback_from_line(self, number: int) -> TracebackLines | None:
-        overcome = [sign.traceback for sign in self.signs.values() if sign.overcome]
-        return next((each for each in self.tracebacks if each.number >= number and each not in overcome), None)
-
-    def ordered(self) -> Iterator[BadLine]:
-        yield from sorted(self.signs.values(), key=lambda sign: sign.number)
+    def ordered(self) -> list[BadLine]:
+        return sorted(self.signs.values(), key=lambda sign: sign.number)
 
 
 # ---- one pass over a log
 
 
 AFTER_LINES = 160
-"""Number of lines to return after the first relevant line. Together with `BEFORE_LINES`, these are the 200 lines of the
-paper."""
+"""Lines to return after the first relevant line; with `BEFORE_LINES` the 200 lines of the paper."""
 _MOST_KINDS = 100_000
 _MOST_EPISODES = 24
 _WHOLE_LOOKS = 20_000
@@ -175,8 +150,7 @@ _WHOLE_LOOKS = 20_000
 
 
 def locate(source: LogSource, *, rules: tuple[FaultRule, ...] = ROWS) -> Located | None:
-    """Return the first relevant lines of a log, or None if the log shows no failure. Raises OSError if a path cannot
-    be opened."""
+    """Return the first relevant lines of a log, or None without a failure. Raises OSError."""
     scan = _Scan()
     scan.read(source)
     return scan.result(rules)
@@ -206,11 +180,11 @@ class _Scan:
                 if grade < Gravity.ERROR:
                     recent.append((reader.number, line))
                     continue
-                episode = self._begin(reader.number)
+                episode = self._begin()
                 quiet, wants_lines = 0, True
             if wants_lines:
                 wants_lines = episode.keep(reader.number, line)
-            if grade or episode.has_open_traceback:
+            if grade or episode.open:
                 if self._take(episode, key, reader.number, line, grade):
                     quiet = 0
             elif line:
@@ -235,8 +209,8 @@ class _Scan:
         self._kinds[key] = found
         return found
 
-    def _begin(self, number: int) -> Episode:
-        self._open = Episode(number, self._recent)
+    def _begin(self) -> Episode:
+        self._open = Episode(self._recent)
         self._episodes.append(self._open)
         if len(self._episodes) > _MOST_EPISODES:
             # Of the ended episodes, drop the least severe. Of several equally severe episodes, drop the latest.
@@ -246,7 +220,7 @@ class _Scan:
 
     def _take(self, episode: Episode, key: int, number: int, line: bytes, grade: Gravity) -> bool:
         text = shown(line)
-        if episode.has_open_traceback and episode.add_line_to_traceback(number, text):
+        if episode.open and episode.add_line_to_traceback(number, text):
             return True
         if grade is Gravity.FATAL and TRACEBACK in text:
             episode.begin_traceback(number, text)
@@ -260,13 +234,13 @@ class _Scan:
         candidates = [episode for episode in self._episodes if episode.signs]
         hardware = tuple(rule for rule in rules if rule.component in _BREAKS_BY_ITSELF and not rule.secondary)
         for episode in candidates:
-            broken = episode.broken(hardware)
+            lasting = (sign for sign in episode.signs.values() if not sign.overcome)
+            broken = next((sign for sign in lasting if matching_rules(sign.text, hardware)), None)
             if broken is not None and (episode is self._open or episode.overcome_after < broken.number):
                 return self._collect_relevant_lines(episode, None if episode is self._open else broken, rules)
         survived = [each for each in candidates if each.gravity is Gravity.FATAL and not each.overcome_after]
-        if self._open is not None and self._open.signs:
-            return self._collect_relevant_lines(self._open, None, rules)
-        return self._collect_relevant_lines(survived[-1], None, rules) if survived else None
+        failed = self._open if self._open is not None and self._open.signs else survived[-1] if survived else None
+        return self._collect_relevant_lines(failed, None, rules) if failed is not None else None
 
     def _collect_relevant_lines(self, episode: Episode, first: BadLine | None, rules: tuple[FaultRule, ...]) -> Located:
         first = first or episode.first(rules)
@@ -274,9 +248,16 @@ class _Scan:
         if traceback is not None:
             text = traceback.lines[0][1]
         else:
-            traceback = episode.first_traceback_from_line(number - BEFORE_LINES)
-        near = range(number - BEFORE_LINES, number + AFTER_LINES + 1)
-        window = [LogLine(at, masked(shown(line))) for at, line in episode.window if at in near]
+            survived = [sign.traceback for sign in episode.signs.values() if sign.overcome]
+            later = (
+                each for each in episode.tracebacks if each.number >= number - BEFORE_LINES and each not in survived
+            )
+            traceback = next(later, None)
+        window = [
+            LogLine(at, masked(shown(line)))
+            for at, line in episode.window
+            if -BEFORE_LINES <= at - number <= AFTER_LINES
+        ]
         signs = [sign for sign in episode.ordered() if sign.number >= number and not sign.overcome]
         return Located(
             LogLine(number, masked(text)),

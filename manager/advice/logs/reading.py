@@ -1,13 +1,8 @@
 """Read the lines of a log of any size and content, their severity, and Python tracebacks, in bounded memory.
 
-Lines end at line breaks and at carriage returns (of progress bars). Of a line longer than `LONGEST_BYTES`, only the
-beginning and the end are kept. NUL bytes are dropped, so UTF-16 text becomes ASCII text.
-
-Words such as "error" and "failed" determine the severity (`Gravity`) of a line. Metric names (`val_error=0.2`),
-settings (`timeout=60`) and zero counts (`0 errors`) are removed from the line first. A warning, or a line that
-announces a retry, has the severity `NOTICE`. Such a line can be part of a failure, but a failure never begins with it.
-
-All lines of a traceback have the same rank's mark (`[rank3]: `, `3: `). Chained tracebacks count as one traceback.
+Words such as "error" and "failed" determine the severity of a line, after metric names (`val_error=0.2`), settings
+(`timeout=60`) and zero counts (`0 errors`) are removed. A warning, or the announcement of a retry, has the severity
+`NOTICE`: it can be part of a failure, but a failure never begins with it.
 """
 
 from __future__ import annotations
@@ -28,15 +23,13 @@ _DIGITS = b"0123456789"
 _CONTROLS = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 
 LogSource = os.PathLike[str] | str | bytes | IO[bytes] | IO[str] | Iterable[str | bytes]
-"""A log: a path, the text, an open file or pipe, or an iterable of lines. A `str` is the text of the log, never a file
-name; a file name is a `Path`."""
+"""A `Path`, the text of a log, an open file or pipe, or lines. A `str` is never a file name."""
 
 
 class LineReader:
-    """Iterates once over the lines of a log, as bytes. `number`: number of the last line read, counted from 1.
-
-    The iteration raises OSError if a path cannot be opened. If a later read fails, the iteration ends without an error.
-    """
+    """Iterates once over the lines of a log, without NUL bytes. Lines end at line breaks and carriage returns. Of a
+    long line, the beginning and the end are kept. `number`: of the last line read. Raises OSError if a path cannot be
+    opened; a later failure ends the iteration."""
 
     def __init__(self, source: LogSource) -> None:
         self.number = 0
@@ -46,21 +39,14 @@ class LineReader:
         rest = b""
         for block in read_log_blocks(self._source):
             block = block.translate(None, b"\0") if b"\0" in block else block
-            lines = (rest + block).split(b"\n")
-            rest = lines.pop()
-            if b"\r" not in block and b"\r" not in rest and not (lines and b"\r" in lines[0]):
-                for line in lines:
-                    self.number += 1
-                    yield line if len(line) <= LONGEST_BYTES else clipped(line)
-            else:
-                for line in lines:
-                    self.number += 1
+            returns = b"\r" in block or b"\r" in rest
+            *lines, rest = (rest + block).split(b"\n")
+            for line in lines:
+                self.number += 1
+                if returns:
                     yield from _split_at_carriage_returns(line)
-                if b"\r" in rest[:-1]:
-                    self.number += 1  # the parts belong to the next line, which is incomplete
-                    done, rest = rest[:-1].rsplit(b"\r", 1)[0], rest[rest[:-1].rindex(b"\r") + 1 :]
-                    yield from _split_at_carriage_returns(done)
-                    self.number -= 1
+                else:
+                    yield line if len(line) <= LONGEST_BYTES else clipped(line)
             if len(rest) > LONGEST_BYTES:
                 rest = clipped(rest)
         if rest:
@@ -77,16 +63,14 @@ def clipped(line: bytes) -> bytes:
 
 
 def shown(line: bytes) -> str:
-    """Return the line as text, without colours and control characters. Invalid UTF-8 bytes become U+FFFD."""
+    """Return the line as text, without colours and control characters."""
     text = line.decode("utf-8", "replace")
     return text.rstrip() if text.isprintable() else _CONTROLS.sub("", text).rstrip()
 
 
 def read_log_blocks(source: LogSource) -> Iterator[bytes]:
-    """Yield the log in blocks. Raises OSError if a path cannot be opened.
-
-    A regular file is read up to its initial size, because its program may write faster than this reader reads.
-    """
+    """Yield the log in blocks; a regular file up to its initial size, because its program may write faster. Raises
+    OSError."""
     if isinstance(source, os.PathLike):
         with open(source, "rb", buffering=0) as file:
             yield from _blocks_of_file(file, os.fstat(file.fileno()).st_size or sys.maxsize)
@@ -111,9 +95,7 @@ def _encode_if_text(text: str | bytes) -> bytes:
 
 
 def _split_at_carriage_returns(line: bytes) -> Iterator[bytes]:
-    """Yield the parts of a line between carriage returns, each shortened. If a line has many parts, yield only one of
-    the parts that differ only in digits.
-    """
+    """Yield the shortened parts of a line; of many that differ only in digits, one."""
     parts = line.split(b"\r")
     if len(parts) > _MOST_PARTS:
         parts = list(dict(zip(remove_digits(line).split(b"\r"), parts, strict=True)).values())
@@ -127,7 +109,7 @@ _LETTERS = re.compile(r"\\.|[A-Z]+", re.DOTALL)
 
 
 def compile_lowercase_pattern(pattern: str, flags: int = 0) -> re.Pattern[str]:
-    """Return the pattern in lower case, except its classes (`\\S`), for a search in `line.lower()`."""
+    """Return the pattern in lower case, except its classes (`\\S`), for lower-case lines."""
     return re.compile(_LETTERS.sub(lambda hit: hit[0] if hit[0].startswith("\\") else hit[0].lower(), pattern), flags)
 
 
@@ -138,15 +120,15 @@ class Gravity(enum.IntEnum):
     FATAL = 3
 
 
-_STEMS = (
+_ANY_STEM = re.compile(
     b"err|exception|fail|critical|abort|panic|cannot|can't|denied|refused|unreachable|timed|timeout|kill|corrupt|"
     b"lost|invalid|unhandled|segfault|segmentation|terminat|broken|exceed|stale|lockup|lock-up|stall|dead|crash|"
     b"evict|preempt|held|shutdown|down|expire|mismatch|incompatible|undefined|missing|unsupported|disconnect|reboot|"
-    b"full|degraded|unexpected|rejected|fatal|emerg|dumped|oom|uncorrectable|unrecoverable|cancelled|node_fail|***|"
+    rb"full|degraded|unexpected|rejected|fatal|emerg|dumped|oom|uncorrectable|unrecoverable|cancelled|node_fail|\*\*\*|"
     b"traceback|interrupt|warn|deprecat|nvrm|could not|unable to|time out|time-out|no such|reset by|out of memory|"
     b"not found|not responding|not available|not ready|not valid|not enough|giving up|improper"
-).split(b"|")
-"""Word stems. A line that contains none of these stems matches none of the patterns below."""
+)
+"""Word stems. A line without any of them matches none of the patterns below."""
 
 TRACEBACK = "Traceback (most recent call last)"
 
@@ -205,19 +187,6 @@ _GIVEN_UP = compile_lowercase_pattern(
 )  # fmt: skip
 
 
-def _prefix_tree(words: Iterable[bytes]) -> bytes:
-    tails: dict[bytes, list[bytes]] = {}
-    for word in words:
-        tails.setdefault(word[:1], []).append(word[1:])
-    branches = [
-        re.escape(first) + (b"" if b"" in rest else _prefix_tree(rest)) for first, rest in sorted(tails.items())
-    ]
-    return branches[0] if len(branches) == 1 else b"(?:" + b"|".join(branches) + b")"
-
-
-_ANY_STEM = re.compile(_prefix_tree(_STEMS))
-
-
 def may_report_error(line: bytes) -> bool:
     return _ANY_STEM.search(line.lower()) is not None
 
@@ -226,14 +195,12 @@ def gravity(line: str) -> Gravity:
     lower = line.lower()
     if _ERROR.search(lower) or _FATAL.search(lower):
         lower = _HARMLESS.sub(" ", lower)
-        if _OVERCOME.search(lower) and not _GIVEN_UP.search(lower):
+        if overcome(lower):
             return Gravity.NOTICE
         if _FATAL.search(lower):
             return Gravity.FATAL
-        if _ERROR.search(lower) and not _WARNING.search(lower) and not _CALM_LEVEL.search(line):
-            return Gravity.ERROR
         if _ERROR.search(lower):
-            return Gravity.NOTICE
+            return Gravity.NOTICE if _WARNING.search(lower) or _CALM_LEVEL.search(line) else Gravity.ERROR
     return Gravity.NOTICE if _WARNING.search(lower) else Gravity.PLAIN
 
 
@@ -253,14 +220,13 @@ _LONGEST_MARK = 48
 _LEVEL = re.compile(r"ERROR|CRITICAL|WARN|INFO|Exception Group")
 _CLOCK = re.compile(r"\d")
 _LONG_MESSAGE = re.compile(r"nccl\w+: |Last error:|CUDA kernel errors|For debugging|Compile with|Device-side")
-"""Beginnings of unindented lines in the messages of NCCL and CUDA errors, which have several lines."""
+"""Unindented lines in the messages of NCCL and CUDA errors."""
 RANK_MARK = re.compile(r"^(?:\[(?:rank|default)?\d+\]:? ?|\d{1,5}: )")
 
 
 class TracebackLines:
-    """A traceback that is being read. `exceptions`: the line of each exception in the chain. `done`: True if the
-    traceback is complete. `marks_ranks`: True if each line of the traceback begins with a rank's mark, False if it
-    begins with a time or log level, or with nothing."""
+    """A traceback, or several chained ones, that is being read. `exceptions`: the line of each exception.
+    `marks_ranks`: each line begins with a rank's mark (`[rank3]: `)."""
 
     def __init__(self, number: int, line: str) -> None:
         at = line.index(TRACEBACK)
@@ -295,20 +261,16 @@ class TracebackLines:
             if TRACEBACK in body:
                 self.done = not self.exceptions
                 return not self.done
-            self._in_frames = False
-            self._further = 0
+            self._in_frames, self._further = False, 0
             self.exceptions.append((number, body))
             return True
         self._further += 1
         if TRACEBACK in body and any(chain in line for _, line in self.lines[-3:] for chain in _CHAINS):
             self._in_frames = True
-            return True
-        if body.startswith(_CHAINS):
+        elif body.startswith(_CHAINS):
             self._further = 0
-            return True
-        if not body.strip() and self._further <= 2:
-            return True
-        self.done = self._further > _MESSAGE_LINES or not (indented or _LONG_MESSAGE.match(body))
+        elif body.strip() or self._further > 2:
+            self.done = self._further > _MESSAGE_LINES or not (indented or _LONG_MESSAGE.match(body))
         return not self.done
 
     def _body(self, line: str) -> str | None:

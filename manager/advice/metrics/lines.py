@@ -1,9 +1,6 @@
-"""Read the metrics of one log line from counts, progress bars, and pairs of name and value.
-
-Counts look like `step 3/10`, `30 of 100` or `45%|## | 90/200 [...]`. A count with a total must follow a counting word
-(step, epoch, batch, ...), be in brackets, or precede a progress bar. Other numbers with a slash are dates, paths or
-fractions.
-"""
+"""Read the metrics of one log line from counts, progress bars, and pairs of name and value. A count with a total
+follows a counting word (step, epoch, ...), is in brackets, or precedes a bar. Other numbers with a slash are dates,
+paths or fractions."""
 
 from __future__ import annotations
 
@@ -25,9 +22,7 @@ from stoker.manager.advice.metrics.names import (
 
 
 class Counter(msgspec.Struct, frozen=True):
-    """A count of progress in a log line, such as `step 3/10`. `name` identifies the count within the log, and contains
-    no numbers.
-    """
+    """A count, such as `step 3/10`. `name` identifies the count within the log."""
 
     name: str
     unit: str
@@ -36,10 +31,8 @@ class Counter(msgspec.Struct, frozen=True):
 
 
 class LineMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """The metrics of one log line. `time_s`: seconds per step or since the start, depending on the program. `line_s`:
-    time at which the line was printed, in seconds from an unknown origin. `evaluates`: True if the line is part of an
-    evaluation. `learned`: True if a language model explained the line's format (`formats.py`).
-    """
+    """The metrics of one line. `time_s`: seconds per step or since the start, by program. `line_s`: time of the line,
+    from an unknown origin. `learned`: by a learned format."""
 
     counters: tuple[Counter, ...] = ()
     loss: float | None = None
@@ -96,18 +89,13 @@ _BARRED = re.compile(
     rf"(?:^|(?<=[\s:|]))(?P<done>{WHOLE})\s?/\s?(?P<total>{WHOLE})(?=\s+(?:[\[|(]?[=>.#\-━╸█▌]{{2,}}|\[))|"
     rf"(?:^|(?<=[:|]))\s*(?P<done2>{WHOLE})\s?/\s?(?P<total2>{WHOLE})(?=\s+[A-Za-z_]+\s?[=:])"
 )
-"""Matches a count before a progress bar, or a count at the start of the text that a name and a value follow."""
+"""Matches a count before a progress bar, or before a name and a value at the start."""
 _AFTER = re.compile(rf"(?<![\w./-]){_OF}\s+(?P<word>{_WORDS})\b")
 _PLAIN_OF = re.compile(rf"(?<![\w./-])(?P<done>{WHOLE})\s(?:of|out of)\s(?P<total>{WHOLE})\b(?![./]\d)", re.IGNORECASE)
 _NOT_PROGRESS = re.compile(
     r"(?:gpus?|rank|node|attempt|retry|retries|worker|page|version|part|device|layer|loading|shard|try)\W{0,3}$", re.I
 )
 _REACH = 32
-"""The unit of a count is searched in this many characters before the count."""
-_TOTALS = re.compile(
-    rf"(?<![a-z0-9])(?:total|max|num(?!.updates))[_ ](?:train[_ ])?"
-    rf"(?P<word>steps|epochs|iters|iterations|updates|batches)['\"]?\s?[:=]\s?(?P<total>{WHOLE})(?![\w.]*\w)"
-)
 _NO_COUNT = re.compile(
     r"(?:^|[^a-z])(?:skipped|nan|number of|num|total|max|warmup|every|per|in|last|save\w*|log\w*)\W?$", re.I
 )
@@ -122,15 +110,8 @@ _PERCENT = re.compile(r"(?:progress|completed?|done)\W{1,3}(?P<before>\d{1,3}(?:
 _DIGITS = re.compile(r"\d[\d.,]*")
 
 
-class Bar(msgspec.Struct, frozen=True):
-    counter: Counter
-    before: str
-    post: str
-    elapsed_s: float | None
-    eta_s: float | None
-
-
-def bar(text: str) -> Bar | None:
+def bar(text: str) -> tuple[Counter, str, str, dict[str, float]] | None:
+    """Return the count of a progress bar, the texts before and behind it, and its times."""
     found = (_BAR.match(text) if "%|" in text else _OPEN_BAR.match(text)) if "[" in text else None
     if found is None:
         return None
@@ -147,19 +128,21 @@ def bar(text: str) -> Bar | None:
     else:
         counted = _UNIT.get(unit.lower(), STEP)
     counter = Counter("bar " + bare.strip().lower()[:40], counted, number(parts["done"], parts["done_scale"]), total)
-    eta = found["eta"]
-    eta_s = duration_s(eta) if eta and eta != "?" else None
-    return Bar(counter, before, found["post"], duration_s(found["elapsed"]), eta_s)
+    stated = {"elapsed_s": found["elapsed"], "eta_s": (found["eta"] or "").strip("?")}
+    seconds = {name: duration_s(said) for name, said in stated.items() if said}
+    return counter, before, found["post"], {name: known for name, known in seconds.items() if known is not None}
 
 
 def counters(text: str) -> list[Counter]:
-    """Return the counts of a line that has no progress bar, each name once. A count without a total must have a
-    counting word (step, epoch, ...), or be in brackets at the start of the line.
-    """
+    """Return the counts of a line without a progress bar, each name once. Without a total, a counting word or brackets
+    at the start are needed."""
     text = lower(text)
     found: dict[str, Counter] = {}
     taken: list[tuple[int, int]] = []
-    for match in (match for pattern in _applicable_count_patterns(text) for match in pattern.finditer(text)):
+    patterns = [_NAMED, _AFTER] if "/" in text or "of" in text else []
+    patterns += [_BRACKETED, _BARRED] if "/" in text else []
+    patterns += [_PLAIN_OF] if " of " in text else []
+    for match in (match for pattern in patterns for match in pattern.finditer(text)):
         parts = match.groupdict()
         done = number(parts["done"] or parts.get("done2") or "0")
         total = number(parts["total"] or parts.get("total2") or "0")
@@ -191,22 +174,14 @@ def _overlaps(match: re.Match[str], taken: Iterable[tuple[int, int]]) -> bool:
 
 
 def _with_stated_totals(counted: list[Counter], text: str) -> list[Counter]:
-    low = lower(text)
-    if not any(word in low for word in ("total", "max", "num")):
-        return counted
-    totals = {_UNIT[match["word"]]: number(match["total"]) for match in _TOTALS.finditer(low)}
+    low = text.lower()
+    totals = stated_totals([low]) if any(word in low for word in ("total", "max", "num")) else {}
     return [
-        Counter(each.name, each.unit, each.done, totals[each.unit])
+        msgspec.structs.replace(each, total=totals[each.unit])
         if each.total is None and each.done <= totals.get(each.unit, -1.0)
         else each
         for each in counted
     ]
-
-
-def _applicable_count_patterns(text: str) -> list[re.Pattern[str]]:
-    slash = "/" in text
-    found = [_NAMED, _AFTER] if slash or "of" in text else []
-    return [*found, *([_BRACKETED, _BARRED] if slash else []), *([_PLAIN_OF] if " of " in text else [])]
 
 
 def _plain(word: str | None) -> str:
@@ -214,7 +189,6 @@ def _plain(word: str | None) -> str:
 
 
 LONGEST_LINE = 4096
-"""Maximum characters of a line that is searched for metrics. A longer line is data."""
 
 _REDRAWN = re.compile(r"[\r\n\x00\x08\x0b\x0c]+|\x1b\[\d*[AF]")
 _ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])|[\x00-\x08\x0e-\x1f\x7f]")
@@ -258,9 +232,7 @@ def redraws(text: str) -> list[str]:
 
 
 def read_metrics(line: str) -> LineMetrics | None:
-    """Return the metrics of a line, or None if the line has no metric. If a line contains a progress bar that was
-    redrawn several times, the last redraw with metrics counts.
-    """
+    """Return the metrics of a line, or None; of a redrawn bar, the last redraw."""
     for shown in reversed(redraws(line)):
         report = progress_line(shown)
         metrics = _read(report) if report is not None else None
@@ -270,7 +242,7 @@ def read_metrics(line: str) -> LineMetrics | None:
 
 
 class ProgressLine(msgspec.Struct, frozen=True):
-    """A line that may report progress. `text`: the line without its rank and time. `line_s`: see LineMetrics."""
+    """A line that may report progress. `text`: without its rank and time."""
 
     text: str
     rank: int | None
@@ -278,8 +250,7 @@ class ProgressLine(msgspec.Struct, frozen=True):
 
 
 def progress_line(shown: str) -> ProgressLine | None:
-    """Return the text, rank and time of a line that may report progress. Return None for other lines, such as settings
-    and tracebacks."""
+    """Return the line's text, rank and time, or None for settings, tracebacks and other lines."""
     if len(shown) > LONGEST_LINE or not _WORTH_READING.search(shown):
         return None
     rank, text = _rank(_ESCAPES.sub("", shown))
@@ -300,16 +271,17 @@ def starts_an_evaluation(text: str) -> bool:
 
 def _read(report: ProgressLine) -> LineMetrics | None:
     text = report.text
-    drawn = bar(text)
+    drawn, times = bar(text), dict[str, float]()
     if drawn is None:
         counted, before, post = counters(text), text, text
     else:
-        counted, before, post = _bar_counters(drawn), drawn.before, drawn.post
+        counter, before, post, times = drawn
+        around = [each for each in counters(before) if each.unit != counter.unit]
+        if not around and (leading := _LEADING_ROUNDS.match(before)) and int(leading[1]) <= int(leading[2]):
+            around = [Counter(EPOCH, EPOCH, float(leading[1]), float(leading[2]))]
+        counted = [*around, counter]
     values, evaluated = read_named_metrics(post)
-    if drawn and drawn.elapsed_s is not None:
-        values["elapsed_s"] = drawn.elapsed_s
-        if drawn.eta_s is not None:
-            values["eta_s"] = drawn.eta_s
+    values |= times
     if not _is_progress_report(text, counted, values, evaluated):
         return None
     if step_s := values.pop("step_s", 0.0):
@@ -330,13 +302,6 @@ def _rank(text: str) -> tuple[int | None, str]:
     if (found := _LABEL.match(text)) and counters(text[found.end() :]):
         return int(found["rank"]), text[found.end() :]
     return None, text
-
-
-def _bar_counters(drawn: Bar) -> list[Counter]:
-    around = [each for each in counters(drawn.before) if each.unit != drawn.counter.unit]
-    if not around and (leading := _LEADING_ROUNDS.match(drawn.before)) and int(leading[1]) <= int(leading[2]):
-        around = [Counter(EPOCH, EPOCH, float(leading[1]), float(leading[2]))]
-    return [*around, drawn.counter]
 
 
 def _is_progress_report(text: str, counted: list[Counter], values: dict[str, float], evaluated: bool) -> bool:
@@ -367,8 +332,7 @@ _STATED_AT_START = re.compile(
 
 
 def stated_totals(lines: Iterable[str]) -> dict[str, float]:
-    """Return the total number of steps and of epochs that the first lines of a log state, by unit (step, epoch). If the
-    lines state several totals of a unit, the first total counts."""
+    """Return the first totals of steps and of epochs that the lines state, by unit."""
     found: dict[str, float] = {}
     for line in lines:
         for match in _STATED_AT_START.finditer(line[:4096]):

@@ -1,8 +1,5 @@
-"""Read pairs of metric name and value from a line, with a table of the names of each metric.
-
-One regular expression with all names reads `"loss": 0.3`, `Loss 0.3 (0.4)` and `elapsed time per iteration (ms):
-512.3`. A value with the unit of a rate (`3.02it/s`, `100ms/step`) needs no name.
-"""
+"""Read pairs of metric name and value from a line: `"loss": 0.3`, `Loss 0.3 (0.4)`, `elapsed time per iteration (ms):
+512.3`. A value with the unit of a rate (`3.02it/s`, `100ms/step`) needs no name."""
 
 from __future__ import annotations
 
@@ -57,7 +54,7 @@ def unit_seconds(unit: str) -> float | None:
 
 
 def duration_s(text: str) -> float | None:
-    """Return the seconds of a duration that CLOCK or WORDED matches. `1:02` means 1 minute and 2 seconds."""
+    """Return the seconds of a duration that CLOCK or WORDED matches."""
     if ":" not in text:
         parts = _WORDED_PART.findall(text)
         return sum(float(value) * (unit_seconds(unit) or 0.0) for value, unit in parts) if parts else None
@@ -69,7 +66,7 @@ def duration_s(text: str) -> float | None:
 
 
 def split_off_line_time(text: str) -> tuple[float | None, str]:
-    """Return the time at the start of a line, in seconds from an unknown origin, and the rest of the line."""
+    """Return the time at the start of a line, in seconds from an unknown origin, and the rest."""
     found = _DATED.match(text)
     if found is None:
         return None, text
@@ -87,7 +84,6 @@ def split_off_line_time(text: str) -> tuple[float | None, str]:
 
 
 _NAMES = {
-    # Names of losses. The most informative loss is the first.
     "loss0": "total loss|overall loss|loss train total",
     "loss1": "loss|lm loss|nll|cost|objective",
     "loss2": "average loss|avg loss|running loss|mean loss|loss avg|nll loss|mlm loss|ce loss|cross entropy|xent",
@@ -107,23 +103,19 @@ _NAMES = {
     "eta_s": "eta|time left|remaining|time remaining|remaining time|estimated time remaining",
     "time_s": "time",
 }
-"""The names that programs print for each metric. A space, underscore, hyphen, slash or full stop may separate the words
-of a name.
-"""
+"""The names that programs print for each metric, the most informative loss first. Blanks or any of `_-/.` may separate
+words."""
 
 _EVALUATION = r"val(?:id(?:ation)?)?(?:_\d+'s)?|eval(?:uation)?|test|dev"
 _UNIT = r"us|µs|ms|secs?|seconds?|s|minutes?|mins?|hours?|hrs?|h|k|m"
 
 
-def _spelling_pattern(name: str) -> str:
-    return r"[\s_\-/.]?".join(map(re.escape, re.split(r"[ _]", name)))
-
-
 _METRIC = {re.sub(r"[\s_\-/.]", "", name): metric for metric, names in _NAMES.items() for name in names.split("|")}
 _LONGEST_FIRST = sorted((name for names in _NAMES.values() for name in names.split("|")), key=len, reverse=True)
+_SPELLINGS = [r"[\s_\-/.]?".join(map(re.escape, re.split(r"[ _]", name))) for name in _LONGEST_FIRST]
 _PAIR = re.compile(
     rf"(?<![a-z0-9_])(?P<kind>(?:{_EVALUATION}|train(?:ing)?(?:'s)?)[\s_/.:\-]{{1,2}})?"
-    rf"(?P<key>{join_alternative_patterns(map(_spelling_pattern, _LONGEST_FIRST))})['\"]?\s?"
+    rf"(?P<key>{join_alternative_patterns(_SPELLINGS)})['\"]?\s?"
     rf"(?:\((?P<key_unit>ms|s|secs?|seconds?)\))?(?P<mark>\s*[:=]\s*|\s+)['\"\[(]{{0,2}}"
     rf"(?:(?P<clock>{CLOCK})|(?P<value>{NUMBER})(?:\s?(?P<unit>{_UNIT})(?![a-z/]))?(?P<more>(?:\s?\d+\s?[hms]\b)*))"
     r"(?P<after>\s?[%/])?"
@@ -132,7 +124,7 @@ _RATE_SIGN = re.compile(
     r"(?:/|\bper )\s?(?:s(?:ec(?:onds?)?)?\b(?!/)|(?:it|iter|iteration|step|batch|update)\b)", re.IGNORECASE
 )
 _RATE_REACH = 40
-"""Maximum characters between a value and the sign of a rate (`/s`) that follows the value."""
+"""Maximum characters between a value and the sign of a rate (`/s`) behind it."""
 _PER_SECOND = re.compile(
     rf"(?<![\w.])(?P<value>{NUMBER})\s?(?P<scale>[kKMG](?=[\s/a-zA-Z]))?\s?"
     r"(?:(?P<steps>it|iters?|iterations?|steps?|batch(?:es)?|updates?)|(?P<tokens>tok(?:en)?s?|words?|w)"
@@ -158,11 +150,8 @@ _NESTED = re.compile(r"[\s_\-/.'\"]")
 
 
 def read_named_metrics(text: str) -> tuple[dict[str, float], bool]:
-    """Return the values of a line by metric, and True if the line has values of an evaluation and no training loss.
-
-    Metrics are `step_s` and fields of LineMetrics. If a line has several losses, the most informative loss counts. If
-    a line has several values of another metric, the first value counts.
-    """
+    """Return the values of a line by metric (`step_s` and fields of LineMetrics), and True for an evaluation without a
+    training loss. The most informative loss and the first value of other metrics count."""
     found: dict[str, float] = {}
     evaluated = False
     low = lower(text)

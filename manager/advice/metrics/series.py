@@ -1,10 +1,10 @@
-"""Choose the count of a log that shows the progress of the program, and determine the rate of the count."""
+"""Choose the count of a log that shows the progress of the program, and determine its rate."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from math import isfinite, sqrt
+from math import isfinite
 from statistics import median
 
 import msgspec
@@ -14,10 +14,9 @@ from stoker.manager.advice.metrics.lines import BYTE, EPOCH, SAMPLE, STEP, Count
 # ---- medians
 
 
-_NORMAL = 1.4826
-_FARTHEST = 3.5
-"""A value is an outlier if it differs from the median by more than this many deviations (Iglewicz and Hoaglin)."""
-_LEAST_SHARE = 0.05
+_FARTHEST, _LEAST_SHARE = 5.2, 0.05
+"""A value is an outlier if it differs from the median by more than 5.2 median absolute deviations (3.5 standard
+deviations; Iglewicz and Hoaglin) and by more than 5 %."""
 
 
 def without_outliers(values: Sequence[float]) -> list[float]:
@@ -25,23 +24,8 @@ def without_outliers(values: Sequence[float]) -> list[float]:
     if len(finite) < 3:
         return finite
     middle = median(finite)
-    farthest = max(_FARTHEST * deviation(finite), _LEAST_SHARE * abs(middle))
+    farthest = max(_FARTHEST * median(abs(value - middle) for value in finite), _LEAST_SHARE * abs(middle))
     return [value for value in finite if abs(value - middle) <= farthest]
-
-
-def deviation(values: Sequence[float]) -> float:
-    if len(values) < 2:
-        return 0.0
-    middle = median(values)
-    return _NORMAL * median(abs(value - middle) for value in values)
-
-
-def slopes(points: Sequence[tuple[float, float]]) -> list[float]:
-    """Return the slope between each point (x, y) and the point half the length of the list later. The method follows
-    Siegel and Theil, at linear cost.
-    """
-    lag = max(1, len(points) // 2)
-    return [(y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in zip(points, points[lag:], strict=False) if x1 > x0]
 
 
 # ---- series of counts
@@ -51,13 +35,11 @@ _JITTER_SHARE, _JITTER_POINTS = 0.1, 8
 """If a count falls by at most this share, and recovers within this many points, no new round has begun. Several ranks
 print the count without a label."""
 _AS_GOOD_AS_DONE = 0.95
-"""A count that reaches this share of its total is complete. A program may start the next progress bar before it has
-drawn the end of the previous bar.
-"""
+"""A count is complete at this share of its total. A program may start the next bar before it draws this bar's end."""
 
 
 class SeriesPoint(msgspec.Struct, frozen=True):
-    """A log line that contains the count of a series. `at`: index of the line among the lines with metrics."""
+    """A line with the count of a series. `at`: its index among the lines with metrics."""
 
     at: int
     line: LineMetrics
@@ -65,9 +47,8 @@ class SeriesPoint(msgspec.Struct, frozen=True):
 
 
 class CountSeries(msgspec.Struct, frozen=True, kw_only=True):
-    """The values of a count over time. When the count falls, a new round (such as an epoch) begins. `points`: points of
-    the current round, oldest first. `earlier`: points of the previous round. `falls`: number of times that a new round
-    began. `first_at`: index of the first line with the count."""
+    """The values of a count over time, by rounds (such as epochs), which begin when the count falls. `points`: of the
+    current round. `falls`: number of new rounds. `first_at`: index of the first line."""
 
     name: str
     unit: str
@@ -77,7 +58,6 @@ class CountSeries(msgspec.Struct, frozen=True, kw_only=True):
     falls: int
     first_at: int
     starts_at_zero: bool
-    earlier: tuple[SeriesPoint, ...] = ()
 
     @property
     def newest(self) -> Counter:
@@ -91,14 +71,13 @@ class CountSeries(msgspec.Struct, frozen=True, kw_only=True):
     def has_loss(self) -> bool:
         return any(point.line.loss is not None for point in self.points)
 
-
-class ProgressSeries(msgspec.Struct, frozen=True):
-    inner: CountSeries
-    outer: CountSeries | None = None
+    @property
+    def runs(self) -> bool:
+        return not _is_counter_finished(self.newest) or self.newest.total is None
 
 
 def group_counts_into_series(lines: Sequence[LineMetrics]) -> list[CountSeries]:
-    """Return one series for each count in the lines. The first of the `lines` is the oldest."""
+    """Return one series for each count in the lines, oldest first."""
     points: dict[tuple[int | None, bool, str, float | None], list[SeriesPoint]] = {}
     for at, line in enumerate(lines):
         for counter in line.counters:
@@ -107,12 +86,12 @@ def group_counts_into_series(lines: Sequence[LineMetrics]) -> list[CountSeries]:
     found = []
     for (rank, evaluates, name, _), each in points.items():
         falls = _new_round_indexes([point.counter.done for point in each])
-        before, since = [0, 0, *falls][-2:]  # indexes at which the last two rounds begin
         found.append(
             CountSeries(
-                name=name, unit=each[0].counter.unit, rank=rank, evaluates=evaluates, points=tuple(each[since:]),
-                falls=sum(_is_counter_finished(each[at - 1].counter) for at in falls), first_at=each[0].at,
-                starts_at_zero=any(point.counter.done == 0 for point in each), earlier=tuple(each[before:since]),
+                name=name, unit=each[0].counter.unit, rank=rank, evaluates=evaluates,
+                points=tuple(each[falls[-1] if falls else 0 :]), first_at=each[0].at,
+                falls=sum(_is_counter_finished(each[at - 1].counter) for at in falls),
+                starts_at_zero=any(point.counter.done == 0 for point in each),
             )
         )  # fmt: skip
     return found
@@ -132,128 +111,73 @@ def _new_round_indexes(values: Sequence[float]) -> list[int]:
     return found
 
 
-def choose_progress(found: Sequence[CountSeries]) -> ProgressSeries | None:
+def choose_progress(found: Sequence[CountSeries]) -> tuple[CountSeries, CountSeries | None] | None:
+    """Return the series that shows the progress, and the series of its rounds (such as epochs)."""
     counted = [each for each in found if each.unit != BYTE]
     trained = [each for each in counted if not each.evaluates] or counted
     with_total = [each for each in trained if each.newest.total is not None]
     if not with_total:
-        best = max(trained, key=_sort_key_without_total, default=None)
-        return ProgressSeries(best) if best else None
+        best = max(
+            trained, default=None,
+            key=lambda each: (
+                each.has_loss, each.unit == STEP, each.unit != EPOCH, -each.falls, each.last_at, each.newest.done
+            ),
+        )  # fmt: skip
+        return (best, None) if best else None
     fine = [each for each in with_total if each.unit != EPOCH]
     inner = _choose_innermost_series(fine) if fine else max(with_total, key=lambda each: each.last_at)
-    ranks = [each for each in with_total if _count_identity(each) == _count_identity(inner)]
+    key = inner.name, inner.newest.total, inner.evaluates
+    ranks = [each for each in with_total if (each.name, each.newest.total, each.evaluates) == key]
     slowest = min(ranks, key=lambda each: each.newest.done)  # the slowest rank determines the progress
-    return ProgressSeries(slowest, _outer_series(inner, with_total))
-
-
-def _count_identity(each: CountSeries) -> tuple[str, float | None, bool]:
-    return each.name, each.newest.total, each.evaluates
-
-
-def _sort_key_without_total(each: CountSeries) -> tuple[float, ...]:
-    return each.has_loss, each.unit == STEP, each.unit != EPOCH, -each.falls, each.last_at, each.newest.done
+    epochs = [each for each in with_total if each.rank == inner.rank and each.unit == EPOCH != inner.unit]
+    return slowest, max(epochs, key=lambda each: each.last_at, default=None)
 
 
 def _choose_innermost_series(fine: Sequence[CountSeries]) -> CountSeries:
-    """Return the series of the finest count. Prefer series with a loss. Of these, return the series that began first
-    and still runs, because it contains the other series. If no series runs, return the last series."""
+    """Return the series of the finest count: the last one with a loss, or else the first that still runs, because it
+    contains the others, or else the last."""
     among = [each for each in fine if each.has_loss] or fine
-    running = [each for each in among if each.newest.total is None or not _is_counter_finished(each.newest)]
+    running = [each for each in among if each.runs]
     if not running or among[0].has_loss:
         return max(running or among, key=lambda each: each.last_at)
-    # A nested progress bar that starts again in each step of the outer bar counts in finer units.
-    outermost = min(running, key=lambda each: each.first_at)
-    rounds = [each for each in among if each.falls and each.first_at > outermost.first_at and not outermost.falls]
-    nested = [each for each in rounds if _counts_rounds(outermost, each)]
-    return max(nested, key=lambda each: each.last_at, default=outermost)
-
-
-def _outer_series(inner: CountSeries, with_total: Iterable[CountSeries]) -> CountSeries | None:
-    others = [each for each in with_total if each.name != inner.name and each.rank == inner.rank]
-    epochs = [each for each in others if each.unit == EPOCH and inner.unit != EPOCH]
-    if epochs:
-        return max(epochs, key=lambda each: each.last_at)
-    around = [each for each in others if inner.falls and not each.falls and _counts_rounds(each, inner)]
-    return min(around, key=lambda each: each.first_at, default=None)
-
-
-def _counts_rounds(outer: CountSeries, inner: CountSeries) -> bool:
-    if not outer.name.startswith("bar") or outer.first_at > inner.points[0].at:
-        return False
-    risen = outer.newest.done - outer.points[0].counter.done
-    return abs(risen - inner.falls) <= 1 and risen > 0
+    return min(running, key=lambda each: each.first_at)
 
 
 # ---- rates
 
 
 NEWEST = 32
-"""Number of newest points of a series that determine the rate. Older points do not count, because the rate of a program
-changes."""
-_LEAST_ERROR = 0.02
+"""Newest points that determine the rate, which changes."""
 _LEAST_ETA_S = 3.0
-"""If a program prints that less than this many seconds are left, the printed time is ignored."""
+"""A printed time left below this is ignored."""
 _LEAST_SPAN_S = 10.0
-"""If at least this many seconds lie between the times of the lines, these times are preferred to a printed time of
-unknown meaning.
-"""
+"""Times of lines that span this are preferred to a printed time of unknown meaning."""
 _FARTHEST_RATE = 3.0
-"""A printed rate is ignored if it differs by more than this factor from the rate according to the times of the lines.
-Such a rate counts something else, for example loaded data.
-"""
+"""A printed rate that differs more from the times of the lines counts something else, such as loaded data."""
 _DAY_S = 86400.0
-_RISING = (("line_s", "the times of lines"), ("elapsed_s", "elapsed times"), ("time_s", "elapsed times"))
 
 
-class Pace(msgspec.Struct, frozen=True):
-    """The rate of a series in units per second, with the standard deviation, the number and the source of the single
-    rates that it was determined from.
-    """
-
-    per_s: float
-    spread: float
-    values: int
-    source: str
-
-    @property
-    def relative_error(self) -> float:
-        return max(_LEAST_ERROR, 1.25 * self.spread / self.per_s / sqrt(self.values))
-
-
-def pace(series: CountSeries, evaluated_at: Sequence[int]) -> Pace | None:
-    """Return the rate of a series. If the current round has too few points, use the previous round. `evaluated_at`:
-    indexes of the lines that are part of an evaluation.
-    """
-    rounds = (series.points, series.earlier)
-    found = (_estimate_series_pace(series, points[-NEWEST:], evaluated_at) for points in rounds)
-    return next((rate for rate in found if rate), None)
-
-
-def _estimate_series_pace(
-    series: CountSeries, points: Sequence[SeriesPoint], evaluated_at: Sequence[int]
-) -> Pace | None:
+def pace(series: CountSeries) -> float | None:
+    """Return the rate of the current round in units per second."""
+    points = series.points[-NEWEST:]
     seen = [point.line.line_s for point in points if point.line.line_s is not None]
-    timed = None
-    if seen and max(seen) - min(seen) >= _LEAST_SPAN_S:
-        timed = _pace(_slopes_between_evaluations(points, "line_s", evaluated_at), "the times of lines")
-    found = _pace([rate for point in points if (rate := _stated_rate(series, point))], "the rates that lines state")
-    if found and (timed is None or 1 / _FARTHEST_RATE < found.per_s / timed.per_s < _FARTHEST_RATE):
-        return found
+    timed = _median_pace(_slopes(points, "line_s")) if seen and max(seen) - min(seen) >= _LEAST_SPAN_S else None
+    stated = _median_pace([rate for point in points if (rate := _stated_rate(series, point))])
+    if stated and (timed is None or 1 / _FARTHEST_RATE < stated / timed < _FARTHEST_RATE):
+        return stated
     if timed:
         return timed
     times = [point.line.time_s for point in points if point.line.time_s]
     grows = len(times) > 2 and all(a <= b for a, b in pairwise(times)) and times[-1] > times[0]
-    if times and not grows and (found := _pace([1 / value for value in times], "the times that lines state")):
-        return found
-    for field, source in _RISING:
-        if found := _pace(_slopes_between_evaluations(points, field, evaluated_at), source):
+    if times and not grows:
+        return _median_pace([1 / value for value in times])
+    for field in ("line_s", "elapsed_s", "time_s"):
+        if found := _median_pace(_slopes(points, field)):
             return found
-    return _pace([rate for point in points if (rate := _rate_from_time_left(point))], "the times left that lines state")
-
-
-def _rate_from_time_left(point: SeriesPoint) -> float | None:
-    left, eta_s = (point.counter.total or 0.0) - point.counter.done, point.line.eta_s
-    return left / eta_s if eta_s and eta_s >= _LEAST_ETA_S and left > 0 else None
+    lefts = ((point.counter.total or 0.0, point.counter.done, point.line.eta_s or 0.0) for point in points)
+    return _median_pace(
+        [(total - done) / eta_s for total, done, eta_s in lefts if eta_s >= _LEAST_ETA_S and total > done]
+    )
 
 
 def _stated_rate(series: CountSeries, point: SeriesPoint) -> float | None:
@@ -265,26 +189,19 @@ def _stated_rate(series: CountSeries, point: SeriesPoint) -> float | None:
     return rate if rate and rate > 0 else None
 
 
-def _slopes_between_evaluations(points: Sequence[SeriesPoint], field: str, evaluated_at: Sequence[int]) -> list[float]:
-    found: list[float] = []
-    part: list[tuple[float, float]] = []
-    before = -1
+def _slopes(points: Sequence[SeriesPoint], field: str) -> list[float]:
+    """Return the rates between each point and the point half the list later (after Siegel and Theil, at less cost)."""
+    found: list[tuple[float, float]] = []
     for point in points:
         at_s = getattr(point.line, field)
-        if at_s is None:
-            continue
-        if part and at_s < part[-1][0] - _DAY_S / 2 and at_s < _DAY_S:
-            at_s += _DAY_S  # the time of day has passed midnight
-        if any(before < at < point.at for at in evaluated_at):
-            found += slopes(part)
-            part = []
-        part.append((at_s, point.counter.done))
-        before = point.at
-    return [slope for slope in found + slopes(part) if slope > 0]
+        if at_s is not None:
+            if found and at_s < found[-1][0] - _DAY_S / 2 and at_s < _DAY_S:
+                at_s += _DAY_S  # the time of day has passed midnight
+            found.append((at_s, point.counter.done))
+    pairs = zip(found, found[max(1, len(found) // 2) :], strict=False)
+    return [(y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in pairs if x1 > x0 and y1 > y0]
 
 
-def _pace(values: Sequence[float], source: str) -> Pace | None:
+def _median_pace(values: Sequence[float]) -> float | None:
     kept = without_outliers(values)
-    if not kept or median(kept) <= 0:
-        return None
-    return Pace(median(kept), deviation(kept), len(kept), source)
+    return median(kept) if kept and median(kept) > 0 else None

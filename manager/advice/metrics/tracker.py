@@ -1,9 +1,5 @@
-"""Determine a program's progress from the newest lines of a growing log, in bounded memory, and the slowdown between
-two readings of the log.
-
-Each reading starts at the end of the log, reads at most `LOOK_BYTES`, and stops when enough lines have been read. A
-truncated or replaced (rotated) log counts as a new file.
-"""
+"""Determine a program's progress from the newest lines of a growing log, in bounded memory, and its slowdown. A
+truncated or replaced (rotated) log counts as a new file."""
 
 from __future__ import annotations
 
@@ -19,8 +15,7 @@ import msgspec
 from stoker.manager.advice.metrics.formats import LineFormats
 from stoker.manager.advice.metrics.lines import EPOCH, LONGEST_LINE, LineMetrics, read_metrics, redraws, stated_totals
 from stoker.manager.advice.metrics.series import (
-    Pace,
-    ProgressSeries,
+    CountSeries,
     choose_progress,
     group_counts_into_series,
     pace,
@@ -33,35 +28,27 @@ bars and blanks.
 """
 _MOST_LINES = 5_000
 _PATIENCE = 200
-"""The search for rarer kinds of lines ends after this many lines without a metric."""
+"""The search ends after this many lines without a metric."""
 _KIND = re.compile(r"\d[\d.,:]*|[#█▏▎▍▌▋▊▉=>━╸.\-]{2,}|\s+")
 
 
 class LoggedProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """The progress of a program. `done`, `total` and `rate_per_s` count units of the kind `unit`. If the program counts
-    both epochs and steps within an epoch, the unit is an epoch. `whole`: False if `total` covers only a part of the
-    run. `loss_change`: median loss of the newer lines minus the median loss of the older lines. `least_left_s`,
-    `most_left_s`: interval around `seconds_left`.
-    """
+    """The progress of a program. `unit`: what `done`, `total` and `rate_per_s` count: epochs, if the program counts
+    both epochs and steps within an epoch. `whole`: False if `total` covers a part of the run."""
 
     done: float
     unit: str
     total: float | None = None
     whole: bool = True
     rate_per_s: float | None = None
-    rate_spread: float | None = None
-    rate_from: str = ""
     steps_per_s: float | None = None
     step: float | None = None
     epoch: float | None = None
     loss: float | None = None
-    loss_change: float | None = None
     learning_rate: float | None = None
     tokens_per_s: float | None = None
     samples_per_s: float | None = None
     seconds_left: float | None = None
-    least_left_s: float | None = None
-    most_left_s: float | None = None
     evaluates: bool = False
     lines: int = 0
 
@@ -71,52 +58,41 @@ class Tracked(msgspec.Struct, frozen=True):
     why: str
 
 
-class Slowdown(msgspec.Struct, frozen=True):
-    share: float
-    metric: str
-
-
 class MetricTracker:
-    """Follows the progress of one program over several readings of its log. `totals`: total numbers of steps and epochs
-    that the program printed at its start (`stated_totals`). `formats`: learned formats of lines that the rules cannot
-    read."""
+    """Follows one program over several readings of its log. `totals`: the steps and epochs that the program stated at
+    its start."""
 
     def __init__(self, totals: Mapping[str, float] | None = None, *, formats: LineFormats | None = None) -> None:
         self.totals = dict(totals or {})
         self._read_line = formats.read if formats is not None else read_metrics
-        self._seen: tuple[str, float | None, float, float] | None = None
+        self._seen: tuple[tuple[str, float | None], float, float] | None = None
+        """The identity of the count, the units done, and the time of the last reading."""
 
     def track(self, newest_first: Iterable[str], *, at_s: float | None = None) -> Tracked:
-        """Return the progress that the newest lines of a log show. `at_s`: time at which the log is read. If the log
-        contains no times, the rate is determined from the times of two readings."""
+        """Return the progress. `at_s`: time of the reading. If the log contains no times, the rate comes from the times
+        of two readings."""
         lines, read = newest_metrics(newest_first, read_line=self._read_line)
         if not lines:
             return Tracked(None, "the log is empty" if not read else f"none of the last {read} lines has a metric")
         chosen = choose_progress(group_counts_into_series(lines))
         if chosen is None:
             return Tracked(_progress_without_counts(lines), "lines have metrics, but none counts steps")
-        inner = chosen.inner
-        evaluated_at = [] if inner.evaluates else [at for at, line in enumerate(lines) if line.evaluates]
-        rate = pace(inner, evaluated_at) or self._pace_since_last_reading(chosen, at_s)
+        inner, _ = chosen
+        rate = pace(inner)
         if at_s is not None:
-            self._seen = inner.name, inner.newest.total, _inner_units_done(chosen), at_s
-        return Tracked(_progress(lines, chosen, rate, self.totals), "")
-
-    def _pace_since_last_reading(self, chosen: ProgressSeries, at_s: float | None) -> Pace | None:
-        if self._seen is None or at_s is None:
-            return None
-        name, total, done, seen_s = self._seen
-        risen = _inner_units_done(chosen) - done
-        if (name, total) != (chosen.inner.name, chosen.inner.newest.total) or risen <= 0 or at_s <= seen_s:
-            return None
-        return Pace(risen / (at_s - seen_s), 0.0, 1, "two readings of the log")
+            count, done = (inner.name, inner.newest.total), _inner_units_done(*chosen)
+            before, was_done, was_at_s = self._seen or (None, 0.0, 0.0)
+            if rate is None and before == count and done > was_done and at_s > was_at_s:
+                rate = (done - was_done) / (at_s - was_at_s)
+            self._seen = count, done, at_s
+        return Tracked(_progress(lines, *chosen, rate, self.totals), "")
 
 
 def newest_metrics(
     newest_first: Iterable[str], *, read_line: Callable[[str], LineMetrics | None] = read_metrics
 ) -> tuple[list[LineMetrics], int]:
-    """Return the metrics of the newest lines, oldest first, and the number of lines read. Counts in lines of learned
-    formats are used only if the rules find no counts."""
+    """Return the metrics of the newest lines, oldest first, and the number of lines read. Counts of learned formats are
+    used only if the rules find none."""
     found: list[LineMetrics] = []
     of_kind: dict[str, float] = {}
     read = in_vain = 0
@@ -125,12 +101,11 @@ def newest_metrics(
             break
         read += 1
         kind = _KIND.sub("", shown[:64])
-        count = of_kind.get(kind, 0.0)
-        if count >= ENOUGH_OF_A_KIND:
+        if of_kind.get(kind, 0.0) >= ENOUGH_OF_A_KIND:
             continue
         metrics = read_line(shown)
         # A line without metrics counts only 0.25, because another line of the same kind may have metrics.
-        of_kind[kind] = count + (1.0 if metrics else 0.25)
+        of_kind[kind] = of_kind.get(kind, 0.0) + (1.0 if metrics else 0.25)
         in_vain = 0 if metrics else in_vain + 1
         if metrics:
             found.append(metrics)
@@ -139,30 +114,30 @@ def newest_metrics(
     return found[::-1], read
 
 
-def slowdown(before: LoggedProgress | None, after: LoggedProgress | None) -> Slowdown | None:
-    """Return the share of throughput that the program has lost since `before` (negative if the program is faster now).
-    Return None if `before` and `after` have no rate of the same kind (§4.1)."""
+def slowdown(before: LoggedProgress | None, after: LoggedProgress | None) -> float | None:
+    """Return the share of throughput lost since `before` (negative if faster), or None without rates of the same kind
+    (§4.1)."""
     if before is None or after is None or before.evaluates != after.evaluates:
         return None
     metrics = ["steps_per_s", "tokens_per_s", "samples_per_s", *(["rate_per_s"] if before.unit == after.unit else [])]
-    for metric in metrics:
-        was, now = getattr(before, metric), getattr(after, metric)
-        if was and now:
-            return Slowdown(1.0 - now / was, metric)
-    return None
+    rates = ((getattr(before, metric), getattr(after, metric)) for metric in metrics)
+    return next((1.0 - now / was for was, now in rates if was and now), None)
 
 
 def _progress(
-    lines: Sequence[LineMetrics], chosen: ProgressSeries, rate: Pace | None, totals: Mapping[str, float]
+    lines: Sequence[LineMetrics],
+    inner: CountSeries,
+    outer: CountSeries | None,
+    per_s: float | None,
+    totals: Mapping[str, float],
 ) -> LoggedProgress:
-    inner, outer = chosen.inner, chosen.outer
     now = inner.newest
     done, total, unit, inner_per_unit, whole = now.done, now.total, inner.unit, 1.0, True
     epochs = [each.done for line in reversed(lines) for each in line.counters if each.unit == EPOCH]
     epoch = epochs[0] if epochs else None  # the first epoch count of the newest line with an epoch
     in_an_epoch = any(each.unit == EPOCH for each in inner.points[-1].line.counters)
     if outer is not None and now.total:
-        done, total, unit, inner_per_unit = _rounds_done(chosen), outer.newest.total, outer.unit, now.total
+        done, total, unit, inner_per_unit = _rounds_done(inner, outer), outer.newest.total, outer.unit, now.total
     elif now.total is None:
         total = totals.get(unit)
         total = total if total is None or total >= done else None
@@ -173,32 +148,29 @@ def _progress(
         else:
             whole = False
     recent = [line for line in lines[inner.points[0].at :] if line.evaluates == inner.evaluates]
-    change, loss = _loss_change_and_newest_loss(recent)
-    rate_per_s = rate.per_s / inner_per_unit if rate else None
-    left, least, most = _seconds_left(done, total, rate, rate_per_s, chosen)
+    rate_per_s = per_s / inner_per_unit if per_s else None
+    left = (outer or inner).points[-1].line.eta_s
     return LoggedProgress(
         done=done, total=total, unit=unit, whole=whole, rate_per_s=rate_per_s,
-        rate_spread=rate.spread / inner_per_unit if rate else None, rate_from=rate.source if rate else "",
-        steps_per_s=rate.per_s if rate and inner.unit != EPOCH else None,
-        step=now.done if inner.unit != EPOCH else None, epoch=epoch, loss=loss, loss_change=change,
+        steps_per_s=per_s if inner.unit != EPOCH else None,
+        step=now.done if inner.unit != EPOCH else None, epoch=epoch, loss=_newest_loss(recent),
         learning_rate=next((line.learning_rate for line in reversed(recent) if line.learning_rate is not None), None),
         tokens_per_s=_median_of_field(recent, "tokens_per_s"), samples_per_s=_median_of_field(recent, "samples_per_s"),
-        seconds_left=left, least_left_s=least, most_left_s=most, evaluates=lines[-1].evaluates, lines=len(lines),
+        seconds_left=(total - done) / rate_per_s if total is not None and rate_per_s else left,
+        evaluates=lines[-1].evaluates, lines=len(lines),
     )  # fmt: skip
 
 
-def _inner_units_done(chosen: ProgressSeries) -> float:
-    now, epochs = chosen.inner.newest, (each for each in chosen.inner.points[-1].line.counters if each.unit == EPOCH)
+def _inner_units_done(inner: CountSeries, outer: CountSeries | None) -> float:
+    now, epochs = inner.newest, (each for each in inner.points[-1].line.counters if each.unit == EPOCH)
     if now.total is None:
         return now.done
-    if chosen.outer is not None:
-        return _rounds_done(chosen) * now.total
+    if outer is not None:
+        return _rounds_done(inner, outer) * now.total
     return next((each.done for each in epochs if each.name != now.name), 0.0) * now.total + now.done
 
 
-def _rounds_done(chosen: ProgressSeries) -> float:
-    inner, outer = chosen.inner, chosen.outer
-    assert outer is not None
+def _rounds_done(inner: CountSeries, outer: CountSeries) -> float:
     fraction = inner.newest.done / (inner.newest.total or 1.0) if inner.last_at >= outer.last_at else 0.0
     rounds = outer.newest.done
     if not outer.name.startswith("bar") and not outer.starts_at_zero:
@@ -206,33 +178,9 @@ def _rounds_done(chosen: ProgressSeries) -> float:
     return min(max(0.0, rounds) + fraction, outer.newest.total or rounds + fraction)
 
 
-def _seconds_left(
-    done: float, total: float | None, rate: Pace | None, rate_per_s: float | None, chosen: ProgressSeries
-) -> tuple[float | None, float | None, float | None]:
-    """Return the seconds until the program ends, and the lower and upper bound of these seconds. The bounds follow from
-    plus and minus twice the error of the rate. Other forecasts can widen the interval."""
-    series = chosen.outer or chosen.inner
-    stated = series.points[-1].line.eta_s
-    if total is None or rate is None or not rate_per_s:
-        return stated, stated, stated
-    left = (total - done) / rate_per_s
-    error = min(0.9, 2 * rate.relative_error)
-    others = [left / (1 + error), left / (1 - error)]
-    if stated is not None and chosen.outer is None and total == series.newest.total:
-        others.append(stated)
-    if chosen.outer is not None and chosen.outer.name.startswith("bar") and (rounds := pace(chosen.outer, ())):
-        others.append((total - done) / rounds.per_s)
-    return left, min(others), max(others)
-
-
-def _loss_change_and_newest_loss(lines: Sequence[LineMetrics]) -> tuple[float | None, float | None]:
-    losses = [line.loss for line in lines if line.loss is not None]
-    if not losses:
-        return None, None
-    kept = without_outliers(losses)
-    newest = next((loss for loss in reversed(losses) if isfinite(loss)), losses[-1])
-    half = len(kept) // 2
-    return median(kept[half:]) - median(kept[:half]) if half >= 2 else None, newest
+def _newest_loss(lines: Sequence[LineMetrics]) -> float | None:
+    losses = [line.loss for line in reversed(lines) if line.loss is not None]
+    return next(filter(isfinite, losses), losses[0] if losses else None)
 
 
 def _median_of_field(lines: Sequence[LineMetrics], field: str) -> float | None:
@@ -242,32 +190,28 @@ def _median_of_field(lines: Sequence[LineMetrics], field: str) -> float | None:
 
 def _progress_without_counts(lines: Sequence[LineMetrics]) -> LoggedProgress | None:
     trained = [line for line in lines if not line.evaluates] or list(lines)
-    change, loss = _loss_change_and_newest_loss(trained)
-    tokens, samples, steps = (
-        _median_of_field(trained, name) for name in ("tokens_per_s", "samples_per_s", "steps_per_s")
-    )
-    if (loss, tokens, samples, steps) == (None, None, None, None):
-        return None
-    return LoggedProgress(
-        done=0.0, unit="", whole=False, loss=loss, loss_change=change, tokens_per_s=tokens, samples_per_s=samples,
-        steps_per_s=steps, evaluates=lines[-1].evaluates, lines=len(lines),
+    found = LoggedProgress(
+        done=0.0, unit="", whole=False, loss=_newest_loss(trained), evaluates=lines[-1].evaluates, lines=len(lines),
+        tokens_per_s=_median_of_field(trained, "tokens_per_s"),
+        samples_per_s=_median_of_field(trained, "samples_per_s"),
+        steps_per_s=_median_of_field(trained, "steps_per_s"),
     )  # fmt: skip
+    known = (found.loss, found.tokens_per_s, found.samples_per_s, found.steps_per_s)
+    return found if any(each is not None for each in known) else None
 
 
 # ---- logs that grow
 
 
 LOOK_BYTES = 262_144
-_BLOCK_BYTES = 16_384
 _HEAD_BYTES = 65_536
-"""Number of bytes to read at the start of a log. The first lines may state the number of steps or epochs."""
 _LONGEST_BYTES = 4 * LONGEST_LINE
 _BINARY = 10
-"""If more than one in this many characters of a line is invalid, the line is binary data."""
+"""A line with a larger share of invalid characters (1 in 10) is binary data."""
 
 
 class FollowedLog:
-    """Reads the growing log of one program, from byte `start` on. `formats`: see MetricTracker. Not thread-safe."""
+    """Reads the growing log of one program, from byte `start` on. Not thread-safe."""
 
     def __init__(self, path: str | Path, *, start: int = 0, formats: LineFormats | None = None) -> None:
         self._path = path
@@ -280,8 +224,7 @@ class FollowedLog:
         self._head_bytes = 0
 
     def track(self, *, at_s: float) -> Tracked:
-        """Return the progress of the program, or the reason why the log cannot be read. `at_s`: current time of a
-        monotonic clock, in seconds."""
+        """Return the progress, or why the log cannot be read. `at_s`: time of a monotonic clock."""
         try:
             with open(self._path, "rb", buffering=0) as log:
                 status = os.fstat(log.fileno())
@@ -307,39 +250,13 @@ class FollowedLog:
 
 
 def newest_lines(descriptor: int, size: int, *, start: int = 0) -> Iterator[str]:
-    """Yield the last lines of a file, newest first, back to byte `start`. Each redraw of a progress bar counts as a
-    line. Lines that are too long or incomplete are omitted."""
+    """Yield the last lines of a file, newest first, back to byte `start`, without incomplete and too long lines."""
     reach = max(start, size - LOOK_BYTES)
-    rest, end, at_end, too_long = b"", size, True, False
-    while end > reach:
-        begin = max(reach, end - _BLOCK_BYTES)
-        block = os.pread(descriptor, end - begin, begin)
-        if len(block) < end - begin:
-            return  # the file was truncated while it was read
-        end = begin
-        first, *more = block.replace(b"\r", b"\n").replace(b"\0", b"\n").split(b"\n")
-        if more:
-            last = more.pop()
-            newest = b"" if too_long else last + rest
-            if not at_end or _is_complete_line(newest):
-                yield from _texts(newest)
-            for part in reversed(more):
-                yield from _texts(part)
-            rest, at_end, too_long = first, False, False
-        else:
-            rest = b"" if too_long else first + rest
-        if len(rest) > _LONGEST_BYTES:
-            rest, too_long, at_end = b"", True, False
-    if reach == start and not too_long and (not at_end or _is_complete_line(rest)):
-        yield from _texts(rest)
-
-
-def _texts(line: bytes) -> Iterator[str]:
-    if line and len(line) <= _LONGEST_BYTES and not line.isspace():
-        text = line.decode("utf-8", "replace")
-        if _BINARY * text.count("\ufffd") <= len(text):
-            yield text
-
-
-def _is_complete_line(last: bytes) -> bool:
-    return last.rstrip(b" ").endswith((b"]", b"}"))
+    lines = os.pread(descriptor, size - reach, reach).replace(b"\r", b"\n").replace(b"\0", b"\n").split(b"\n")
+    if not lines[-1].rstrip(b" ").endswith((b"]", b"}")):
+        lines.pop()  # the program is still writing the last line
+    for line in reversed(lines if reach == start else lines[1:]):
+        if line and len(line) <= _LONGEST_BYTES and not line.isspace():
+            text = line.decode("utf-8", "replace")
+            if _BINARY * text.count("\ufffd") <= len(text):
+                yield text

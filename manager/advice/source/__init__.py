@@ -1,8 +1,7 @@
 """Read facts of a function and its context from their source code. No code is imported or executed.
 
-reading.py     read files in the user's folders, config files, and values in source code
-scan.py        scan signatures, constants, options and calls of the functions that the entry function uses
-facts.py       the facts (model, task, data, batch size, length, precision), and the names that show each fact
-extractor.py   `extract_facts`, which combines these modules, and the normalised source code
-agent.py       an optional language model that adds missing facts
+reading.py     files, modules and configs in the user's folders, and their values
+scan.py        scan the functions that the entry function uses
+facts.py       the facts (model, task, data, batch size, ...), and the names that show them
+extractor.py   `extract_facts`, and the normalised source code; agent.py: a language model adds facts
 """

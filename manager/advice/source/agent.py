@@ -1,13 +1,9 @@
-"""An optional language model that reads the user's folders and adds missing facts about a program (SchedMate §3.1).
-
-In a ReAct loop, the model uses the tools of the paper, `file_tree` and `file_read`. A value from the model is accepted
-only if the source code contains the value. If the endpoint of the model fails, the facts of the source scan stay
-unchanged, and a note is added.
-"""
+"""An optional language model that adds missing facts about a program (SchedMate §3.1). In a ReAct loop, it uses the
+tools of the paper, `file_tree` and `file_read`, in the user's folders. A value is accepted only if the source code
+contains it."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from itertools import islice
@@ -32,37 +28,33 @@ from stoker.manager.advice.source.facts import (
     WorkloadFacts,
     fits,
 )
-from stoker.manager.advice.source.reading import NotReadError, OwnFolders, ReadingLimits
+from stoker.manager.advice.source.reading import NotReadError, OwnFolders
 
 # ---- answers checked against the source
 
 
 DOUBTED = 0.5
-"""The model may replace a fact of the source scan if the fact's certainty is below this value."""
+"""The model may replace a less certain fact of the source scan."""
 _SURE = 0.6
 _SURE_OF_SMALL = 0.35
-"""Certainty of a small number from the model. The certainty is low, because any code contains small numbers."""
+"""Certainty of a small number, which any code contains."""
 
 
 def add_answers_found_in_sources(
     facts: WorkloadFacts, answer: Mapping[str, object], sources: Mapping[str, str]
 ) -> tuple[WorkloadFacts, list[str]]:
-    """Return the facts with those values of the model's answer that the sources contain, and messages about rejected
-    values. `sources`: the texts that the model has read, by name."""
-    taken, refused = dict[str, SourceFact](), list[str]()
+    """Return the facts with the answers that the texts in `sources` contain, and messages about rejected answers."""
+    taken, refused, known = dict[str, SourceFact](), list[str](), facts.known_facts()
     for field in FIELDS:
         value = _parse_fact_value(field, answer.get(field))
-        if value is None:
-            continue
-        before: SourceFact | None = getattr(facts, field)
-        known = before.sure if before is not None and before.known else -1.0
-        if known >= DOUBTED:
+        before = known[field].sure if field in known else -1.0
+        if value is None or before >= DOUBTED:
             continue
         where = place_of(field, value, sources)
         sure = _SURE_OF_SMALL if isinstance(value, int) and value < 10 else _SURE
         if where is None:
             refused.append(f"the language model says {field} = {str(value)[:60]!r}, which the source does not contain")
-        elif sure > known:
+        elif sure > before:
             taken[field] = SourceFact(value, where, sure)
     absent = {field: why for field, why in facts.absent.items() if field not in taken}
     return msgspec.structs.replace(facts, **taken, absent=absent), refused
@@ -101,6 +93,7 @@ def _parse_fact_value(field: str, value: object) -> Scalar | None:
 _PAGE = 6_000
 _MOST_LISTED = 200
 _MOST_NONSENSE = 2
+_TURNS = 12
 _PROMPT = f"""You read the source of a machine learning job and say what it is. You have two tools:
 file_tree: the files of the project. Its input is empty.
 file_read: the text of a file. Its input is a path as file_tree gives it; "path:2" is the second page.
@@ -121,27 +114,27 @@ _ACTION = re.compile(r"Action:\s*`?(\w+)`?[ \t]*(?:\n\s*Action Input:[ \t]*(.*))
 def add_facts_from_model(
     source: SourceText, facts: WorkloadFacts, *, folders: Iterable[str | PathLike[str]], model: ModelEndpoint | None
 ) -> WorkloadFacts:
-    """Return the facts with the model's additions. If `model` is None, return the facts unchanged. Never raises."""
+    """Return the facts with the model's additions. Never raises."""
     if model is None:
         return facts
     try:
-        tools = _Tools(source, OwnFolders(folders, ReadingLimits()))
+        tools = _Tools(OwnFolders(folders))
         answer = _answer(Conversation(model), tools, source)
         found, notes = add_answers_found_in_sources(facts, answer, tools.shown)
-    except EndpointError as error:
-        found, notes = facts, [f"the language model at {model.name} could not be used: {error}"]
     except Exception as error:  # no error may end the advisor
-        found, notes = facts, [f"the language model could not be used: {type(error).__name__}: {str(error)[:200]}"]
+        kind = "" if isinstance(error, EndpointError) else f"{type(error).__name__}: "
+        found, notes = facts, [f"the language model at {model.name} could not be used: {kind}{str(error)[:200]}"]
     return msgspec.structs.replace(found, notes=(*found.notes, *notes))
 
 
 def _answer(conversation: Conversation, tools: _Tools, source: SourceText) -> dict[str, object]:
     entry = f"its function {source.function}" if source.function else "it runs as a script"
+    name = tools.reader.name_of(Path(source.file)) if source.file else "<source>"
     what = f"What are the model, the task, the data and the settings of this job ({entry})?"
-    question = f"{what} Its source:\n\n{tools.first_page_of_source()}"
+    question = f"{what} Its source:\n\n{tools.page(name, source.text)}"
     messages = [{"role": "system", "content": _PROMPT}, {"role": "user", "content": question}]
     nonsense = 0
-    for _ in range(conversation.turns):
+    for _ in range(_TURNS):
         text = conversation.ask(messages)
         final = _final_answer(text)
         if final is not None:
@@ -160,47 +153,36 @@ def _answer(conversation: Conversation, tools: _Tools, source: SourceText) -> di
 
 
 class _Tools:
-    def __init__(self, source: SourceText, reader: OwnFolders) -> None:
-        self._source = source
-        self._reader = reader
-        self.shown: dict[str, str] = {}
-        """Texts that the language model has read, by file name."""
+    """The tools `file_tree` and `file_read`. `shown`: texts that the language model has read, by file name."""
 
-    def first_page_of_source(self) -> str:
-        name = self._reader.name_of(Path(self._source.file)) if self._source.file else "<source>"
-        return self._page(name, self._source.text, 1)
+    def __init__(self, reader: OwnFolders) -> None:
+        self.reader = reader
+        self.shown: dict[str, str] = {}
 
     def use(self, tool: str, given: str) -> str:
         if tool == "file_tree":
-            return masked("\n".join(islice(self._reader.listing(), _MOST_LISTED)) or "there are no files")
+            return masked("\n".join(islice(self.reader.listing(), _MOST_LISTED)) or "there are no files")
         if tool != "file_read":
             return f"there is no tool {tool[:40]}: there are file_tree and file_read"
-        path, number = _path_and_page(given)
-        for root in self._reader.roots:
+        path = str((parse_first_json_object(given) or {"path": given.strip("`'\" ")}).get("path", ""))
+        before, colon, number = path.rpartition(":")
+        paged = colon and number.isdecimal() and len(number) < 5
+        path, page = (before, int(number)) if paged else (path, 1)
+        why = "there are no folders to read"
+        for root in self.reader.roots:
             try:
-                return self._page(path, self._reader.read(root / path), number)
+                return self.page(path, self.reader.read(root / path), page)
             except NotReadError as error:
                 why = str(error)
-        return masked(why) if self._reader.roots else "there are no folders to read"
+        return masked(why)
 
-    def _page(self, name: str, text: str, number: int) -> str:
+    def page(self, name: str, text: str, number: int = 1) -> str:
         whole = masked(text)
         pages = max(1, -(-len(whole) // _PAGE))
         at = min(max(number, 1), pages)
         piece = whole[(at - 1) * _PAGE : at * _PAGE]
         self.shown[name] = whole[: max(len(self.shown.get(name, "")), at * _PAGE)]
         return piece if pages == 1 else f"{piece}\n(page {at} of {pages})"
-
-
-def _path_and_page(given: str) -> tuple[str, int]:
-    path = given.strip().strip("`'\"")
-    if path.startswith("{"):
-        try:
-            path = str(json.loads(path).get("path", ""))
-        except (ValueError, AttributeError, RecursionError):
-            return path, 1
-    before, colon, page = path.rpartition(":")
-    return (before, int(page)) if colon and page.isdecimal() and len(page) < 5 else (path, 1)
 
 
 def _final_answer(text: str) -> dict[str, object] | None:

@@ -1,9 +1,6 @@
-"""Read facts of a function, a loader or a script from its source code (SchedMate §3.1, without a language model).
-
-A scan reads the literals in the functions that the entry function uses. Each fact has a source line and a certainty.
-For each missing fact, a reason is given. `extract_facts` never raises, never executes code, and reads only files in the
-given folders.
-"""
+"""Read facts of a function, a loader or a script from its source code (SchedMate §3.1). Each fact has a source line and
+a certainty, each missing fact a reason. `extract_facts` never raises, executes no code, and reads only files in the
+given folders."""
 
 from __future__ import annotations
 
@@ -18,16 +15,23 @@ from typing import Any
 import msgspec
 
 from stoker.manager.advice.source.facts import ARGUMENT, FIELDS, WorkloadFacts
-from stoker.manager.advice.source.reading import Known, NotReadError, OwnFolders, ReadingLimits, SourceModule, parsed
-from stoker.manager.advice.source.scan import Function, OutOfBoundsError, Scanner
+from stoker.manager.advice.source.reading import (
+    LONGEST_FILE_BYTES,
+    Function,
+    Known,
+    NotReadError,
+    OwnFolders,
+    SourceModule,
+    parsed,
+)
+from stoker.manager.advice.source.scan import Scanner
 
 # ---- normalised source
 
 
-def normalise_source(source: str | ast.AST) -> str:
-    """Return source code without comments, docstrings, annotations and variable names. Class fields keep their names.
-    Raises SyntaxError, ValueError, RecursionError or MemoryError if the source code is invalid."""
-    tree = ast.parse(source if isinstance(source, str) else ast.unparse(source))
+def normalise_source(node: ast.AST) -> str:
+    """Return source code without comments, docstrings, annotations and variable names, except those of class fields."""
+    tree = ast.parse(ast.unparse(node))
     nodes = list(ast.walk(tree))
     parameters = {
         node.name: {arg.arg for arg in ast.walk(node.args) if isinstance(arg, ast.arg)}
@@ -84,8 +88,8 @@ LONGEST_TEXT = 40_000
 
 
 class SourceText(msgspec.Struct, frozen=True):
-    """The source code of a function or script. `function`: name of the entry function (`Class.method` for a method), or
-    empty for a script. `file`: the file that relative imports and paths start from, or empty."""
+    """Source code. `function`: name of the entry function (`Class.method`), or empty for a script. `file`: where
+    relative imports and paths start."""
 
     text: str
     function: str = ""
@@ -97,53 +101,44 @@ def extract_facts(
     *,
     arguments: Mapping[str, Any] | None = None,
     folders: Iterable[str | PathLike[str]] = (),
-    limits: ReadingLimits | None = None,
 ) -> WorkloadFacts:
-    """Return the facts of a source.
-
-    Args:
-        arguments: arguments of the entry function, by parameter name.
-        folders: the user's folders for modules and config files; without folders no file is read.
-    """
-    reader = OwnFolders(folders, limits or ReadingLimits())
+    """Return the facts of a source. `arguments`: of the entry function, by parameter name. `folders`: the user's
+    folders; without them no file is read."""
+    reader = OwnFolders(folders)
     scanner = Scanner(reader)
     text, given = "", list[str]()
     try:
-        if len(source.text) > reader.limits.file_bytes:
-            raise NotReadError(
-                f"{source.file or '<source>'}: not read: its length in characters is over {reader.limits.file_bytes:,}"
-            )
-        entry = _scan_entry(source, dict(arguments or {}), reader, scanner, given)
-        inside = {id(node) for node in ast.walk(entry)}
-        others = [node for key, node in scanner.followed.items() if key not in inside]
+        entry = _scan_entry(source, arguments or {}, reader, scanner, given)
+        inside = set(ast.walk(entry))
+        others = [node for node in scanner.returned if node not in inside]
         text = "\n".join(normalise_source(node) for node in [entry, *others])
-    except OutOfBoundsError:
-        scanner.note(f"the source has more than {reader.limits.nodes:,} expressions; only the first of them were read")
     except NotReadError as error:
         scanner.note(str(error))
     except Exception as error:  # no source code may end the advisor
         scanner.note(f"the source was not read to its end: {type(error).__name__}: {str(error)[:200]}")
-    found, missed = scanner.recogniser.found, scanner.recogniser.missed
-    unnamed = "; ".join(["the source that was read does not name it", *scanner.notes[:1]])
+    found, missed, notes = scanner.recogniser.found, scanner.recogniser.missed, tuple(scanner.notes)
+    unnamed = "; ".join(["the source that was read does not name it", *notes[:1]])
     configs = [read for path, read in reader.texts.items() if path.suffix != ".py"]
     parts = [text, *given, *scanner.constants.values(), *configs]
     return WorkloadFacts(
         **found,
         further=scanner.recogniser.further,
         absent={field: missed.get(field, unnamed) for field in FIELDS if field not in found},
-        notes=tuple(scanner.notes),
+        notes=notes,
         text=text[:LONGEST_TEXT],
         same=blake2b("\0".join(parts).encode(errors="replace"), digest_size=16).hexdigest() if text else "",
     )
 
 
 def _scan_entry(
-    source: SourceText, arguments: dict[str, Any], reader: OwnFolders, scanner: Scanner, given: list[str]
+    source: SourceText, arguments: Mapping[str, Any], reader: OwnFolders, scanner: Scanner, given: list[str]
 ) -> ast.AST:
     file = Path(source.file) if source.file else None
     shown = reader.name_of(file) if file is not None else "<source>"
+    if len(source.text) > LONGEST_FILE_BYTES:
+        raise NotReadError(f"{shown}: not read: its length in characters is over {LONGEST_FILE_BYTES:,}")
     tree = parsed(textwrap.dedent(source.text), shown)
-    module = SourceModule(file, shown, file.stem if file is not None else "source")
+    module = SourceModule(file, shown, tree)
     if not source.function:
         scanner.script(module, tree)
         return tree
@@ -152,7 +147,7 @@ def _scan_entry(
         raise NotReadError(f"{shown}: it has no function {source.function}")
     names = [arg.arg for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
     given += [repr(arguments.get(key)) for key in names]
-    scanner.enter(module, tree, node, {key: _wrap_argument_as_known(value) for key, value in arguments.items()})
+    scanner.enter(module, node, {key: _known_argument(value) for key, value in arguments.items()})
     return node
 
 
@@ -170,28 +165,24 @@ def _definition(tree: ast.Module, dotted: str) -> Function | None:
     return named[-1] if named else every[0] if len(every) == 1 else None
 
 
-def _wrap_argument_as_known(value: Any) -> Known:
+def _known_argument(value: Any) -> Known:
     if isinstance(value, Mapping):
-        return Known({str(key): _wrap_argument_as_known(each) for key, each in value.items()}, ARGUMENT, 1.0)
-    if isinstance(value, list | tuple):
-        return Known([_wrap_argument_as_known(each) for each in value[:1000]], ARGUMENT, 1.0)
-    plain = value if value is None or isinstance(value, str | int | float | bool) else str(value)[:300]
-    return Known(plain, ARGUMENT, 1.0)
+        value = {str(key): _known_argument(each) for key, each in value.items()}
+    elif isinstance(value, list | tuple):
+        value = [_known_argument(each) for each in value[:1000]]
+    elif value is not None and not isinstance(value, str | int | float | bool):
+        value = str(value)[:300]
+    return Known(value, ARGUMENT, 1.0)
 
 
 # ---- the loader of a function
 
 
-class LoaderCall(msgspec.Struct, frozen=True):
-    loader: str
-    arguments: dict[str, Any]
-
-
-def loader_of(text: str, function: str) -> LoaderCall | None:
-    """Return the loader of a function's context, or None if the source code does not show the loader. Never raises."""
+def loader_of(text: str, function: str) -> tuple[str, dict[str, Any]] | None:
+    """Return the name and the constant arguments of the loader of a function's context, if the source shows it."""
     try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        tree = parsed(text, "")
+    except NotReadError:
         return None
     functions = {node.name: node for node in tree.body if isinstance(node, Function)}
     assigned = [(target, node.value) for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
@@ -204,6 +195,5 @@ def loader_of(text: str, function: str) -> LoaderCall | None:
             spec = functions[made.func.id].args
             given = dict(zip([arg.arg for arg in (*spec.posonlyargs, *spec.args)], made.args, strict=False))
             given |= {keyword.arg: keyword.value for keyword in made.keywords if keyword.arg}
-            constants = {name: value.value for name, value in given.items() if isinstance(value, ast.Constant)}
-            return LoaderCall(made.func.id, constants)
+            return made.func.id, {key: value.value for key, value in given.items() if isinstance(value, ast.Constant)}
     return None

@@ -1,8 +1,5 @@
 """Facts of a function and its context (SchedMate §3.1, Figure 6), and the names and calls in source code that show each
-fact.
-
-Fields with a star in Figure 6 are mandatory: each of `model`, `task` and `data` has a value or is "unknown".
-"""
+fact. The mandatory `model`, `task` and `data` may be "unknown"."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import Any
 import msgspec
 
 from stoker.manager.advice.secrets import masked
-from stoker.manager.advice.source.reading import CallSite, InstalledName, Known, NamedFile
+from stoker.manager.advice.source.reading import CallSite, ImportedName, Known, NamedFile
 
 # ---- facts
 
@@ -45,9 +42,8 @@ NOT_FOUND = SourceFact(UNKNOWN)
 
 
 class WorkloadFacts(msgspec.Struct, frozen=True):
-    """Facts of a function or a loader. `further`: other numbers and words in the source code, by name. `absent`: for
-    each missing fact, why it is missing. `text`: the normalised source code of all scanned functions. `same`: a digest
-    of `text` and the arguments."""
+    """Facts of a function or a loader. `further`: other numbers and words. `absent`: reasons for missing facts. `text`:
+    the normalised code of all scanned functions. `same`: a digest of `text` and the arguments."""
 
     model: SourceFact = NOT_FOUND
     task: SourceFact = NOT_FOUND
@@ -87,7 +83,7 @@ def fits(field: str, value: object) -> bool:
     return field == "devices" and isinstance(value, int) and 1 <= value <= 100_000
 
 
-# ---- recognition of facts
+# ---- names and calls that show facts
 
 
 NAMES = {
@@ -111,6 +107,7 @@ NAMES = {
     "task": "task task_name task_type",
 }
 FIELD_OF = {name: field for field, names in NAMES.items() for name in names.split()}
+_NEEDS_TEXT = ("dataset", "model", "task", "data")
 
 PRECISIONS = {
     "float16": "float16", "half": "float16", "fp16": "float16", "16": "float16", "16-mixed": "float16",
@@ -120,40 +117,26 @@ PRECISIONS = {
 }  # fmt: skip
 
 TASK_OF_CLASS = {
-    "ForCausalLM": "text-generation",
-    "LMHeadModel": "text-generation",
-    "ForSequenceClassification": "text-classification",
-    "ForTokenClassification": "token-classification",
-    "ForQuestionAnswering": "question-answering",
-    "ForSeq2SeqLM": "text2text-generation",
-    "ForConditionalGeneration": "text2text-generation",
-    "ForMaskedLM": "fill-mask",
-    "ForImageClassification": "image-classification",
-    "ForObjectDetection": "object-detection",
-    "ForSpeechSeq2Seq": "automatic-speech-recognition",
-    "ForCTC": "automatic-speech-recognition",
-    "ForVision2Seq": "image-to-text",
-    "ForImageTextToText": "image-text-to-text",
-    "StableDiffusionPipeline": "text-to-image",
-    "DiffusionPipeline": "text-to-image",
-    "CrossEncoder": "text-ranking",
-    "SentenceTransformer": "feature-extraction",
-}
+    "ForCausalLM": "text-generation", "LMHeadModel": "text-generation",
+    "ForSequenceClassification": "text-classification", "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering", "ForSeq2SeqLM": "text2text-generation",
+    "ForConditionalGeneration": "text2text-generation", "ForMaskedLM": "fill-mask",
+    "ForImageClassification": "image-classification", "ForObjectDetection": "object-detection",
+    "ForSpeechSeq2Seq": "automatic-speech-recognition", "ForCTC": "automatic-speech-recognition",
+    "ForVision2Seq": "image-to-text", "ForImageTextToText": "image-text-to-text",
+    "DiffusionPipeline": "text-to-image", "CrossEncoder": "text-ranking", "SentenceTransformer": "feature-extraction",
+}  # fmt: skip
+"""Tasks by the end of a class name."""
 
 TASK_OF_CALL = {
-    "generate": ("text-generation", 0.5),
-    "encode_plus": ("feature-extraction", 0.3),
-    "label_scores": ("text-classification", 0.5),
-    "embed": ("feature-extraction", 0.5),
-    "classify": ("classification", 0.4),
-    "predict_proba": ("classification", 0.5),
-    "CrossEntropyLoss": ("classification", 0.35),
-    "MSELoss": ("regression", 0.35),
-    "Conv2d": ("image-classification", 0.3),
-    "TransformerEncoderLayer": ("sequence-modelling", 0.3),
-    "LSTM": ("sequence-modelling", 0.3),
-    "GRU": ("sequence-modelling", 0.3),
-}
+    "generate": ("text-generation", 0.5), "encode_plus": ("feature-extraction", 0.3),
+    "label_scores": ("text-classification", 0.5), "embed": ("feature-extraction", 0.5),
+    "classify": ("classification", 0.4), "predict_proba": ("classification", 0.5),
+    "CrossEntropyLoss": ("classification", 0.35), "MSELoss": ("regression", 0.35),
+    "Conv2d": ("image-classification", 0.3), "TransformerEncoderLayer": ("sequence-modelling", 0.3),
+    "LSTM": ("sequence-modelling", 0.3), "GRU": ("sequence-modelling", 0.3), "causal_lm": ("text-generation", 0.9),
+    "encoder": ("feature-extraction", 0.9),
+}  # fmt: skip
 
 FRAMEWORKS = {
     "vllm": ("vllm", 0.95), "transformers": ("transformers", 0.9),
@@ -164,9 +147,35 @@ FRAMEWORKS = {
     "xgboost": ("xgboost", 0.85), "lightgbm": ("lightgbm", 0.85), "stoker": ("stoker", 0.5), "numpy": ("numpy", 0.4),
 }  # fmt: skip
 
+_MODEL_WORDS = (
+    "pretrained_model_name_or_path",
+    "model_name_or_path",
+    "model_name",
+    "model_id",
+    "path",
+    "model",
+    "name",
+)
+_MODEL = ("model", 0, _MODEL_WORDS, 0.9)
+_DATA = ("data", 0, ("path", "filepath_or_buffer"), 0.5)
+_ARGUMENTS: dict[str, tuple[tuple[str, int, tuple[str, ...], float], ...]] = {
+    "from_pretrained": (("model", 0, _MODEL_WORDS, 0.95),),
+    "pipeline": (("task", 0, ("task",), 0.95), ("model", 1, ("model",), 0.95)),
+    "torch.hub.load": (("model", 1, ("model",), 0.9),),
+    **dict.fromkeys(("SentenceTransformer", "CrossEncoder", "LLM", "create_model", "get_model"), (_MODEL,)),
+    **dict.fromkeys(("causal_lm", "encoder"), (("model", 0, _MODEL_WORDS, 0.95),)),
+    **dict.fromkeys(("read_csv", "read_parquet", "read_json", "loadtxt", "genfromtxt", "load_from_disk"), (_DATA,)),
+    **dict.fromkeys(("memmap", "numpy.load", "torch.load"), (_DATA,)),
+}
+"""Facts in the arguments of calls: field, position, names, and certainty."""
+_NAMED_BY_CALL = {
+    "torchvision.models.": ("model", 0.9), "keras.applications.": ("model", 0.9),
+    "torchvision.datasets.": ("data", 0.85), "sklearn.datasets.": ("data", 0.85),
+}  # fmt: skip
+"""Modules whose functions are named after a fact."""
+
 MOST_FURTHER = 40
-_HELPERS = ("Tokenizer", "Processor", "Config", "FeatureExtractor", "GenerationConfig")
-_READERS = frozenset({"read_csv", "read_parquet", "read_json", "loadtxt", "genfromtxt", "load_from_disk", "memmap"})
+_HELPERS = ("Tokenizer", "Processor", "Config", "FeatureExtractor")
 _DATA_FILES = (".jsonl", ".csv", ".tsv", ".parquet", ".txt", ".arrow", ".npy", ".npz")
 _SLICE = re.compile(r"\[:(\d+)\]")
 _CUDA = re.compile(r"(cuda|cpu|mps|xpu|auto|gpu|tpu)(:\d+)?$")
@@ -176,9 +185,7 @@ _SIZED = re.compile(
 
 
 class Recogniser:
-    """Collects the most certain fact for each field of WorkloadFacts. `missed`: by field, why the value is unknown
-    although the source code mentions the field.
-    """
+    """Collects the most certain fact for each field. `missed`: why the value of a mentioned field is unknown."""
 
     def __init__(self) -> None:
         self.found: dict[str, SourceFact] = {}
@@ -186,45 +193,41 @@ class Recogniser:
         self.missed: dict[str, str] = {}
         self._loops = 0
 
-    # ---- reports of the scan
-
     def call(self, site: CallSite) -> None:
-        top, last = site.dotted.partition(".")[0], site.last
+        owner, _, last = site.dotted.rpartition(".")
+        top = site.dotted.partition(".")[0]
         self.record_framework_of_module(top, site.where, site.sure)
-        if last == "from_pretrained":
-            self._record_pretrained_model(site)
-        elif last == "pipeline":
-            self._argument("task", site, 0, "task", sure=0.95)
-            self._argument("model", site, 1, "model", sure=0.95, required=site.gives(1, "model"))
-        elif last in ("causal_lm", "encoder") and (top in ("stoker", "?") or site.dotted == last):
-            names = ("path", "model")
-            self._argument("model", site, 0, *names, sure=0.95, required=site.gives(0, *names))
-            self._put("task", "text-generation" if last == "causal_lm" else "feature-extraction", site, 0.9)
-        elif last in ("SentenceTransformer", "CrossEncoder", "LLM", "create_model", "get_model"):
-            self._argument("model", site, 0, "model_name_or_path", "model_name", "model", "name", sure=0.9)
-        elif site.dotted.startswith(("torchvision.models.", "keras.applications.")):
-            self._put("model", last, site, 0.9)
-            self._put("task", "image-classification", site, 0.6)
-        elif site.dotted == "torch.hub.load":
-            self._argument("model", site, 1, "model", sure=0.9)
-        elif top == "sklearn" and last[:1].isupper():
-            self._put("model", last, site, 0.7)
-            if last.endswith(("Classifier", "Regressor")):
-                task = "classification" if "Class" in last else "regression"
-                self._keep("task", task, site.where, 0.6)
-        elif last == "load_dataset":
-            self._record_dataset_of_call(site)
-        elif last in _READERS or site.dotted in ("numpy.load", "torch.load"):
-            self._argument("data", site, 0, "path", "filepath_or_buffer", sure=0.5)
-        elif site.dotted.startswith(("torchvision.datasets.", "sklearn.datasets.")):
-            self._put("data", last, site, 0.85)
+        for field, place, names, sure in _ARGUMENTS.get(site.dotted) or _ARGUMENTS.get(last, ()):
+            value = site.argument(place, *names)
+            if value is not None and isinstance(value.value, str):
+                factor = 0.6 if owner.endswith(_HELPERS) else 1.0
+                self.keep(field, value.value, value.where, factor * sure * site.sure * value.sure)
+            elif field == "model" and place < max(1, len(site.args)):
+                self._miss(field, site)
+        for prefix, (field, sure) in _NAMED_BY_CALL.items():
+            if site.dotted.startswith(prefix):
+                self.keep(field, last, site.where, sure * site.sure)
+        if top == "sklearn" and last[:1].isupper():
+            self.keep("model", last, site.where, 0.7 * site.sure)
+            for ending, task in (("Classifier", "classification"), ("Regressor", "regression")):
+                if last.endswith(ending):
+                    self.keep("task", task, site.where, 0.6)
+        if last == "load_dataset":
+            self._record_dataset(site)
         self._record_precision_of_call(site)
-        if last == "cuda" and "." in site.dotted:
-            self._put("devices", "cuda", site, 0.85)
+        if last == "cuda" and owner:
+            self.keep("devices", "cuda", site.where, 0.85 * site.sure)
         elif last in ("to", "device") and site.args and site.args[0] is not None:
             self._device(site.args[0], 0.85 * site.sure)
-        self._record_task_of_call(site)
-        self._record_keyword_facts(site)
+        self._record_task_of_call(site, owner, last)
+        sized = _SIZED.search(last) is not None
+        for name, value in site.kwargs.items():
+            if name not in _NEEDS_TEXT or value is None or isinstance(value.value, str):
+                self.named(name, value, factor=0.85 * site.sure, further=sized)
+        if sized and last[:1].isupper():
+            numbers = [value for value in site.args if value is not None and type(value.value) is int]
+            for place, value in enumerate(numbers[:3], start=1):
+                self._more(f"{last} {place}", value)
 
     def named(self, name: str, value: Known | None, *, factor: float, further: bool = False) -> None:
         if value is None:
@@ -235,16 +238,16 @@ class Recogniser:
         elif field == "devices":
             self._device(value, factor)
         elif field is not None:
-            self._keep(field, value.value, value.where, factor * value.sure)
+            self.keep(field, value.value, value.where, factor * value.sure)
         elif further:
             self._more(name, value)
 
     def loop(self, name: str, times: Known) -> None:
         word = name.lower()
         if "epoch" in word:
-            self._keep("epochs", times.value, times.where, 0.85 * times.sure)
+            self.keep("epochs", times.value, times.where, 0.85 * times.sure)
         elif "step" in word or "iter" in word:
-            self._keep("steps", times.value, times.where, 0.8 * times.sure)
+            self.keep("steps", times.value, times.where, 0.8 * times.sure)
         else:
             self._loops += 1
             self._more(f"loop {self._loops}", times)
@@ -252,99 +255,64 @@ class Recogniser:
     def record_framework_of_module(self, top: str, where: str, sure: float = 1.0) -> None:
         if top in FRAMEWORKS:
             framework, certainty = FRAMEWORKS[top]
-            self._keep("framework", framework, where, certainty * sure)
-
-    def record_own_model(self, name: str, where: str, sure: float) -> None:
-        self._keep("model", name, where, 0.7 * sure)
+            self.keep("framework", framework, where, certainty * sure)
 
     def opened(self, file: NamedFile, where: str, sure: float) -> None:
         if os.path.splitext(file.path)[1] in _DATA_FILES:
-            self._keep("data", file.path, where, 0.45 * sure)
+            self.keep("data", file.path, where, 0.45 * sure)
 
-    # ---- single facts
-
-    def _record_pretrained_model(self, site: CallSite) -> None:
-        maker = site.dotted.rpartition(".")[0].rpartition(".")[2]
-        helper = maker.endswith(_HELPERS)
-        names = ("pretrained_model_name_or_path", "model_name", "model_id")
-        self._argument("model", site, 0, *names, sure=0.6 if helper else 0.95, required=True)
-        for ending, task in TASK_OF_CLASS.items():
-            if maker.endswith(ending) and not helper:
-                self._put("task", task, site, 0.9)
-
-    def _record_dataset_of_call(self, site: CallSite) -> None:
-        name, part = site.argument(0, "path"), site.argument(1, "name")
-        if name is not None and part is not None and isinstance(name.value, str) and isinstance(part.value, str):
-            name = Known(f"{name.value}/{part.value}", name.where, min(name.sure, part.sure))
-        self._text("data", name, site, 0.95, required=True)
-        split = site.kwargs.get("split")
-        sliced = _SLICE.search(split.value) if split is not None and isinstance(split.value, str) else None
-        if sliced is not None:
-            self._put("items", int(sliced[1][:12]), site, 0.85)
+    def _record_dataset(self, site: CallSite) -> None:
+        name, part, split = site.argument(0, "path"), site.argument(1, "name"), site.kwargs.get("split")
+        if name is not None and isinstance(name.value, str):
+            full = f"{name.value}/{part.value}" if part is not None and isinstance(part.value, str) else name.value
+            self.keep("data", full, name.where, 0.95 * site.sure * name.sure)
+        else:
+            self._miss("data", site)
+        if split is not None and (sliced := _SLICE.search(str(split.value))):
+            self.keep("items", int(sliced[1][:12]), site.where, 0.85 * site.sure)
 
     def _record_precision_of_call(self, site: CallSite) -> None:
-        last = site.last
-        if last == "half" and (not site.args or site.dotted == "?.half"):
-            self._record_precision(Known("float16", site.where), 0.85 * site.sure)
-        elif last in ("bfloat16", "double") and not site.args and "." in site.dotted:
-            self._record_precision(Known(last, site.where), 0.85 * site.sure)
-        elif last in ("to", "type", "astype", "set_default_dtype", "autocast"):
-            for value in (*site.args, site.kwargs.get("dtype")):
-                if value is not None and isinstance(value.value, InstalledName):
-                    self._record_precision(value, (0.9 if last == "autocast" else 0.8) * site.sure)
+        if site.last in ("half", "bfloat16", "double") and not site.args and "." in site.dotted:
+            self._record_precision(Known(site.last, site.where), 0.85 * site.sure)
+        elif site.last in ("to", "type", "astype", "set_default_dtype", "autocast"):
+            for value in site.args:
+                if value is not None and isinstance(value.value, ImportedName):
+                    self._record_precision(value, 0.8 * site.sure)
         for name in ("fp16", "bf16", "load_in_8bit", "load_in_4bit"):
             value = site.kwargs.get(name)
             if value is not None and value.value is True:
                 self._record_precision(Known(name.removeprefix("load_in_"), site.where), 0.9 * site.sure)
 
     def _record_precision(self, value: Known, sure: float) -> None:
-        said = value.value.last if isinstance(value.value, InstalledName) else value.value
+        said = value.value.last if isinstance(value.value, ImportedName) else value.value
         precision = PRECISIONS.get(str(said).lower())
         if precision is not None and isinstance(said, str | int):
-            self._keep("precision", precision, value.where, sure * value.sure)
+            self.keep("precision", precision, value.where, sure * value.sure)
 
     def _device(self, value: Known, sure: float) -> None:
-        if type(value.value) is int or (isinstance(value.value, str) and _CUDA.match(value.value)):
-            device = value.value.partition(":")[0] if isinstance(value.value, str) else value.value
-            self._keep("devices", device, value.where, sure * value.sure)
+        device = value.value
+        if isinstance(device, str):
+            device = device.partition(":")[0] if _CUDA.match(device) else None
+        if isinstance(device, str | int):
+            self.keep("devices", device, value.where, sure * value.sure)
 
-    def _record_task_of_call(self, site: CallSite) -> None:
-        if site.last in TASK_OF_CALL:
-            task, certainty = TASK_OF_CALL[site.last]
-            self._put("task", task, site, certainty)
-        for ending in ("SentenceTransformer", "CrossEncoder", "DiffusionPipeline"):
-            if site.last.endswith(ending):
-                self._put("task", TASK_OF_CLASS[ending], site, 0.85)
-        if site.last in ("backward", "fit", "train_step") or site.dotted.endswith("Trainer.train"):
+    def _record_task_of_call(self, site: CallSite, owner: str, last: str) -> None:
+        if last in TASK_OF_CALL:
+            task, certainty = TASK_OF_CALL[last]
+            self.keep("task", task, site.where, certainty * site.sure)
+        if site.dotted.startswith(("torchvision.models.", "keras.applications.")):
+            self.keep("task", "image-classification", site.where, 0.6 * site.sure)
+        made = owner if last == "from_pretrained" else last
+        for ending, task in TASK_OF_CLASS.items():
+            if made.endswith(ending):
+                self.keep("task", task, site.where, 0.9 * site.sure)
+        if last in ("backward", "fit", "train_step") or site.dotted.endswith("Trainer.train"):
             self._more("training", Known("yes", site.where))
 
-    def _record_keyword_facts(self, site: CallSite) -> None:
-        sized = _SIZED.search(site.last) is not None
-        for name, value in site.kwargs.items():
-            needs_text = name in ("dataset", "model", "task", "data")
-            if not needs_text or value is None or isinstance(value.value, str):
-                self.named(name, value, factor=0.85 * site.sure, further=sized)
-        if sized and site.last[:1].isupper():
-            numbers = [value for value in site.args if value is not None and type(value.value) is int]
-            for place, value in enumerate(numbers[:3], start=1):
-                self._more(f"{site.last} {place}", value)
+    def _miss(self, field: str, site: CallSite) -> None:
+        self.missed.setdefault(field, f"{site.where}: {site.last}(...) takes a value that the source does not show")
 
-    def _argument(
-        self, field: str, site: CallSite, place: int, *names: str, sure: float, required: bool = False
-    ) -> None:
-        self._text(field, site.argument(place, *names), site, sure, required=required)
-
-    def _text(self, field: str, value: Known | None, site: CallSite, sure: float, *, required: bool) -> None:
-        if value is not None and isinstance(value.value, str):
-            self._keep(field, value.value, value.where, sure * site.sure * value.sure)
-        elif required:
-            why = f"{site.where}: {site.last}(...) takes a value that the source does not show"
-            self.missed.setdefault(field, why)
-
-    def _put(self, field: str, value: str | int, site: CallSite, sure: float) -> None:
-        self._keep(field, value, site.where, sure * site.sure)
-
-    def _keep(self, field: str, value: Any, where: str, sure: float) -> None:
+    def keep(self, field: str, value: Any, where: str, sure: float) -> None:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, str):

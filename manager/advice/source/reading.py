@@ -1,7 +1,4 @@
-"""Read files and modules in the user's folders, within limits, and the values that these files contain.
-
-No file outside the folders is read, not even through a symbolic link.
-"""
+"""Read source and config files in the user's folders, within limits, and the values in them."""
 
 from __future__ import annotations
 
@@ -11,60 +8,45 @@ import importlib
 import json
 import operator
 import os
-import os.path
 import stat
 import tomllib
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from stoker.units import show_bytes
 
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 ADD_ARGUMENT = "add_argument"
+MOST_FILES, LONGEST_FILE_BYTES, MOST_BYTES = 40, 1_000_000, 4_000_000
+DEEPEST_CALLS, MOST_NODES = 8, 100_000
+"""Maximum number of nested calls that are followed, and of visited nodes of syntax trees."""
 INSTALLED = frozenset({"site-packages", "dist-packages", "node_modules", "__pycache__"})
 
 
-class ReadingLimits(msgspec.Struct, frozen=True):
-    """Limits of a scan of source code. `depth`: maximum number of nested calls to follow. `nodes`: maximum number of
-    statements and expressions to visit."""
-
-    files: int = 40
-    file_bytes: int = 1_000_000
-    total_bytes: int = 4_000_000
-    depth: int = 8
-    nodes: int = 100_000
-
-
 class NotReadError(Exception):
-    """A file could not be read. The text of the error contains the reason."""
+    """A file or source was not read to its end. The text of the error contains the reason."""
 
 
 class OwnFolders:
-    """Reads files in the user's folders. `texts`: the texts of the files that have been read, by real path."""
+    """Reads files in the user's folders. `texts`: the read texts, by real path."""
 
-    def __init__(self, folders: Iterable[str | os.PathLike[str]], limits: ReadingLimits) -> None:
+    def __init__(self, folders: Iterable[str | os.PathLike[str]]) -> None:
         self.roots = tuple(dict.fromkeys(Path(os.path.realpath(folder)) for folder in folders))
-        self.limits = limits
         self.texts: dict[Path, str] = {}
         self._bytes = 0
-
-    def contains(self, real: Path) -> bool:
-        return any(
-            real.is_relative_to(root) and not INSTALLED.intersection(real.relative_to(root).parts)
-            for root in self.roots
-        )
 
     def read(self, path: Path) -> str:
         """Return the text of a file. Raises NotReadError if the file cannot be read."""
         try:
             real = Path(os.path.realpath(path))
-            if not self.contains(real):
+            above = [root for root in self.roots if real.is_relative_to(root)]
+            if all(INSTALLED.intersection(real.relative_to(root).parts) for root in above):
                 raise ValueError("it is outside the given folders")
             if real not in self.texts:
-                if len(self.texts) >= self.limits.files:
-                    raise ValueError(f"{self.limits.files} files were read already")
+                if len(self.texts) >= MOST_FILES:
+                    raise ValueError(f"{MOST_FILES} files were read already")
                 self.texts[real] = self._read(real)
             return self.texts[real]
         except UnicodeDecodeError:
@@ -79,46 +61,17 @@ class OwnFolders:
             status = os.fstat(opened.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise ValueError("it is not a regular file")
-            if status.st_size > self.limits.file_bytes:
-                raise ValueError(f"it has {show_bytes(status.st_size)}, more than {show_bytes(self.limits.file_bytes)}")
-            if self._bytes + status.st_size > self.limits.total_bytes:
+            if status.st_size > LONGEST_FILE_BYTES:
+                raise ValueError(f"it has {show_bytes(status.st_size)}, more than {show_bytes(LONGEST_FILE_BYTES)}")
+            if self._bytes + status.st_size > MOST_BYTES:
                 raise ValueError(f"{show_bytes(self._bytes)} of source were read already")
-            data = opened.read(self.limits.file_bytes)
+            data = opened.read(LONGEST_FILE_BYTES)
         self._bytes += len(data)
         return data.decode("utf-8-sig")
 
     def name_of(self, path: Path) -> str:
         place = Path(os.path.abspath(path))
         return next((str(place.relative_to(root)) for root in self.roots if place.is_relative_to(root)), str(path))
-
-    def find(self, name: str, *, beside: Path | None) -> Path | None:
-        places = [*([beside.parent] if beside is not None else []), *self.roots]
-        try:
-            return next((place / name for place in places if (place / name).is_file()), None)
-        except (OSError, ValueError):
-            return None
-
-    def module(
-        self, parts: Sequence[str], *, beside: Path | None, level: int = 0, package: bool = False
-    ) -> Path | None:
-        """Return the file of a module in the user's folders. `level`: number of dots of a relative import. If `level`
-        or `package` is set, a folder without `__init__.py` is also a module."""
-        places = [beside.parent] if beside is not None else []
-        if level:
-            places = [[place, *place.parents][min(level - 1, len(place.parents))] for place in places]
-        else:
-            places += self.roots
-        found = (self.inside(place, *parts, package=package or level > 0) for place in places)
-        return next((path for path in found if path is not None), None)
-
-    def inside(self, folder: Path, *parts: str, package: bool = True) -> Path | None:
-        if not all(part.isidentifier() for part in parts):
-            return None
-        base = folder.joinpath(*parts)
-        for file in ([base.with_name(base.name + ".py")] if parts else []) + [base / "__init__.py"]:
-            if os.path.lexists(file):
-                return file
-        return base if package and base.is_dir() and self.contains(Path(os.path.realpath(base))) else None
 
     def listing(self) -> Iterator[str]:
         for root in self.roots:
@@ -127,62 +80,7 @@ class OwnFolders:
                 yield from (self.name_of(Path(folder, name)) for name in sorted(files) if not name.startswith("."))
 
 
-@dataclasses.dataclass(eq=False, slots=True)
-class SourceModule:
-    """A module of the user, or a package without `__init__.py`. `waiting`: statements that have not been scanned yet,
-    by the names that the statements bind.
-    """
-
-    file: Path | None
-    shown: str
-    name: str = "source"
-    folder: Path | None = None
-    names: dict[str, Any] = dataclasses.field(default_factory=dict)
-    waiting: dict[str, list[ast.stmt]] = dataclasses.field(default_factory=dict)
-    scanned: set[int] = dataclasses.field(default_factory=set)
-    stars: list[SourceModule] = dataclasses.field(default_factory=list)
-
-    def defer_statements(self, tree: ast.Module) -> None:
-        for statement in tree.body:
-            for name in dict.fromkeys(_names_bound(statement)):
-                self.waiting.setdefault(name, []).append(statement)
-
-
-class OwnModules:
-    def __init__(self, folders: OwnFolders, *, note: Callable[[str], None]) -> None:
-        self._folders = folders
-        self._note = note
-        self._known: dict[Path, SourceModule | None] = {}
-
-    def module(self, parts: Sequence[str], importer: SourceModule, level: int = 0) -> SourceModule | None:
-        return self._loaded(self._folders.module(parts, beside=importer.file, level=level))
-
-    def submodule(self, package: SourceModule, name: str) -> SourceModule | None:
-        return self._loaded(self._folders.inside(package.folder, name)) if package.folder is not None else None
-
-    def _loaded(self, path: Path | None) -> SourceModule | None:
-        if path is None:
-            return None
-        try:
-            real = path.resolve()
-            if real in self._known:
-                return self._known[real]
-            self._known[real] = None
-            shown = self._folders.name_of(path)
-            if path.is_dir():
-                module = SourceModule(None, shown, folder=path)
-            else:
-                tree = parsed(self._folders.read(path), shown)
-                module = SourceModule(path, shown, path.stem, path.parent if path.name == "__init__.py" else None)
-                module.defer_statements(tree)
-        except NotReadError as error:
-            self._note(str(error))
-            return None
-        except (OSError, RuntimeError) as error:  # RuntimeError: symbolic links form a loop
-            self._note(f"{path.name}: not read: {error}")
-            return None
-        self._known[real] = module
-        return module
+# ---- modules
 
 
 def parsed(text: str, shown: str) -> ast.Module:
@@ -193,6 +91,29 @@ def parsed(text: str, shown: str) -> ast.Module:
         raise NotReadError(f"{shown}: not read: line {error.lineno or 0} does not parse: {error.msg}") from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise NotReadError(f"{shown}: not read: it does not parse: {error}") from None
+
+
+def module_file(parts: Sequence[str], places: Iterable[Path]) -> Path | None:
+    """Return the file of a module or package below one of the folders `places`."""
+    bases = [place.joinpath(*parts) for place in places]
+    files = [file for base in bases for file in (base.with_name(f"{base.name}.py"), base / "__init__.py")]
+    return next(filter(os.path.lexists, files), None)
+
+
+class SourceModule:
+    """A module of the user. `waiting`: the statements that bind each name. `stars`: modules of `from M import *`."""
+
+    def __init__(self, file: Path | None, shown: str, tree: ast.Module) -> None:
+        self.file = file
+        self.shown = shown
+        self.names = {"__name__": Known(file.stem if file is not None else "source")}
+        if file is not None:
+            self.names["__file__"] = Known(str(file))
+        self.stars: list[SourceModule] = []
+        self.waiting: dict[str, list[ast.stmt]] = {}
+        for statement in tree.body:
+            for name in dict.fromkeys(_names_bound(statement)):
+                self.waiting.setdefault(name, []).append(statement)
 
 
 def _names_bound(statement: ast.stmt) -> list[str]:
@@ -218,14 +139,31 @@ def _root(node: ast.expr) -> list[str]:
     return [node.id] if isinstance(node, ast.Name) else []
 
 
-# ---- literals
+@dataclasses.dataclass(eq=False, slots=True)
+class Scope:
+    """The visible names. `sure`: factor for the certainty of facts."""
+
+    names: ChainMap[str, Known]
+    module: SourceModule
+    sure: float = 1.0
+    depth: int = 0
+    returned: Known | None = None
+
+    def where(self, node: ast.AST) -> str:
+        return f"{self.module.shown}:{getattr(node, 'lineno', 0)}"
 
 
-LONGEST_TEXT = 10_000
-LARGEST_NUMBER = 1e18
-MOST_VALUES, DEEPEST = 5_000, 20
-"""Maximum number of values in a config file, and maximum nesting depth. With YAML aliases, a short file can represent
-billions of values."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class OwnCode:
+    """A function or class of the user, in the scope of its definition. `bound`: the object of a method."""
+
+    node: Function | ast.ClassDef
+    around: Scope
+    bound: Known | None = None
+
+
+# ---- config files
+
 
 CONFIG_READERS = {
     "json.load": "json", "json.loads": "json", "tomllib.load": "toml", "tomllib.loads": "toml", "tomli.load": "toml",
@@ -233,35 +171,58 @@ CONFIG_READERS = {
     "yaml.full_load": "yaml", "omegaconf.OmegaConf.load": "yaml",
 }  # fmt: skip
 
-_ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Pow: operator.pow,
-}
-_COMPARED = {ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Is: operator.eq, ast.IsNot: operator.ne}
-_COMPUTED: dict[str, Callable[..., Any]] = {
-    "int": int, "float": float, "str": str, "max": max, "min": min, "len": len, "range": range, "tqdm.trange": range,
-    "tqdm.auto.trange": range, "os.path.join": os.path.join, "pathlib.Path": os.path.join,
-    "os.path.abspath": os.path.join, "os.path.dirname": os.path.dirname,
-}  # fmt: skip
-_CONVERTS = frozenset({"int", "float", "str", "max", "min", "len"})  # keywords change the results of these functions
-_WRAPPERS = frozenset({"tqdm.tqdm", "tqdm", "tqdm.auto.tqdm", "enumerate", "reversed", "list"})
-_SAME_TEXT = frozenset({"resolve", "absolute", "expanduser", "lower", "strip"})
+MOST_VALUES, DEEPEST = 5_000, 20
+"""Maximum number of values in a config file, and maximum nesting depth. With YAML aliases, a short file can represent
+billions of values."""
+_KEY_REACH_LINES = 2_000
+
+
+def read_config(name: str, form: str, folders: OwnFolders, *, beside: Path | None) -> Known:
+    """Return the values of a config file, each at the first line with its key below its table. Raises NotReadError."""
+    places = [*([beside.parent] if beside is not None else []), *folders.roots]
+    path = next((place / name for place in places if os.path.isfile(place / name)), None)
+    if path is None:
+        raise NotReadError(f"{name}: not read: the given folders have no such file")
+    text, shown = folders.read(path), folders.name_of(path)
+    lines, left = text.splitlines(), MOST_VALUES
+
+    def known(data: Any, depth: int, line: int) -> Known:
+        nonlocal left
+        left -= 1
+        if left < 0 or depth > DEEPEST:
+            raise ValueError(f"it has more than {MOST_VALUES} values or is deeper than {DEEPEST}")
+        value: Any = data
+        if isinstance(data, list):
+            value = [known(each, depth + 1, line) for each in data]
+        elif isinstance(data, dict):
+            below = range(line, min(len(lines), line + _KEY_REACH_LINES))
+            found = {str(key): next((at for at in below if str(key) in lines[at]), line) for key in data}
+            value = {str(key): known(each, depth + 1, found[str(key)]) for key, each in data.items()}
+        elif data is not None and not isinstance(data, str | int | float | bool):
+            value = str(data)
+        return Known(value, f"{shown}:{line + 1}")
+
+    try:
+        loads = {"json": json.loads, "toml": tomllib.loads}.get(form) or importlib.import_module("yaml").safe_load
+        return known(loads(text), 0, 0)
+    except Exception as error:  # PyYAML may be missing, and the file may be damaged in any way
+        why = " ".join(str(error).split())[:120] or type(error).__name__
+        raise NotReadError(f"{shown}: not used: {why}") from None
+
+
+# ---- values
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Known:
-    """A value with its place (`file:line`) and certainty. `value`: a constant, a list of Known, a dict of Known by name
-    (options, an instance, a config), a range, or an instance of a class below."""
+    """A value with its place (`file:line`) and certainty. `value`: a constant, a list of Known, a dict of Known by
+    name, a range, or an instance of a class below or of `OwnCode`."""
 
     value: Any
-    where: str
+    where: str = ""
     sure: float = 0.95
 
-    def with_scaled_certainty(self, factor: float) -> Known:
+    def scaled(self, factor: float) -> Known:
         return Known(self.value, self.where, self.sure * factor)
 
     @property
@@ -270,10 +231,11 @@ class Known:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class InstalledName:
-    """A name from an installed package, such as `torch.float16`. The name of a call's result ends with `()`."""
+class ImportedName:
+    """An imported name, such as `torch.float16`. A call's result ends with `()`. `places`: folders of the module."""
 
     dotted: str
+    places: tuple[Path, ...] = ()
 
     @property
     def last(self) -> str:
@@ -287,9 +249,8 @@ class NamedFile:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CallSite:
-    """A call of a function from an installed package. `dotted`: name of the function, such as `torch.load`, or `?.to`
-    for a method of an unknown object. An argument whose value is unknown is None.
-    """
+    """A call of an installed function, such as `torch.load`, or `?.to` for a method of an unknown object. An unknown
+    argument is None."""
 
     dotted: str
     args: tuple[Known | None, ...]
@@ -305,10 +266,28 @@ class CallSite:
         named = next((name for name in names if name in self.kwargs), None)
         if named is not None:
             return self.kwargs[named]
-        return self.args[place] if 0 <= place < len(self.args) else None
+        return self.args[place] if place < len(self.args) else None
 
-    def gives(self, place: int, *names: str) -> bool:
-        return any(name in self.kwargs for name in names) or 0 <= place < len(self.args)
+
+# ---- results of builtins and known functions
+
+
+LONGEST_TEXT = 10_000
+LARGEST_NUMBER = 1e18
+
+_ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Pow: operator.pow,
+}  # fmt: skip
+_CONVERTS: dict[str, Callable[..., Any]] = {
+    "int": int, "float": float, "str": str, "max": max, "min": min, "len": len,
+}  # fmt: skip
+_COMPUTED: dict[str, Callable[..., Any]] = {
+    **_CONVERTS, "range": range, "tqdm.trange": range, "tqdm.auto.trange": range, "os.path.join": os.path.join,
+    "pathlib.Path": os.path.join, "os.path.abspath": os.path.join, "os.path.dirname": os.path.dirname,
+}  # fmt: skip
+_WRAPPERS = frozenset({"tqdm.tqdm", "tqdm", "tqdm.auto.tqdm", "enumerate", "reversed", "list"})
+_SAME_TEXT = frozenset({"resolve", "absolute", "expanduser", "lower", "strip"})
 
 
 def arithmetic(op: ast.operator, left: Known | None, right: Known | None, where: str) -> Known | None:
@@ -316,23 +295,17 @@ def arithmetic(op: ast.operator, left: Known | None, right: Known | None, where:
         return None
     a, b, sure = left.value, right.value, min(left.sure, right.sure)
     if isinstance(a, str) and isinstance(b, str):
-        both = os.path.join(a, b) if isinstance(op, ast.Div) else a + b if isinstance(op, ast.Add) else None
-        return Known(both, where, sure) if both is not None and len(both) <= LONGEST_TEXT else None
+        both = os.path.join(a, b) if isinstance(op, ast.Div) else a + b if isinstance(op, ast.Add) else ""
+        return Known(both, where, sure) if 0 < len(both) <= LONGEST_TEXT else None
     if not (isinstance(a, int | float) and isinstance(b, int | float)) or type(op) not in _ARITHMETIC:
         return None
     if max(abs(a), abs(b)) > LARGEST_NUMBER or (isinstance(op, ast.Pow) and abs(b) > 64):
         return None
     try:
         result = _ARITHMETIC[type(op)](a, b)
-    except (ArithmeticError, ValueError):
+    except ArithmeticError:
         return None
     return Known(result, where, sure) if isinstance(result, int | float) and abs(result) < LARGEST_NUMBER else None
-
-
-def compared(op: ast.cmpop, left: Known | None, right: Known | None, where: str) -> Known | None:
-    if left is None or right is None or not (left.constant and right.constant) or type(op) not in _COMPARED:
-        return None
-    return Known(_COMPARED[type(op)](left.value, right.value), where, min(left.sure, right.sure))
 
 
 def item(base: Known | None, index: Known | None) -> Known | None:
@@ -345,23 +318,21 @@ def item(base: Known | None, index: Known | None) -> Known | None:
     return None
 
 
-def result_of(site: CallSite, base: Known | None) -> Known | None:
-    """Return the value that a call to a Python builtin returns, or None if the value is unknown. `base`: the object
-    whose method is called.
-    """
-    if base is not None and (found := _result_of_method(site, base)) is not None:
-        return found
+def result(site: CallSite) -> Known | None:
+    """Return the value that a known function returns."""
     values = [arg.value for arg in site.args if arg is not None and arg.constant]
     known = bool(values) and len(values) == len(site.args)
     match site.dotted:
         case "open" if known and isinstance(values[0], str):
             return Known(NamedFile(values[0]), site.where, site.sure)
         case "os.environ.get" | "os.getenv" if len(site.args) > 1 and site.args[1] is not None:
-            return site.args[1].with_scaled_certainty(0.6)
+            return site.args[1].scaled(0.6)
         case "dict" | "types.SimpleNamespace" | "argparse.Namespace":
             return Known({name: value for name, value in site.kwargs.items() if value is not None}, site.where)
-        case "dataclasses.field" | "attrs.field" | "pydantic.Field":
-            return site.argument(0 if site.dotted == "pydantic.Field" else -1, "default")
+        case "dataclasses.field" | "attrs.field":
+            return site.kwargs.get("default")
+        case "pydantic.Field":
+            return site.argument(0, "default")
         case name if name in _WRAPPERS and site.args:
             return site.args[0]
         case name if name in _COMPUTED and known and not (name in _CONVERTS and site.kwargs):
@@ -376,83 +347,31 @@ def result_of(site: CallSite, base: Known | None) -> Known | None:
     return None
 
 
-def _result_of_method(site: CallSite, base: Known) -> Known | None:
-    value, name = base.value, site.last
+def result_of_method(site: CallSite, base: Known | None) -> Known | None:
     first = site.args[0] if site.args else None
-    if isinstance(value, dict) and name == "get" and first is not None:
-        default = site.args[1] if len(site.args) > 1 else None
-        return value.get(str(first.value)) or (default.with_scaled_certainty(0.8) if default is not None else None)
-    if isinstance(value, NamedFile) and name == "read":
-        return base
-    if not isinstance(value, str):
-        return None
-    if name in ("read_text", "read_bytes", "open"):
-        return Known(NamedFile(value), site.where, site.sure)
-    if name == "joinpath" and first is not None and isinstance(first.value, str):
-        return Known(os.path.join(value, first.value), site.where, site.sure)
-    return base if name in _SAME_TEXT else None
+    match base.value if base is not None else None, site.last:
+        case dict() as named, "get" if first is not None:
+            default = site.args[1] if len(site.args) > 1 else None
+            return named.get(str(first.value)) or (default.scaled(0.8) if default is not None else None)
+        case (NamedFile(), "read"):
+            return base
+        case str() as path, "read_text" | "read_bytes" | "open":
+            return Known(NamedFile(path), site.where, site.sure)
+        case str() as path, "joinpath" if first is not None and isinstance(first.value, str):
+            return Known(os.path.join(path, first.value), site.where, site.sure)
+        case str(), name if name in _SAME_TEXT:
+            return base
+    return None
 
 
-def option_name_and_default(site: CallSite) -> tuple[str, Known] | None:
+def option(site: CallSite) -> dict[str, Known]:
+    """Return the default of an argparse or click option, by its name; empty without a default."""
     names = [str(arg.value) for arg in site.args if arg is not None and isinstance(arg.value, str)]
-    if not names:
-        return None
     # click uses the last text without dashes as the parameter's name. argparse uses `dest`, or the longest option.
     named, bare = site.kwargs.get("dest"), [name for name in names if not name.startswith("-")]
-    longest = max(names, key=lambda name: (name.startswith("--"), len(name)))
+    longest = max(names, key=lambda name: (name.startswith("--"), len(name)), default="")
     dest = str(named.value) if named is not None and named.constant else bare[-1] if bare else longest
     action, default = site.kwargs.get("action"), site.kwargs.get("default")
     if default is None and action is not None and action.value in ("store_true", "store_false"):
         default = Known(action.value == "store_false", site.where, 0.9)
-    return (dest.lstrip("-").replace("-", "_"), default) if default is not None else None
-
-
-def read_config(name: str, form: str, folders: OwnFolders, *, beside: Path | None) -> Known:
-    path = folders.find(name, beside=beside)
-    if path is None:
-        raise NotReadError(f"{name}: not read: the given folders have no such file")
-    text, shown = folders.read(path), folders.name_of(path)
-    try:
-        return _ConfigLines(text, shown).value(_parsed(text, form), depth=0)
-    except (ValueError, RecursionError, MemoryError, TypeError) as error:
-        raise NotReadError(f"{shown}: not used: {str(error).splitlines()[0][:120] if str(error) else form}") from None
-
-
-def _parsed(text: str, form: str) -> Any:
-    if form != "yaml":
-        return json.loads(text) if form == "json" else tomllib.loads(text)
-    try:
-        yaml = importlib.import_module("yaml")
-    except ImportError:
-        raise ValueError("PyYAML is not installed") from None
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(f"it is not YAML: {error}") from None
-
-
-class _ConfigLines:
-    """Finds the line of each value in a config file. This is the first line that contains the value's key, after the
-    line of the table that contains the value.
-    """
-
-    def __init__(self, text: str, shown: str) -> None:
-        self._lines = text.splitlines()
-        self._shown = shown
-        self._left = MOST_VALUES
-
-    def value(self, data: Any, *, depth: int, line: int = 0) -> Known:
-        self._left -= 1
-        if self._left < 0 or depth > DEEPEST:
-            raise ValueError(f"it has more than {MOST_VALUES} values or is deeper than {DEEPEST}")
-        where = f"{self._shown}:{line + 1}"
-        if isinstance(data, dict):
-            lines = {key: self._line_of(str(key), line) for key in data}
-            return Known({str(k): self.value(v, depth=depth + 1, line=lines[k]) for k, v in data.items()}, where)
-        if isinstance(data, list):
-            return Known([self.value(each, depth=depth + 1, line=line) for each in data], where)
-        return Known(data if data is None or isinstance(data, str | int | float | bool) else str(data), where)
-
-    def _line_of(self, key: str, start: int) -> int:
-        after = range(start, min(len(self._lines), start + 2_000))
-        return next((number for number in after if key in self._lines[number]), start)
+    return {dest.lstrip("-").replace("-", "_"): default} if dest and default is not None else {}

@@ -1,39 +1,42 @@
 """Scan source code for literals in signatures, constants, calls, argparse and click options, dataclasses and configs.
-
-Each statement is read once, in order, and a literal is stored under the name that the statement binds. A global
-variable is evaluated at its first use, so unused code yields no facts. A function of the user is scanned at its first
-call, with the arguments of this call.
-"""
+Each statement is read once, in order. A global variable is evaluated at its first use, so unused code yields no facts.
+A function of the user is scanned at its first call, with its arguments."""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
 import os.path
-from collections.abc import Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Mapping, MutableMapping, Sequence
+from pathlib import Path
 
+from stoker.manager.advice.source import reading
 from stoker.manager.advice.source.facts import Recogniser
 from stoker.manager.advice.source.reading import (
     ADD_ARGUMENT,
     CONFIG_READERS,
     LONGEST_TEXT,
     CallSite,
-    InstalledName,
+    Function,
+    ImportedName,
     Known,
     NamedFile,
     NotReadError,
+    OwnCode,
     OwnFolders,
-    OwnModules,
+    Scope,
     SourceModule,
     arithmetic,
-    compared,
     item,
-    option_name_and_default,
+    module_file,
+    option,
+    parsed,
     read_config,
-    result_of,
+    result,
+    result_of_method,
 )
 
-Function = ast.FunctionDef | ast.AsyncFunctionDef
 Values = Mapping[str, Known | None]
 
 _UNDECIDED = 0.85
@@ -41,62 +44,33 @@ _PARSERS = frozenset({"parse_args", "parse_known_args", "parse_args_into_datacla
 _MODEL_BASES = ("Module", "PreTrainedModel", "Model")
 
 
-class OutOfBoundsError(Exception):
-    """The source code has more statements and expressions than the limit."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class OwnCode:
-    node: Function | ast.ClassDef
-    around: Scope
-    bound: Known | None = None
-
-
-@dataclasses.dataclass(eq=False, slots=True)
-class Scope:
-    """The names that are visible in a part of the source code. `sure`: factor by which the certainty of facts from this
-    scope is multiplied."""
-
-    names: dict[str, Known]
-    module: SourceModule
-    outer: Scope | None = None
-    sure: float = 1.0
-    depth: int = 0
-    returned: Known | None = None
-
-    def where(self, node: ast.AST) -> str:
-        return f"{self.module.shown}:{getattr(node, 'lineno', 0)}"
-
-
 class Scanner:
-    """Scans one function or script. `followed`: the functions of the user that the scanned code calls. `constants`: the
-    values of global variables."""
+    """Scans one function or script. `returned`: the scanned functions and their results. `constants`: values of global
+    variables."""
 
     def __init__(self, folders: OwnFolders) -> None:
         self.recogniser = Recogniser()
-        self.notes: list[str] = []
-        self.followed: dict[int, ast.AST] = {}
-        self.constants: dict[tuple[int, str], str] = {}
+        self.notes: dict[str, None] = {}
+        self.returned: dict[ast.AST, Known | None] = {}
+        self.constants: dict[tuple[str, str], str] = {}
         self._folders = folders
-        self._nodes_left = folders.limits.nodes
-        self._modules = OwnModules(folders, note=self.note)
+        self._nodes_left = reading.MOST_NODES
+        self._modules: dict[str, SourceModule | None] = {}
+        self._scanned: set[ast.stmt] = set()
         self._options: dict[str, Known] = {}
-        self._returned: dict[int, Known | None] = {}
 
     def note(self, why: str) -> None:
-        if why not in self.notes:
-            self.notes.append(why)
+        self.notes[why] = None
 
     def script(self, module: SourceModule, tree: ast.Module) -> None:
-        module.name = "__main__"
-        self._run(tree.body, Scope(module.names, module))
+        module.names["__name__"] = Known("__main__")
+        module.waiting.clear()
+        self._run(tree.body, Scope(ChainMap(module.names), module))
 
-    def enter(self, module: SourceModule, tree: ast.Module, node: Function, arguments: Mapping[str, Known]) -> None:
-        module.defer_statements(tree)
-        scope = Scope(module.names, module)
-        self._scan_call_of_own_function(
-            OwnCode(node, scope), [], {**self._arguments_from_decorators(node, scope), **arguments}, scope, entry=True
-        )
+    def enter(self, module: SourceModule, node: Function, arguments: Mapping[str, Known]) -> None:
+        scope = Scope(ChainMap(module.names), module)
+        given = {**self._arguments_from_decorators(node, scope), **arguments}
+        self._follow(OwnCode(node, scope), [], given, scope, entry=True)
 
     # ---- statements
 
@@ -118,11 +92,9 @@ class Scanner:
                 found = self.value(value, scope)
                 for target in targets:
                     self._bind(target, found, scope)
-            case ast.AnnAssign(target=target, value=ast.expr() as value):
-                self._bind(target, self.value(value, scope), scope)
-            case ast.AugAssign(target=target, value=value):
-                self.value(value, scope)
-                self._bind(target, None, scope)
+            case ast.AnnAssign(target=target, value=value):
+                if value is not None:
+                    self._bind(target, self.value(value, scope), scope)
             case ast.If(test=test, body=body, orelse=orelse):
                 decided = self.value(test, scope)
                 if decided is not None and decided.constant and decided.sure > 0.7:
@@ -141,22 +113,21 @@ class Scanner:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 scope.names[name] = Known(OwnCode(node, scope), scope.where(node))
             case ast.Import() | ast.ImportFrom():
-                self._scan_import(node, scope)
-            case ast.AnnAssign():
-                pass
+                self._import(node, scope)
             case _:
                 self._inside(node, scope)
 
     def _inside(self, node: ast.AST, scope: Scope) -> None:
         for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.expr):
-                self.value(child, scope)
-            elif isinstance(child, ast.stmt):
-                self._run([child], scope)
-            elif isinstance(child, ast.ExceptHandler | ast.match_case):
-                self._run(child.body, scope, 0.5 if isinstance(child, ast.ExceptHandler) else _UNDECIDED)
-            elif isinstance(child, ast.comprehension):
-                self._inside(child, scope)
+            match child:
+                case ast.expr():
+                    self.value(child, scope)
+                case ast.stmt():
+                    self._run([child], scope)
+                case ast.ExceptHandler(body=body) | ast.match_case(body=body):
+                    self._run(body, scope, 0.5)
+                case ast.comprehension():
+                    self._inside(child, scope)
 
     def _loop(self, node: ast.For | ast.AsyncFor, scope: Scope) -> None:
         iterated = self.value(node.iter, scope)
@@ -167,7 +138,7 @@ class Scanner:
             self.recogniser.loop(name, times)
             first = iterated.value[0] if isinstance(iterated.value, list) and iterated.value else None
             if name and first is not None:  # _bind would record a loop variable as a setting
-                scope.names[name] = first.with_scaled_certainty(0.7)
+                scope.names[name] = first.scaled(0.7)
         self._run(node.body, scope)
         self._run(node.orelse, scope)
 
@@ -175,12 +146,9 @@ class Scanner:
         match target:
             case ast.Name(id=name):
                 self._set(scope.names, name, value, scope)
-            case ast.Attribute(value=base, attr=name):
+            case ast.Attribute(value=base) | ast.Subscript(value=base):
                 owner = self.value(base, scope)
-                if owner is not None and isinstance(owner.value, dict):
-                    self._set(owner.value, name, value, scope)
-            case ast.Subscript(value=base, slice=index):
-                owner, key = self.value(base, scope), self.value(index, scope)
+                key = self.value(target.slice, scope) if isinstance(target, ast.Subscript) else Known(target.attr)
                 if owner is not None and isinstance(owner.value, dict) and key is not None and key.constant:
                     self._set(owner.value, str(key.value), value, scope)
             case ast.Tuple(elts=targets) | ast.List(elts=targets):
@@ -189,13 +157,87 @@ class Scanner:
                     inner = each.value if isinstance(each, ast.Starred) else each
                     self._bind(inner, values[place] if len(values) == len(targets) else None, scope)
 
-    def _set(self, names: dict[str, Known], name: str, value: Known | None, scope: Scope) -> None:
+    def _set(self, names: MutableMapping[str, Known], name: str, value: Known | None, scope: Scope) -> None:
         if value is None:
             names.pop(name, None)
             return
         names[name] = value
         if value.constant:
             self.recogniser.named(name, value, factor=0.75 * scope.sure)
+
+    def _import(self, node: ast.Import | ast.ImportFrom, scope: Scope) -> None:
+        where, file = scope.where(node), scope.module.file
+        places = (file.parent, *self._folders.roots) if file is not None else self._folders.roots
+        base = ""
+        if isinstance(node, ast.ImportFrom):
+            base = f"{node.module}." if node.module else ""
+            if node.level:
+                package = [file.parent, *file.parent.parents][node.level - 1 :][:1] if file is not None else []
+                places = tuple(folder.parent for folder in package)
+                base = "".join(f"{folder.name}." for folder in package) + base
+        for alias in node.names:
+            bound = alias.asname or alias.name.partition(".")[0]
+            name = ImportedName(base + alias.name if base or alias.asname else bound, places)
+            if alias.name == "*":
+                module = self._module(module_file(base.split(".")[:-1], places))
+                scope.module.stars += [module] if module is not None else []
+            elif (known := self._resolve(name, where) if base else Known(name, where)) is not None:
+                scope.names[bound] = known
+            if self._own_part(name)[0] is None:
+                self.recogniser.record_framework_of_module(name.dotted.partition(".")[0], where, 0.95)
+
+    # ---- names
+
+    def _name(self, name: str, scope: Scope) -> Known | None:
+        found = scope.names.get(name)
+        return found if found is not None else self._global(scope.module, name)
+
+    def _global(self, module: SourceModule, name: str) -> Known | None:
+        """Return the value of a global variable, after a scan of the statements that bind it."""
+        for node in module.waiting.pop(name, ()):
+            if node not in self._scanned:
+                self._scanned.add(node)
+                self._run([node], Scope(ChainMap(module.names), module, sure=0.9))
+        found = module.names.get(name)
+        if found is None and name != "*":
+            self._global(module, "*")
+            stars, module.stars = module.stars, []  # two modules may import each other's names
+            found = next((known for star in stars if (known := self._global(star, name)) is not None), None)
+            module.stars = stars
+        elif found is not None and found.constant and not name.startswith("__"):
+            self.constants.setdefault((module.shown, name), repr(found.value))
+        return found
+
+    def _own_part(self, name: ImportedName) -> tuple[Path | None, list[str]]:
+        """Return the file of the longest prefix that is a module of the user, and the rest."""
+        parts = name.dotted.split(".")
+        for count in range(len(parts), 0, -1):
+            if file := module_file(parts[:count], name.places):
+                return file, parts[count:]
+        return None, parts
+
+    def _resolve(self, name: ImportedName, where: str, sure: float = 0.95) -> Known | None:
+        """Return the value of an imported name in the user's folders, or else the name."""
+        file, rest = self._own_part(name)
+        if file is None or not rest:
+            return Known(name, where, sure)
+        module = self._module(file)
+        found = self._global(module, rest[0]) if module is not None else None
+        for part in rest[1:]:
+            found = self._attribute(found, part, where)
+        return found
+
+    def _module(self, path: Path | None) -> SourceModule | None:
+        if path is None:
+            return None
+        real = os.path.realpath(path)
+        if real not in self._modules:
+            self._modules[real], shown = None, self._folders.name_of(path)
+            try:
+                self._modules[real] = SourceModule(path, shown, parsed(self._folders.read(path), shown))
+            except NotReadError as error:
+                self.note(str(error))
+        return self._modules[real]
 
     # ---- expressions
 
@@ -208,9 +250,9 @@ class Scanner:
             case ast.Constant(value=None | str() | int() | float() as value):
                 return Known(value, where)
             case ast.Name(id=name):
-                return self._name(name, scope, where)
+                return self._name(name, scope)
             case ast.Attribute(value=base, attr=name):
-                return self._evaluate_attribute(self.value(base, scope), name, where)
+                return self._attribute(self.value(base, scope), name, where)
             case ast.Call():
                 return self._call(node, scope)
             case ast.JoinedStr(values=parts):
@@ -219,29 +261,17 @@ class Scanner:
                 return arithmetic(op, self.value(left, scope), self.value(right, scope), where)
             case ast.UnaryOp(op=ast.USub() | ast.Not() as op, operand=operand):
                 found = self.value(operand, scope)
-                if found is None or not found.constant:
-                    return None
-                if isinstance(op, ast.Not):
+                if found is not None and found.constant and isinstance(op, ast.Not):
                     return Known(not found.value, where, found.sure)
-                return Known(-found.value, where, found.sure) if isinstance(found.value, int | float) else None
-            case ast.BoolOp(op=ast.Or(), values=values):
-                return next(
-                    (v.with_scaled_certainty(0.8) for v in [self.value(v, scope) for v in values] if v and v.value),
-                    None,
-                )
-            case ast.Compare(left=left, ops=[op], comparators=[right]):
-                return compared(op, self.value(left, scope), self.value(right, scope), where)
-            case ast.IfExp(test=test, body=body, orelse=orelse):
-                decided, yes, no = self.value(test, scope), self.value(body, scope), self.value(orelse, scope)
-                if decided is not None and decided.constant:
-                    return yes if decided.value else no
-                return (
-                    yes.with_scaled_certainty(0.6)
-                    if yes is not None
-                    else no.with_scaled_certainty(0.5)
-                    if no is not None
-                    else None
-                )
+                is_number = found is not None and isinstance(found.value, int | float)
+                return Known(-found.value, where, found.sure) if found is not None and is_number else None
+            case ast.Compare(
+                left=left, ops=[ast.Eq() | ast.NotEq() | ast.Is() | ast.IsNot() as op], comparators=[right]
+            ):
+                a, b = self.value(left, scope), self.value(right, scope)
+                if a is None or b is None or not (a.constant and b.constant):
+                    return None
+                return Known((a.value == b.value) == isinstance(op, ast.Eq | ast.Is), where, min(a.sure, b.sure))
             case ast.Subscript(value=base, slice=index):
                 return item(self.value(base, scope), self.value(index, scope))
             case ast.List(elts=elements) | ast.Tuple(elts=elements):
@@ -249,103 +279,46 @@ class Scanner:
             case ast.Dict(keys=keys, values=values):
                 pairs = [(self.value(k, scope), self.value(v, scope)) for k, v in zip(keys, values, strict=True)]
                 return Known({str(k.value): v for k, v in pairs if k and k.constant and v is not None}, where)
-            case ast.NamedExpr(target=target, value=inner):
-                found = self.value(inner, scope)
-                self._bind(target, found, scope)
-                return found
             case ast.Await(value=inner) | ast.Starred(value=inner):
                 return self.value(inner, scope)
-            case ast.Lambda():
-                return None
         self._inside(node, scope)
         return None
 
-    def _name(self, name: str, scope: Scope, where: str) -> Known | None:
-        inner: Scope | None = scope
-        while inner is not None and inner.names is not inner.module.names:
-            if name in inner.names:
-                return inner.names[name]
-            inner = inner.outer
-        found = self._resolve_global(scope.module, name)
-        if found is None and name == "__name__":
-            return Known(scope.module.name, where)
-        if found is None and name == "__file__" and scope.module.file is not None:
-            return Known(str(scope.module.file), where)
-        return found
-
-    def _resolve_global(self, module: SourceModule, name: str) -> Known | None:
-        """Return the value of a module's global variable. At the first use of the variable, the statements that bind it
-        are scanned."""
-        for node in module.waiting.pop(name, ()):
-            if id(node) not in module.scanned:
-                module.scanned.add(id(node))
-                self._run([node], Scope(module.names, module, sure=0.9))
-        found: Known | None = module.names.get(name)
-        if found is None and name != "*":
-            self._resolve_global(module, "*")
-            stars, module.stars = module.stars, []  # two modules may import each other's names
-            found = next((known for star in stars if (known := self._resolve_global(star, name)) is not None), None)
-            module.stars = stars
-        elif found is not None and found.constant:
-            self.constants.setdefault((id(module), name), repr(found.value))
-        return found
-
-    def _evaluate_attribute(self, base: Known | None, name: str, where: str) -> Known | None:
+    def _attribute(self, base: Known | None, name: str, where: str) -> Known | None:
         match base.value if base is not None else None:
-            case InstalledName(dotted=dotted) if base is not None:
-                return Known(InstalledName(f"{dotted}.{name}"), where, base.sure)
+            case ImportedName(dotted=dotted, places=places) if base is not None:
+                return self._resolve(ImportedName(f"{dotted}.{name}", places), where, base.sure)
             case dict() as named:
                 return named.get(name)
-            case SourceModule() as module:
-                return self._member(module, name)
             case OwnCode(node=ast.ClassDef()) as made:
                 return self._fields(made).get(name)
             case str() as path if base is not None and name in ("parent", "name", "stem"):
-                last = os.path.basename(path)
-                parts = {"parent": os.path.dirname(path), "name": last, "stem": os.path.splitext(last)[0]}
-                return Known(parts[name], base.where, base.sure)
+                return Known(str(getattr(Path(path), name)), base.where, base.sure)
         return None
-
-    def _member(self, module: SourceModule, name: str) -> Known | None:
-        found = self._resolve_global(module, name)
-        if found is None and (submodule := self._modules.submodule(module, name)) is not None:
-            return Known(submodule, "")
-        return found
 
     def _joined(self, parts: list[ast.expr], scope: Scope, where: str) -> Known | None:
         found = [self.value(part.value if isinstance(part, ast.FormattedValue) else part, scope) for part in parts]
-        formatted = any(isinstance(part, ast.FormattedValue) and part.format_spec for part in parts)
         known = [each for each in found if each is not None and each.constant]
         text = "".join(str(each.value) for each in known)
-        if formatted or len(known) < len(found) or len(text) > LONGEST_TEXT:
+        if len(known) < len(found) or len(text) > LONGEST_TEXT:
             return None
         return Known(text, where, min((each.sure for each in known), default=0.95))
+
+    def _count(self) -> None:
+        self._nodes_left -= 1
+        if self._nodes_left < 0:
+            most = f"{reading.MOST_NODES:,}"
+            raise NotReadError(f"the source has more than {most} expressions; only the first of them were read")
+
+    # ---- calls
 
     def _call(self, node: ast.Call, scope: Scope) -> Known | None:
         base: Known | None = None
         if isinstance(node.func, ast.Attribute):
             base = self.value(node.func.value, scope)
-            target = self._evaluate_attribute(base, node.func.attr, scope.where(node))
+            target = self._attribute(base, node.func.attr, scope.where(node))
         else:
             target = self.value(node.func, scope)
-        args, kwargs = self._arguments(node, scope)
-        match target.value if target is not None else None:
-            case OwnCode(node=ast.ClassDef()) as own:
-                return self._instantiate_own_class(own, args, kwargs, scope, scope.where(node))
-            case OwnCode(node=function, around=around) as own:
-                if isinstance(function, Function) and function.decorator_list and not args and not kwargs:
-                    kwargs = {**self._arguments_from_decorators(function, around)}
-                return self._scan_call_of_own_function(own, args, kwargs, scope)
-            case InstalledName(dotted=name):
-                pass
-            case _ if isinstance(node.func, ast.Attribute):
-                owner = base.value.dotted if base is not None and isinstance(base.value, InstalledName) else "?"
-                name = f"{owner}.{node.func.attr}"
-            case _:
-                name = node.func.id if isinstance(node.func, ast.Name) else "?"
-        return self._installed(CallSite(name, tuple(args), kwargs, scope.where(node), scope.sure), base, scope)
-
-    def _arguments(self, node: ast.Call, scope: Scope) -> tuple[list[Known | None], dict[str, Known | None]]:
         args, kwargs = list[Known | None](), dict[str, Known | None]()
         for arg in node.args:
             found = self.value(arg, scope)
@@ -359,9 +332,23 @@ class Scanner:
                 kwargs[keyword.arg] = found
             elif found is not None and isinstance(found.value, dict):
                 kwargs.update(found.value)
-        return args, kwargs
+        match target.value if target is not None else None:
+            case OwnCode(node=ast.ClassDef()) as own:
+                return self._instance(own, args, kwargs, scope, scope.where(node))
+            case OwnCode(node=function, around=around) as own:
+                if isinstance(function, Function) and function.decorator_list and not args and not kwargs:
+                    kwargs = {**self._arguments_from_decorators(function, around)}
+                return self._follow(own, args, kwargs, scope)
+            case ImportedName(dotted=name):
+                pass
+            case _ if isinstance(node.func, ast.Attribute):
+                owner = base.value.dotted if base is not None and isinstance(base.value, ImportedName) else "?"
+                name = f"{owner}.{node.func.attr}"
+            case _:
+                name = node.func.id if isinstance(node.func, ast.Name) else "?"
+        return self._installed(CallSite(name, tuple(args), kwargs, scope.where(node), scope.sure), base, scope)
 
-    def _scan_call_of_own_function(
+    def _follow(
         self,
         own: OwnCode,
         args: Sequence[Known | None],
@@ -371,12 +358,13 @@ class Scanner:
         sure: float = 1.0,
         entry: bool = False,
     ) -> Known | None:
+        """Scan a function of the user at its first call, and return its result."""
         node, around = own.node, own.around
-        if id(node) in self._returned or caller.depth > self._folders.limits.depth or isinstance(node, ast.ClassDef):
-            return self._returned.get(id(node))
-        self._returned[id(node)] = None
-        self.followed.setdefault(id(node), node)
-        scope = Scope({}, around.module, around, sure=caller.sure * sure, depth=caller.depth + 1)
+        if node in self.returned or caller.depth > reading.DEEPEST_CALLS or isinstance(node, ast.ClassDef):
+            return self.returned.get(node)
+        self.returned[node] = None
+        enclosing = [names for names in around.names.maps if names is not around.module.names]
+        scope = Scope(ChainMap({}, *enclosing), around.module, caller.sure * sure, caller.depth + 1)
         spec = node.args
         names = [arg.arg for arg in (*spec.posonlyargs, *spec.args)]
         named_only = [arg.arg for arg in spec.kwonlyargs]
@@ -384,7 +372,7 @@ class Scanner:
         defaults: dict[str, ast.expr | None] = dict(zip(reversed(names), reversed(spec.defaults), strict=False))
         for name, default in (defaults | dict(zip(named_only, spec.kw_defaults, strict=True))).items():
             found = self.value(default, around)
-            bound[name] = found.with_scaled_certainty(_UNDECIDED) if found is not None else None
+            bound[name] = found.scaled(_UNDECIDED) if found is not None else None
         if own.bound is not None and names:
             bound[names.pop(0)] = own.bound
         bound.update(zip(names, args, strict=False))
@@ -394,15 +382,14 @@ class Scanner:
                 scope.names[name] = value
                 self.recogniser.named(name, value, factor=0.8 * scope.sure, further=entry)
         self._run(node.body, scope)
-        self._returned[id(node)] = scope.returned
+        self.returned[node] = scope.returned
         return scope.returned
 
     def _installed(self, site: CallSite, base: Known | None, scope: Scope) -> Known | None:
         if site.dotted in CONFIG_READERS:
             return self._config(site, scope.module)
         if site.last == ADD_ARGUMENT or site.dotted in ("click.option", "click.argument"):
-            if (declared := option_name_and_default(site)) is not None:
-                self._options[declared[0]] = declared[1]
+            self._options.update(option(site))
             return None
         if site.last in _PARSERS:
             return self._parsed(site, scope)
@@ -411,7 +398,7 @@ class Scanner:
             for each in given.value if given is not None and isinstance(given.value, list) else [given]:
                 if each is not None and isinstance(each.value, OwnCode):
                     self._options.update(self._fields(each.value))
-        found = result_of(site, base)
+        found = result_of_method(site, base) or result(site)
         if found is not None:
             if isinstance(found.value, NamedFile):
                 self.recogniser.opened(found.value, site.where, site.sure)
@@ -419,26 +406,26 @@ class Scanner:
         self.recogniser.call(site)
         for value in (*site.args, *site.kwargs.values()):
             if value is not None and isinstance(value.value, OwnCode):  # a callback
-                self._scan_call_of_own_function(value.value, [], {}, scope, sure=0.7)
-        return Known(InstalledName(f"{site.dotted}()"), site.where)
+                self._follow(value.value, [], {}, scope, sure=0.7)
+        return Known(ImportedName(f"{site.dotted}()"), site.where)
 
     # ---- options and configs
 
     def _parsed(self, site: CallSite, scope: Scope) -> Known:
-        self._resolve_global(scope.module, ADD_ARGUMENT)
-        options = {name: value.with_scaled_certainty(0.9) for name, value in self._options.items()}
+        self._global(scope.module, ADD_ARGUMENT)
+        options = {name: value.scaled(0.9) for name, value in self._options.items()}
         for name, value in options.items():
             self.recogniser.named(name, value, factor=0.85 * site.sure)
         values = Known(options, site.where)
-        if site.last == "parse_known_args":
-            return Known([values, None], site.where)
-        return Known([values] * 5, site.where) if site.last.endswith("dataclasses") else values
+        if site.last == "parse_args":
+            return values
+        return Known([values] * 5 if site.last.endswith("dataclasses") else [values, None], site.where)
 
     def _arguments_from_decorators(self, node: Function, scope: Scope) -> dict[str, Known]:
         for decorator in reversed(node.decorator_list):
             self.value(decorator, scope)
         names = {arg.arg for arg in (*node.args.args, *node.args.kwonlyargs)}
-        return {name: value.with_scaled_certainty(0.9) for name, value in self._options.items() if name in names}
+        return {name: value.scaled(0.9) for name, value in self._options.items() if name in names}
 
     def _config(self, site: CallSite, module: SourceModule) -> Known | None:
         path = site.args[0].value if site.args and site.args[0] is not None else None
@@ -454,100 +441,44 @@ class Scanner:
 
     # ---- classes
 
-    def _instantiate_own_class(
-        self, made: OwnCode, args: Sequence[Known | None], kwargs: Values, scope: Scope, where: str
-    ) -> Known:
-        """Return the fields of a new instance of a user's class. All methods of the class are scanned, `__init__`
-        first.
-        """
-        classes = self._class_and_own_base_classes(made)
+    def _instance(self, made: OwnCode, args: Sequence[Known | None], kwargs: Values, scope: Scope, where: str) -> Known:
+        """Return the fields and methods of a new instance, after a scan of `__init__`."""
         fields = self._fields(made)
         value = Known(fields, where)
-        if any(ast.unparse(base).endswith(_MODEL_BASES) for each in classes for base in _base_class_expressions(each)):
-            self.recogniser.record_own_model(made.node.name, where, scope.sure)
-        methods = {
-            node.name: OwnCode(node, each.around, value)
-            for each in reversed(classes)
-            for node in each.node.body
-            if isinstance(node, Function)
-        }
-        start = methods.pop("__init__", None)
-        if start is not None:
-            self._scan_call_of_own_function(start, args, kwargs, scope)
-        else:
-            annotated = (n.target for n in made.node.body if isinstance(n, ast.AnnAssign))
-            names = (target.id for target in annotated if isinstance(target, ast.Name))
-            for name, each in [*zip(names, args, strict=False), *kwargs.items()]:
-                fields.pop(name, None)
-                if each is not None:
-                    fields[name] = each
-            for name, field in [*fields.items()]:
-                self.recogniser.named(name, field, factor=0.8 * scope.sure, further=True)
-        for name, method in methods.items():
-            fields.setdefault(name, Known(method, where))
+        for name, field in fields.items():
+            if isinstance(field.value, OwnCode):
+                fields[name] = Known(dataclasses.replace(field.value, bound=value), where)
+        bases = made.node.bases if isinstance(made.node, ast.ClassDef) else []
+        if any(ast.unparse(base).endswith(_MODEL_BASES) for base in bases):
+            self.recogniser.keep("model", made.node.name, where, 0.7 * scope.sure)
+        if "__init__" in fields:
+            self._follow(fields.pop("__init__").value, args, kwargs, scope)
+            return value
+        annotated = (n.target for n in made.node.body if isinstance(n, ast.AnnAssign))
+        names = (target.id for target in annotated if isinstance(target, ast.Name))
+        for name, each in [*zip(names, args, strict=False), *kwargs.items()]:
+            fields.pop(name, None)
+            if each is not None:
+                fields[name] = each
+        for name, field in fields.items():
+            self.recogniser.named(name, field, factor=0.8 * scope.sure, further=True)
         return value
 
     def _fields(self, made: OwnCode) -> dict[str, Known]:
-        fields = dict[str, Known]()
-        for each in reversed(self._class_and_own_base_classes(made)):
-            for node in each.node.body:
-                target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
-                if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(target, ast.Name):
-                    found = self.value(node.value, Scope({}, each.around.module, each.around))
-                    if found is not None and not isinstance(found.value, InstalledName):
-                        fields[target.id] = found.with_scaled_certainty(0.9)
+        fields, inside = dict[str, Known](), Scope(ChainMap({}, *made.around.names.maps), made.around.module)
+        for base in made.node.bases if isinstance(made.node, ast.ClassDef) else ():
+            known = self.value(base, inside)
+            if known is not None and isinstance(known.value, OwnCode) and known.value.node is not made.node:
+                fields |= self._fields(known.value)
+        for node in made.node.body:
+            match node:
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                    fields[name] = Known(OwnCode(node, made.around))
+                case (
+                    ast.Assign(targets=[ast.Name(id=name)], value=value)
+                    | ast.AnnAssign(target=ast.Name(id=name), value=value)
+                ):
+                    found = self.value(value, inside)
+                    if found is not None and not isinstance(found.value, ImportedName):
+                        fields[name] = found.scaled(0.9)
         return fields
-
-    def _class_and_own_base_classes(self, made: OwnCode) -> list[OwnCode]:
-        found = [made]
-        for each in found:
-            for base in _base_class_expressions(each):
-                known = self._name(base.id, each.around, "") if isinstance(base, ast.Name) else None
-                own = known.value if known is not None else None
-                if isinstance(own, OwnCode) and own.node not in [other.node for other in found]:
-                    found.append(own)
-        return found
-
-    # ---- modules
-
-    def _scan_import(self, node: ast.Import | ast.ImportFrom, scope: Scope) -> None:
-        where, names = scope.where(node), scope.names
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                parts = alias.name.split(".")
-                module = self._modules.module(parts, scope.module)
-                if module is None:
-                    bound = InstalledName(alias.name if alias.asname else parts[0])
-                    names[alias.asname or parts[0]] = Known(bound, where)
-                    self.recogniser.record_framework_of_module(parts[0], where, 0.95)
-                elif alias.asname:
-                    names[alias.asname] = Known(module, where)
-                else:
-                    folder = self._folders.module(parts[:1], beside=scope.module.file, package=True)
-                    top = self._modules.module(parts[:1], scope.module) or SourceModule(None, parts[0], folder=folder)
-                    names[parts[0]] = Known(top, where)
-            return
-        parts = node.module.split(".") if node.module else []
-        module = self._modules.module(parts, scope.module, node.level)
-        for alias in node.names:
-            name = alias.asname or alias.name
-            if module is not None and alias.name == "*":
-                (scope.module.stars if names is scope.module.names else []).append(module)
-            elif module is not None:
-                found = self._member(module, alias.name)
-                if found is not None:
-                    names[name] = found
-            elif node.level:
-                self.note(f"{where}: {'.' * node.level}{node.module or ''} is not in the given folders")
-            elif self._folders.module(parts, beside=scope.module.file) is None:
-                names[name] = Known(InstalledName(f"{node.module}.{alias.name}"), where)
-                self.recogniser.record_framework_of_module(parts[0], where, 0.95)
-
-    def _count(self) -> None:
-        self._nodes_left -= 1
-        if self._nodes_left < 0:
-            raise OutOfBoundsError
-
-
-def _base_class_expressions(made: OwnCode) -> list[ast.expr]:
-    return made.node.bases if isinstance(made.node, ast.ClassDef) else []

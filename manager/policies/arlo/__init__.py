@@ -6,24 +6,18 @@ Contexts that are in no family (`stoker.family`, `stoker.encoder_family`) use th
 from __future__ import annotations
 
 from stoker.manager.core.seams import Policies, Provisioning
+from stoker.manager.policies.arlo.allocation import ArrivalCounts, RuntimeTimes
 from stoker.manager.policies.arlo.dispatch import DECAY, PEEKED, THRESHOLD, MultiLevelQueue
-from stoker.manager.policies.arlo.families import ArrivalCounts, RuntimeTimes
 from stoker.manager.policies.arlo.provisioning import TrackLatency
 from stoker.manager.policies.arlo.residency import AllocateRuntimes
 from stoker.manager.policies.provisioning import KeepBlocks
 
 
 def arlo(
-    *,
-    provisioning: Provisioning | None = None,
-    latency_s: float = 1.0,
-    period_s: float = 120.0,
-    out_of_service: float = 0.1,
-    threshold: float = THRESHOLD,
-    decay: float = DECAY,
-    peeked: int = PEEKED,
+    *, provisioning: Provisioning | None = None, latency_s: float = 1.0, period_s: float = 120.0,
+    out_of_service: float = 0.1, threshold: float = THRESHOLD, decay: float = DECAY, peeked: int = PEEKED,
     tracks: bool = True,
-) -> Policies:
+) -> Policies:  # fmt: skip
     """Run each call of a family in the shortest runtime that is long enough, or demote it to a longer one.
 
     Args:
@@ -39,9 +33,7 @@ def arlo(
     times, arrivals = RuntimeTimes(latency_s=latency_s), ArrivalCounts(over_s=period_s)
     base = provisioning or KeepBlocks()
     asked = TrackLatency(base) if tracks else base
-    residency = AllocateRuntimes(
-        times, arrivals, period_s=period_s, out_of_service=out_of_service, provisioning=asked
-    )  # fmt: skip
+    residency = AllocateRuntimes(times, arrivals, period_s=period_s, out_of_service=out_of_service, provisioning=asked)
     dispatch = MultiLevelQueue(times, arrivals, threshold=threshold, decay=decay, peeked=peeked)
     return Policies(dispatch, residency, asked)
 

@@ -1,17 +1,22 @@
 """Compute the number of devices per runtime: Arlo's equations 1 to 7 (§3.3), solved exactly.
 
 A *runtime* is the model compiled for one length. In one period runtime `i` receives `requests` (Q_i), and one instance
-answers at most `capacity` (M_i) in time. The other requests are demoted to the next longer runtime (eqs 4, 5). The
-solver minimizes the sum of latencies (eq. 1) over all assignments of exactly `devices` devices (eq. 2). Each runtime
-gets at least the instances that its own requests fill (eq. 3), and the longest at least 1 (eq. 7).
+answers at most `capacity` (M_i) in time. The others are demoted to the next longer runtime (eqs 4, 5). The sum of
+latencies (eq. 1) is minimal over all assignments of exactly `devices` devices (eq. 2). Each runtime gets at least the
+instances that its own requests fill (eq. 3), and the longest at least 1 (eq. 7).
 
-The search adds one runtime at a time, from short to long. The search drops partial assignments that are dominated, or
-whose lower bound is too high. The bound uses the cheapest demotion and the convex hull of the costs.
+The search adds one runtime at a time, from short to long, and drops partial assignments that are dominated, or whose
+lower bound is too high. The bound uses the cheapest demotion and the convex hull of the costs.
+
+A context is a runtime of a family if calls list it with other contexts (`Context.lists`), or if it declares its longest
+input. Its mean run time is its profile (§3.1). The run time of an unmeasured runtime is scaled by length from the
+measured runtime with the nearest length.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from math import floor, inf
@@ -19,6 +24,7 @@ from math import floor, inf
 import msgspec
 
 from stoker.errors import StokerError
+from stoker.manager.core.nouns import Call, Context
 
 _TOLERANCE = 1e-9  # Relative tolerance for cost comparisons
 _BEAM_WIDTH = 32  # Partial allocations kept per runtime in the first search
@@ -33,11 +39,7 @@ class NotEnoughDevicesError(StokerError):
 
 
 class LatencyTable(msgspec.Struct, frozen=True):
-    """Mean latency of an instance's requests in a period, by number of requests.
-
-    `points`: pairs of a number of requests and seconds, both increasing. Values between and beyond the points are
-    computed linearly.
-    """
+    """Mean latency in a period by number of requests: increasing points (requests, seconds), linear in between."""
 
     points: tuple[tuple[float, float], ...]
 
@@ -191,7 +193,6 @@ class _AllocationSearch:
 
 
 def _drop_dominated(nodes: Iterator[_Node]) -> list[_Node]:
-    """Drop each node if another node with as many devices demotes no more requests and costs no more."""
     kept: list[_Node] = []
     for node in sorted(nodes, key=lambda node: (node.used, node.cost, node.demoted)):
         if not kept or kept[-1].used != node.used or node.demoted < kept[-1].demoted:
@@ -228,7 +229,6 @@ def _lower_bounds(runtimes: Sequence[RuntimeDemand], least: Sequence[int], spare
 
 
 def _lower_convex_hull(values: Sequence[float]) -> tuple[float, list[float]]:
-    """Return the first value and the slopes of the lower convex hull of `values`."""
     corners: list[int] = []
     for at, value in enumerate(values):
         while len(corners) > 1:
@@ -241,3 +241,104 @@ def _lower_convex_hull(values: Sequence[float]) -> tuple[float, list[float]]:
     for a, b in pairwise(corners):
         slopes += [(values[b] - values[a]) / (b - a)] * (b - a)
     return values[0], slopes
+
+
+# ---- the runtimes of a family
+
+UNMEASURED = 8  # Before any run: calls that the longest runtime is assumed to answer within the latency objective
+_PIECES = 12
+
+
+def is_runtime_variant(context: Context) -> bool:
+    return bool(context.lists or context.listed_by or context.recipe.longest_input)
+
+
+def family_runtimes_shortest_first(context: Context) -> tuple[Context, ...]:
+    others = dict(context.lists)
+    for shorter in context.listed_by.values():
+        others[shorter.recipe.key] = shorter
+        others.update(shorter.lists)
+    others[context.recipe.key] = context
+    # Without declared lengths, a runtime that lists more contexts counts as shorter.
+    return tuple(sorted(others.values(), key=lambda x: (x.recipe.longest_input, -len(x.lists), x.recipe.key)))
+
+
+def uniform_length_call_shares(family: Sequence[Context]) -> list[float]:
+    lengths = [context.recipe.longest_input for context in family]
+    if not all(lengths):
+        return [1 / len(family)] * len(family)
+    return [(longer - shorter) / lengths[-1] for shorter, longer in pairwise((0, *lengths))]
+
+
+class RuntimeTimes:
+    """Measured or estimated run times of each runtime. `latency_s`: default latency objective of calls."""
+
+    def __init__(self, *, latency_s: float) -> None:
+        self._usual_s = latency_s
+        self._wanted_s: dict[str, float] = {}  # By recipe key: latency objective of the family's last call
+
+    def note(self, call: Call) -> None:
+        context, wanted_s = call.group.context, call.group.options.objective.latency_s
+        if wanted_s and self._wanted_s.get(context.recipe.key) != wanted_s:
+            self._wanted_s.update({each.recipe.key: wanted_s for each in family_runtimes_shortest_first(context)})
+
+    def objective_s(self, context: Context) -> float:
+        return self._wanted_s.get(context.recipe.key, self._usual_s)
+
+    def request_s(self, context: Context) -> float:
+        if context.run_s > 0:
+            return context.run_s / context.slots
+        family = family_runtimes_shortest_first(context)
+        measured = [each for each in family if each.run_s > 0]
+        if not measured:
+            return _scale_by_length(self.objective_s(context) / UNMEASURED, context, family[-1])
+        nearest = min(measured, key=lambda each: abs(each.recipe.longest_input - context.recipe.longest_input))
+        return _scale_by_length(nearest.run_s / nearest.slots, context, nearest)
+
+    def capacity(self, context: Context) -> int:
+        """Return how many calls an instance answers within the latency objective (M_i)."""
+        return max(context.slots, int(self.objective_s(context) / self.request_s(context)))
+
+    def demand(self, context: Context, calls_per_s: float) -> RuntimeDemand:
+        """Return the demand per latency objective. A call too many (eqs 3, 5) costs one more objective (§3.3)."""
+        capacity, objective_s = self.capacity(context), self.objective_s(context)
+        points = LatencyTable.one_by_one(self.request_s(context), capacity=capacity).points
+        most, mean_s = points[-1]
+        latency = LatencyTable((*points, (most + 1, mean_s + objective_s)))
+        return RuntimeDemand(calls_per_s * objective_s, capacity, latency)
+
+
+class ArrivalCounts:
+    """Call counts of the last `over_s` seconds by shortest runtime."""
+
+    def __init__(self, *, over_s: float) -> None:
+        self.over_s = over_s
+        self._pieces: deque[tuple[float, dict[str, int]]] = deque()
+        """Start time of each bucket, and its number of calls by recipe key."""
+        self._came_at: dict[str, tuple[float, float]] = {}  # Times of the first and the last call of each context
+
+    def came(self, context: Context, now: float) -> None:
+        pieces, key = self._pieces, context.recipe.key
+        if not pieces or now - pieces[-1][0] >= self.over_s / _PIECES:
+            pieces.append((now, {}))
+            while pieces[0][0] < now - self.over_s:
+                pieces.popleft()
+        counts = pieces[-1][1]
+        counts[key] = counts.get(key, 0) + 1
+        self._came_at[key] = self._came_at.get(key, (now, now))[0], now
+
+    def of(self, context: Context, now: float) -> int:
+        key = context.recipe.key
+        return sum(counts.get(key, 0) for at, counts in self._pieces if at >= now - self.over_s)
+
+    def seconds(self, family: Sequence[Context], now: float) -> float:
+        known = [self._came_at[each.recipe.key][0] for each in family if each.recipe.key in self._came_at]
+        return min(self.over_s, now - min(known, default=now))
+
+    def has_arrivals_since(self, family: Sequence[Context], since: float) -> bool:
+        return any(self._came_at.get(context.recipe.key, (0.0, -2.0))[1] > since for context in family)
+
+
+def _scale_by_length(seconds: float, context: Context, known: Context) -> float:
+    mine, its = context.recipe.longest_input, known.recipe.longest_input
+    return seconds * mine / its if mine and its else seconds

@@ -1,10 +1,9 @@
 """Dispatch by a multi-level queue: Arlo's Request Scheduler (§3.4, Algorithm 1) for the libraries of a family.
 
-A level is a runtime with libraries. The head of a level is its least loaded library. A call is sent to the first level
-whose head has a load below a threshold. The threshold falls from level to level, to keep longer runtimes free for long
-calls. If all levels are congested, the level of the shortest runtime gets the call if its head can answer in time.
-Otherwise the call waits in the manager for the first library with capacity. In the paper, the call waits in the queue
-of the level.
+A level is a runtime with libraries, its head the least loaded library. A call is sent to the first level whose head has
+a load below a threshold, which falls from level to level to keep longer runtimes free for long calls. If all levels are
+congested, the level of the shortest runtime gets the call if its head can answer in time. Otherwise the call waits in
+the manager (in the paper, in the queue of the level) for the first library with capacity.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from stoker.manager.core.deadlines import has_time_for_call
 from stoker.manager.core.nouns import Call, Context, Library
 from stoker.manager.core.queues import contexts_serving_group
 from stoker.manager.core.seams import Action, Send, View
-from stoker.manager.policies.arlo.families import (
+from stoker.manager.policies.arlo.allocation import (
     ArrivalCounts,
     RuntimeTimes,
     family_runtimes_shortest_first,
@@ -36,21 +35,17 @@ Head = TypeVar("Head")
 def load_thresholds_by_level(
     *, threshold: float = THRESHOLD, decay: float = DECAY, peeked: int = PEEKED
 ) -> tuple[float, ...]:
-    """Return the load threshold of each level that Algorithm 1 examines, shortest level first."""
     return tuple(threshold * decay**peek for peek in range(peeked))
 
 
 def choose_head(
     heads: Iterable[tuple[int, int, Head]], thresholds: Sequence[float]
 ) -> tuple[Head | None, bool]:  # fmt: skip
-    """Choose the head that gets a call, by Algorithm 1.
+    """Choose the head that gets a call, by Algorithm 1; None without heads.
 
-    Args:
-        heads: Open calls, capacity and head of each level that can serve the call, shortest level first.
-        thresholds: Load from which each level demotes the call (`load_thresholds_by_level`).
-
-    Returns:
-        The head, or None without heads; True if all examined levels are congested, so that it is the first head.
+    `heads`: open calls, capacity and head of each level that can serve the call, shortest level first. `thresholds`:
+    load from which each level demotes the call. Also return True if all examined levels are congested, so that the head
+    is the first.
     """
     first: Head | None = None
     for threshold, (load, capacity, head) in zip(thresholds, heads, strict=False):
@@ -61,8 +56,6 @@ def choose_head(
 
 
 class MultiLevelQueue(HottestFirst):
-    """Arlo's dispatch policy. `threshold`, `decay` and `peeked` are lambda, alpha and L of Algorithm 1."""
-
     asks_every_call = True
     honours = HottestFirst.honours | {"variants", "latency_s"}
 
@@ -76,7 +69,6 @@ class MultiLevelQueue(HottestFirst):
         self._thresholds = load_thresholds_by_level(threshold=threshold, decay=decay, peeked=peeked)
 
     def window(self, view: View, library: Library) -> int:
-        """Return how many calls the library can answer in time, or before the first run its number of slots."""
         context = library.context
         if not is_runtime_variant(context):
             return super().window(view, library)
@@ -98,7 +90,6 @@ class MultiLevelQueue(HottestFirst):
         return library.id
 
     def pull(self, view: View, library: Library) -> int | Iterable[Action]:
-        """Return the library's share of its runtime's waiting calls, at most as many as it can answer in time."""
         context = library.context
         if not is_runtime_variant(context) or context.queue.gangs:
             return super().pull(view, library)

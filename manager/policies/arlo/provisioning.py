@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from stoker.manager.core.nouns import Context
 from stoker.manager.core.seams import Action, Changes, Provisioning, ReleaseBlock, View, WantBlocks
 from stoker.manager.core.state import Block
-from stoker.manager.policies.arlo.families import is_runtime_variant
+from stoker.manager.policies.arlo.allocation import is_runtime_variant
 from stoker.manager.policies.base import Quiet
 
 _ROUND_S = 1.0
@@ -41,13 +41,11 @@ class TrackLatency(Quiet):
     def _limit_block_requests(self, view: View, plan: Iterable[Action]) -> Iterator[Action]:
         tracked = bool(view.waiting_contexts) and all(map(is_runtime_variant, view.waiting_contexts.values()))
         for action in plan:
-            if tracked and isinstance(action, WantBlocks) and view.sources[action.source].devices:
-                source = view.sources[action.source]
-                lacks = source.source.least - len(source.staying)
-                if lacks > 0:
-                    yield WantBlocks(action.source, min(lacks, action.count))
-                continue
-            yield action
+            source = view.sources[action.source] if tracked and isinstance(action, WantBlocks) else None
+            if source is None or not source.devices or not isinstance(action, WantBlocks):
+                yield action
+            elif (lacks := source.source.least - len(source.staying)) > 0:
+                yield WantBlocks(action.source, min(lacks, action.count))
 
     def may_bring(self, view: View, context: Context) -> bool:
         return self.base.may_bring(view, context)
@@ -94,10 +92,8 @@ class TrackLatency(Quiet):
             return ()
         self._not_before = view.now + 2 * _RECENT_S
 
-        def load(block: Block) -> int:
-            return sum(library.load for id in block.pilots for library in view.pilots[id].libraries.values())
-
-        chosen = min(spare, key=lambda block: (load(block), -block.since))
+        libraries = {block: [x for id in block.pilots for x in view.pilots[id].libraries.values()] for block in spare}
+        chosen = min(spare, key=lambda block: (sum(x.load for x in libraries[block]), -block.since))
         return (ReleaseBlock(chosen.id, f"98 % of the calls end within {recent:.0%} of their latency objective"),)
 
 
@@ -107,13 +103,6 @@ def _percentile_98(shares: list[float]) -> float:
 
 
 def _has_only_longest_library(view: View, block: Block) -> bool:
-    for id in block.pilots:
-        for library in view.pilots[id].libraries.values():
-            context = library.context
-            if (
-                is_runtime_variant(context)
-                and not context.lists
-                and sum(x.usable for x in context.libraries.values()) == 1
-            ):
-                return True
-    return False
+    contexts = (library.context for id in block.pilots for library in view.pilots[id].libraries.values())
+    longest = (context for context in contexts if is_runtime_variant(context) and not context.lists)
+    return any(sum(x.usable for x in context.libraries.values()) == 1 for context in longest)

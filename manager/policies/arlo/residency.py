@@ -1,14 +1,13 @@
 """Place runtimes on devices: Arlo's Runtime Scheduler (§3.3, §4).
 
 Every `period_s` (120 s, §5) `allocation` assigns the devices of a family to its runtimes, by the lengths of recent
-calls. A free device gets a missing runtime, or the longest runtime (§4). Surplus libraries are replaced one by one,
-least busy first, while at most a tenth of the devices is out of service. A device runs one runtime of a family,
-because co-located runtimes interfere (§3.3).
+calls. A free device gets a missing runtime, or the longest (§4). Surplus libraries are replaced one by one, least busy
+first, while at most a tenth of the devices is out of service. A device runs one runtime of a family, because co-located
+runtimes interfere (§3.3).
 
 A family is *new* during its first period. At the first call, its devices are assigned as if all lengths were equally
-likely and all devices busy. The devices of a new family are assigned again when a call adds a runtime, after 1 s, and
-then at intervals that double up to 10 s. These assignments follow the calls that arrived, and waiting calls count
-twice. The number of replacements in a new family is not limited.
+likely and all devices busy. They are assigned again when a call adds a runtime, after 1 s, and then at intervals that
+double up to 10 s, by the calls that arrived; waiting calls count twice. The number of replacements is not limited.
 """
 
 from __future__ import annotations
@@ -19,17 +18,19 @@ import msgspec
 
 from stoker.manager.core.libraries import has_too_many_failed_loads
 from stoker.manager.core.nouns import Context, Device, Library, LibraryState, PilotState
-from stoker.manager.core.seams import Action, Changes, FailWaiting, Load, Provisioning, Unload, View
-from stoker.manager.policies.arlo.allocation import NotEnoughDevicesError, RuntimeDemand, allocate
-from stoker.manager.policies.arlo.families import (
+from stoker.manager.core.seams import Action, Changes, FailWaiting, Provisioning, Unload, View
+from stoker.manager.policies.arlo.allocation import (
     ArrivalCounts,
+    NotEnoughDevicesError,
+    RuntimeDemand,
     RuntimeTimes,
+    allocate,
     family_runtimes_shortest_first,
     is_runtime_variant,
     uniform_length_call_shares,
 )
 from stoker.manager.policies.residency import LoadWhereWanted
-from stoker.manager.policies.where_to_load import has_failed_loads, probes, required_bytes_if_known
+from stoker.manager.policies.where_to_load import has_failed_loads, load_on, probes, required_bytes_if_known
 from stoker.protocol.ids import RecipeKey
 
 _STEP_S = 1.0
@@ -39,10 +40,7 @@ _ASSUMED_CALLS = 8  # In a new family, this number of calls with equally likely 
 
 
 class RuntimePlan(msgspec.Struct, frozen=True):
-    """Number of libraries of each runtime, by recipe key, on `devices` devices. The plan is renewed at `due_at`.
-
-    `new_until`: time at which the first period of the family ends.
-    """
+    """Libraries of each runtime by recipe key. `new_until`: time at which the first period of the family ends."""
 
     wanted: dict[str, int]
     devices: int
@@ -52,11 +50,7 @@ class RuntimePlan(msgspec.Struct, frozen=True):
 
 
 class AllocateRuntimes(LoadWhereWanted):
-    """Arlo's residency policy.
-
-    `out_of_service`: maximum share of a family's devices (at least one device) that may lack a ready library during
-    replacements. A new family has no such limit.
-    """
+    """`out_of_service`: maximum share of a family's devices (at least one) without a ready library in replacements."""
 
     period_s = _STEP_S
     lets_sleep = False
@@ -90,17 +84,14 @@ class AllocateRuntimes(LoadWhereWanted):
         return self.make_room(view, longest)
 
     def minimum(self, context: Context, device: Device) -> int:
-        """Return the minimum free bytes for a load. A runtime of unknown size counts as the largest of its family."""
-        if required_bytes_if_known(context, device.facts):
-            return super().minimum(context, device)
-        return self._largest_runtime_bytes(context, device) or super().minimum(context, device)
+        is_known = required_bytes_if_known(context, device.facts)
+        largest = 0 if is_known else self._largest_runtime_bytes(context, device)
+        return largest or super().minimum(context, device)
 
     def reservation(self, context: Context, devices: tuple[Device, ...]) -> int:
-        if any(required_bytes_if_known(context, device.facts) for device in devices):
-            return super().reservation(context, devices)
-        return max(self._largest_runtime_bytes(context, device) for device in devices) or super().reservation(
-            context, devices
-        )
+        is_known = any(required_bytes_if_known(context, device.facts) for device in devices)
+        largest = 0 if is_known else max(self._largest_runtime_bytes(context, device) for device in devices)
+        return largest or super().reservation(context, devices)
 
     def _largest_runtime_bytes(self, context: Context, device: Device) -> int:
         family = family_runtimes_shortest_first(context) if is_runtime_variant(context) else ()
@@ -119,8 +110,6 @@ class AllocateRuntimes(LoadWhereWanted):
                 if context.queue.count or len(_usable(context)) != plan.wanted.get(context.recipe.key, 0):
                     return False
         return True
-
-    # ---- the plan
 
     def _current_plan(self, view: View, family: Sequence[Context], devices: int) -> RuntimePlan | None:
         key = family[-1].recipe.key
@@ -157,10 +146,7 @@ class AllocateRuntimes(LoadWhereWanted):
         return [self._times.demand(context, count * per_s) for context, count in calls.items()]
 
     def _is_due(self, view: View, family: Sequence[Context], plan: RuntimePlan, devices: int) -> bool:
-        """Return True if a plan is old and calls arrived, or devices left, or runtimes are new or cannot be loaded.
-
-        New devices get the longest runtime until the next period (§4).
-        """
+        """Return True if the plan is old, or runtimes or devices changed. New devices get the longest (§4)."""
         vain = any(has_too_many_failed_loads(context) and plan.wanted.get(context.recipe.key, 0) for context in family)
         grown = devices > plan.devices or any(context.recipe.key not in plan.wanted for context in family)
         if vain or 0 < devices < plan.devices or (grown and view.now < plan.new_until):
@@ -168,18 +154,13 @@ class AllocateRuntimes(LoadWhereWanted):
         return view.now >= plan.due_at and self._arrivals.has_arrivals_since(family, plan.made_at)
 
     def _calls(self, context: Context, family: Sequence[Context], now: float, *, waiting: bool) -> int:
-        """Return the recent calls of this runtime, and of shorter runtimes that cannot be loaded.
-
-        `waiting`: count calls in the queue twice.
-        """
+        """Count recent calls of this runtime, and of shorter ones that cannot be loaded; twice if `waiting`."""
         count, at = 0, family.index(context)
         for each in reversed(family[: at + 1]):
             if each is not context and not has_too_many_failed_loads(each):
                 break
             count += self._arrivals.of(each, now) + (each.queue.count if waiting else 0)
         return count
-
-    # ---- steps of the plan
 
     def _steps(self, view: View, family: Sequence[Context]) -> Iterator[Action]:
         longest, mine = family[-1], {context.recipe.key for context in family}
@@ -194,9 +175,9 @@ class AllocateRuntimes(LoadWhereWanted):
             context = missing.pop() if missing else next(loads, None)
             if context is None:
                 return
-            size = self.reservation(context, (device,))
-            yield Load(RecipeKey(context.recipe.key), device.pilot.id, (device.id,), size)
-        out = sum(not _has_ready_library(device, mine) for device in held) + len(free)
+            yield load_on(context, (device,), self.reservation(context, (device,)))
+        serving = {d for context in family for x in context.libraries.values() if _serves(x) for d in x.devices}
+        out = sum(device not in serving for device in held) + len(free)
         share = self._share if view.now >= plan.new_until else 1.0
         most = max(1, int(share * (len(held) + len(free))))
         for victim in self._surplus_libraries(family, plan)[: max(0, most - out)]:
@@ -227,10 +208,9 @@ def _allocate_scaled_requests(devices: int, demands: Sequence[RuntimeDemand]) ->
 
 
 def _missing(view: View, family: Sequence[Context], plan: RuntimePlan) -> list[Context]:
-    """Return the runtime of each missing library. The longest runtime is last in the list and is loaded first.
+    """Return the runtime of each missing library, the longest last, which is loaded first.
 
-    After a failed load a runtime is probed with one load at a time. If loads of a runtime keep failing, the runtime is
-    tried once per plan, and for each waiting call.
+    If loads of a runtime keep failing, it is tried once per plan, and for each waiting call.
     """
     found: list[Context] = []
     for context in family:
@@ -239,7 +219,7 @@ def _missing(view: View, family: Sequence[Context], plan: RuntimePlan) -> list[C
         if has_failed_loads(context):
             lacks = 0 if has_too_many_failed_loads(context) else min(lacks, probes(usable))
         elif context.last_failure is not None and not any(
-            each.queue.count for each in (context, *context.listed_by.values())
+            x.queue.count for x in (context, *context.listed_by.values())
         ):
             lacks = min(lacks, 1) if view.now == plan.made_at else 0
         found += [context] * lacks
@@ -250,16 +230,11 @@ def _usable(context: Context) -> list[Library]:
     return [library for library in context.libraries.values() if library.usable]
 
 
-def _has_ready_library(device: Device, keys: set[str]) -> bool:
-    return any(
-        library.state is LibraryState.READY and library.context.recipe.key in keys
-        for library in device.libraries.values()
-        if library.pilot.state is PilotState.HERE
-    )
+def _serves(library: Library) -> bool:
+    return library.state is LibraryState.READY and library.pilot.state is PilotState.HERE
 
 
 def _families(view: View) -> list[tuple[Context, ...]]:
-    families = (
-        family_runtimes_shortest_first(context) for context in view.contexts.values() if is_runtime_variant(context)
-    )
+    runtimes = filter(is_runtime_variant, view.contexts.values())
+    families = map(family_runtimes_shortest_first, runtimes)
     return list({family[-1].recipe.key: family for family in families}.values())

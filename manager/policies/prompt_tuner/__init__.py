@@ -1,10 +1,4 @@
-"""PromptTuner's Workload Scheduler (§4.4), as dispatch and residency policies.
-
-| file | content |
-|---|---|
-| `scheduling` | Algorithms 1 and 2, and the queue of jobs |
-| `pools` | the warm pools, and which jobs start (§4.4.1) |
-| `residency` | which devices are warmed and which replicas unloaded (§4.4.2) |
+"""PromptTuner's Workload Scheduler (§4.4), as dispatch (`pools`, §4.4.1) and residency policies (`residency`, §4.4.2).
 
 The functions below `prompt_tuner` are the ablations of the paper (§6.3). A scenario names an ablation as
 `"stoker.manager.policies.prompt_tuner:without_delay"`.
@@ -19,32 +13,13 @@ from stoker.manager.policies.provisioning import KeepBlocks
 
 
 def prompt_tuner(
-    *,
-    provisioning: Provisioning | None = None,
-    window_s: float = WINDOW_S,
-    delay: bool = True,
-    together: bool = True,
-    reuse: bool = True,
-    early: bool = False,
-    learn: bool = True,
-) -> Policies:
-    """Give each job with a deadline as many warm devices as it needs.
-
-    Args:
-        provisioning: replaces the default provisioning policy.
-        window_s: seconds for which an unused replica stays warm.
-        delay: jobs may wait for devices that running jobs free in time.
-        together: allocate all devices of a job at once.
-        reuse: a library serves several jobs.
-        early: unload idle replicas immediately for a late job of another model.
-        learn: expect the largest share of items that earlier jobs processed; else expect all items.
-    """
+    *, provisioning: Provisioning | None = None, window_s: float = WINDOW_S, delay: bool = True, together: bool = True,
+    reuse: bool = True, early: bool = False, learn: bool = True,
+) -> Policies:  # fmt: skip
+    """Give each job with a deadline as many warm devices as it needs. docs/policies.md explains the settings."""
     states, asked = PoolStates(learn=learn), provisioning or KeepBlocks()
-    return Policies(
-        dispatch=AllotInRounds(states, together=together, reuse=reuse),
-        residency=WarmPools(states, window_s=window_s, delay=delay, reuse=reuse, early=early, provisioning=asked),
-        provisioning=asked,
-    )
+    residency = WarmPools(states, window_s=window_s, delay=delay, reuse=reuse, early=early, provisioning=asked)
+    return Policies(AllotInRounds(states, together=together, reuse=reuse), residency, asked)
 
 
 def without_delay(provisioning: Provisioning | None = None) -> Policies:
@@ -52,7 +27,7 @@ def without_delay(provisioning: Provisioning | None = None) -> Policies:
 
 
 def one_by_one(provisioning: Provisioning | None = None) -> Policies:
-    """Disable the warm allocator: each replica of a job gets a device alone and waits for the others."""
+    """Without the warm allocator, each replica of a job gets a device alone and waits for the others."""
     return prompt_tuner(provisioning=provisioning, together=False)
 
 

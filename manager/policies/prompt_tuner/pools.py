@@ -5,20 +5,16 @@ such calls wait, rounds decide about all waiting calls of the context. Otherwise
 
 Every 50 ms, a round chooses the jobs (waiting calls) that start and the number of replicas (libraries) of each job. A
 gang is sent to all its libraries together. Without `together` (an ablation, §6.3) each replica of a job takes an idle
-device and waits for the job's other replicas. If all replicas are held and none is loading, the late job with the
-nearest deadline starts.
+device and waits for the others; if all are held and none is loading, the late job with the nearest deadline starts.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
-
-import msgspec
 
 from stoker.manager.core.deadlines import CAUTION, has_time_for_run
 from stoker.manager.core.nouns import Call, CallState, Context, Gang, Library, LibraryState, Pilot, PilotState
@@ -37,14 +33,13 @@ from stoker.manager.policies.prompt_tuner.scheduling import (
 )
 from stoker.manager.policies.residency import UNKNOWN_LOAD_S
 from stoker.protocol.calls import Features
-from stoker.protocol.ids import CallId, DeviceId, LibraryId, PilotId
+from stoker.protocol.ids import CallId, LibraryId, PilotId
 from stoker.units import show_seconds
 
 ROUND_S = 0.05  # §5.3
 REFRESH_S = 0.25  # Seconds after which a round runs even if nothing changed
 
 MOST_REPLICAS = 128  # Maximum replicas for which run times are predicted
-Place = tuple[PilotId, tuple[DeviceId, ...]]
 _MOST_REMEMBERED = 10_000
 _CUT_S = 3.0  # Seconds after which replicas on a disconnected pilot count as lost
 _RATE_TOLERANCE = 0.01
@@ -52,27 +47,20 @@ _JOBS_PER_S = 10_000  # Jobs predicted again per second, after measurements chan
 
 
 def is_decided_in_rounds(call: Call) -> bool:
-    """Return True if rounds decide about a call, because the call has a deadline or may be a gang."""
     options = call.group.options
     return options.gang[1] > 1 or options.objective.deadline_at > 0
 
 
-@dataclass(slots=True, eq=False)
-class OrderedReplicas:
-    promise: Promise
-    places: list[Place]
-    lost: list[Place] = field(default_factory=list)
-    loading: set[LibraryId] = field(default_factory=set)
-
-
 class PoolState:
+    """The pool of a context: its waiting jobs, the replicas ordered for them, and their predicted run times."""
+
     def __init__(self, context: Context, *, learn: bool = True) -> None:
         self.context = context
         self._learn = learn
         self.line = JobQueue()
         self.asked = 0  # Number of queued jobs about which rounds decide
-        self.others: set[int] = set()  # Queued calls about which the default policy decides once no job is queued
-        self.promises: dict[int, OrderedReplicas] = {}
+        self.others: set[int] = set()  # Queued calls for which the default policy decides once no job is queued
+        self.promises: dict[int, Promise] = {}
         self.held: dict[int, int] = {}  # By job: number of idle replicas held until it has enough (ablation)
         self.wanted: dict[int, int] = {}  # Replicas that each job needed while it could meet its deadline
         self.idle_since: dict[LibraryId, float] = {}
@@ -95,7 +83,7 @@ class PoolState:
 
     @property
     def kept(self) -> int:
-        return sum(ordered.promise.kept for ordered in self.promises.values()) + sum(self.held.values())
+        return sum(promise.kept for promise in self.promises.values()) + sum(self.held.values())
 
     def mark_changed(self) -> None:
         self.allot_due = self.walk_due = True
@@ -104,7 +92,6 @@ class PoolState:
     def load_s(self) -> float:
         return self.context.load_s or UNKNOWN_LOAD_S
 
-    # ---- jobs
     def rate(self, now: float) -> bool:
         """Compute the run time rates again if measurements changed. Return True if the new rates differ."""
         paces = self.context.paces
@@ -131,24 +118,24 @@ class PoolState:
         if len(self._rates) < most:
             self._rates += [self._rate(size) for size in range(len(self._rates) + 1, most + 1)]
             self._falls = _falls(self._rates)
-        if self._rates[0][0] < math.inf:  # measured
-            if call.spec.progress:
-                report = view.reports.get(call.id)
-                done = report.done / features.items if report is not None and features and features.items else 0.0
-                run_s = self._run_times_s(features, least, most, done=done)
-            else:
-                known = features, least, most
-                if known not in self._times:
-                    if len(self._times) >= _MOST_REMEMBERED:
-                        self._times.clear()
-                    self._times[known] = self._run_times_s(*known)
-                run_s = self._times[known]
-            return PoolJob(call.id, deadline_at, run_s, least, False, options.priority)
-        usual_s = call.group.cost.run_s or self.context.run_s
-        if most == 1 and usual_s:
-            return PoolJob(call.id, deadline_at, (CAUTION * usual_s,), priority=options.priority)
-        run_s = (math.inf,) * (least - 1) + (0.0,) * (most - least + 1)
-        return PoolJob(call.id, deadline_at, run_s, least, True, options.priority)
+        usual_s, is_measured = call.group.cost.run_s or self.context.run_s, self._rates[0][0] < math.inf
+        measures = not is_measured and not (most == 1 and usual_s)
+        if is_measured and call.spec.progress:
+            report = view.reports.get(call.id)
+            done = report.done / features.items if report is not None and features and features.items else 0.0
+            run_s = self._run_times_s(features, least, most, done=done)
+        elif is_measured:
+            known = features, least, most
+            if known not in self._times:
+                if len(self._times) >= _MOST_REMEMBERED:
+                    self._times.clear()
+                self._times[known] = self._run_times_s(*known)
+            run_s = self._times[known]
+        elif measures:
+            run_s = (math.inf,) * (least - 1) + (0.0,) * (most - least + 1)
+        else:
+            run_s = (CAUTION * usual_s,)
+        return PoolJob(call.id, deadline_at, run_s, least, measures, options.priority)
 
     def _run_times_s(
         self, features: Features | None, least: int, most: int, *, done: float | None = None
@@ -169,37 +156,34 @@ class PoolState:
         unit_s, none_s = paces.bound_s(size, 1.0), paces.bound_s(size, 0.0)
         return (math.inf, math.inf) if unit_s is None or none_s is None else (unit_s - none_s, none_s)
 
-    # ---- libraries
     def free(self, *, reuse: bool = True) -> list[Library]:
         """Return idle replicas, last used first. `reuse`: include libraries that have served a call."""
         idle = reversed(self.context.idle.values())
         return [x for x in idle if not x.held and not x.zombies and (reuse or not x.served)]
 
     def pool(self, *, now: float, idle: int) -> Pool:
-        promised = tuple(ordered.promise for ordered in self.promises.values())
-        return Pool(idle, tuple(self._busy(now)), promised, self.load_s, self.held)
+        return Pool(idle, tuple(self._busy(now)), tuple(self.promises.values()), self.load_s, self.held)
 
-    def _busy(self, now: float) -> Iterator[float]:
-        promised = {id for ordered in self.promises.values() for id in ordered.loading}
-        before, ends = self._ends, dict[int, tuple[object, float, Call]]()
-        self._ends = ends
+    def _busy(self, now: float) -> list[float]:
+        promised = {id for promise in self.promises.values() for id in promise.loading}
+        before, self._ends, busy = self._ends, {}, []
         for id, library in self.context.libraries.items():
             if library.pilot.state is not PilotState.HERE:
                 continue
             if library.state is LibraryState.LOADING:
                 if id not in promised:
-                    yield max(now, library.started_at + self.load_s)
+                    busy.append(max(now, library.started_at + self.load_s))
             elif library.state is LibraryState.READY and library.held:
                 call = next(iter(library.held.values()))
-                if call.id not in ends:
+                if call.id not in self._ends:
                     report, known = call.holder.report if type(call.holder) is Gang else None, before.get(call.id)
                     is_new = known is None or known[0] is not report
-                    ends[call.id] = (report, self._ends_at(call), call) if known is None or is_new else known
-                yield ends[call.id][1]
+                    self._ends[call.id] = (report, self._ends_at(call), call) if known is None or is_new else known
+                busy.append(self._ends[call.id][1])
+        return busy
 
-    def running(self) -> Iterator[tuple[Call, float]]:
-        for _, ends_at, call in self._ends.values():
-            yield call, ends_at
+    def running(self) -> list[tuple[Call, float]]:
+        return [(call, ends_at) for _, ends_at, call in self._ends.values()]
 
     def _ends_at(self, call: Call) -> float:
         features, holder, paces = call.spec.features, call.holder, self.context.paces
@@ -249,11 +233,13 @@ class PoolStates:
         for state, jobs in fresh.items():
             state.line.put(jobs, now=view.now)
             state.mark_changed()
-        for id in sorted(changes.libraries):
-            library = view.libraries.get(LibraryId(id))
-            self._libraries_changed(library.context if library is not None else None)
-        if changes.pilots:
-            self._libraries_changed(None)
+        changed = [view.libraries.get(LibraryId(id)) for id in changes.libraries]
+        contexts = {library.context for library in changed if library is not None}
+        if changes.libraries or changes.pilots:
+            for state in self.all.values():
+                state.walk_due = True  # devices may have become free
+                if changes.pilots or None in changed or state.context in contexts:
+                    state.mark_changed()
         for state in self.all.values():
             if state.line and state.rate(view.now):
                 calls = [call for id in state.line.jobs if (call := view.calls.get(id)) is not None]
@@ -266,9 +252,8 @@ class PoolStates:
         if state is None:
             return
         state.line.remove(id)
-        state.promises.pop(id, None)
-        state.held.pop(id, None)
-        state.wanted.pop(id, None)
+        for by_job in (state.promises, state.held, state.wanted):
+            by_job.pop(id, None)
         state.mark_changed()
         if id in state.others:
             state.others.remove(id)
@@ -280,12 +265,6 @@ class PoolStates:
                 del self._of[other]
                 state.line.remove(other)
             state.others.clear()
-
-    def _libraries_changed(self, context: Context | None) -> None:
-        for state in self.all.values():
-            if context is None or state.context is context:
-                state.mark_changed()
-            state.walk_due = True  # devices may have become free
 
     def _open(self, view: View, context: Context) -> None:
         calls = list(context.queue)
@@ -313,7 +292,6 @@ class PoolStates:
         self._of[call.id] = state
         fresh.setdefault(state, []).append(state.waiting(view, call))
 
-    # ---- promises
     def _refresh_promises(self, view: View) -> None:
         self._cut = {
             id: self._cut.get(id, view.now) for id, pilot in view.pilots.items() if pilot.state is PilotState.CUT
@@ -323,39 +301,38 @@ class PoolStates:
                 state.mark_changed()
             if not state.walk_due and not self._cut:
                 continue
-            for id, ordered in tuple(state.promises.items()):
+            for id, promise in tuple(state.promises.items()):
                 if not state.line.can_meet_deadline(id):
                     del state.promises[id]
                     state.mark_changed()
                 else:
-                    self._update_promise(view, state, ordered)
+                    self._update_promise(view, state, promise)
 
     def may_return(self, pilot: Pilot, now: float) -> bool:
         return now - self._cut.get(pilot.id, now) <= _CUT_S
 
-    def _update_promise(self, view: View, state: PoolState, ordered: OrderedReplicas) -> None:
-        here, ordered.lost, ordered.loading = 0, [], set()
-        for place in ordered.places:
+    def _update_promise(self, view: View, state: PoolState, promise: Promise) -> None:
+        here, promise.lost, promise.loading = 0, [], set()
+        for place in promise.places:
             pilot = view.pilots.get(place[0])
             device = pilot.devices.get(place[1][0]) if pilot is not None else None
             there = device.libraries.values() if device is not None else ()
             library = next((x for x in there if x.context is state.context), None)
             if library is None or pilot is None or library.state not in (LibraryState.LOADING, LibraryState.READY):
-                ordered.lost.append(place)
+                promise.lost.append(place)
             elif pilot.state is PilotState.CUT and self.may_return(pilot, view.now):
-                ordered.loading.add(library.id)
+                promise.loading.add(library.id)
             elif pilot.state is not PilotState.HERE:
-                ordered.lost.append(place)
+                promise.lost.append(place)
             elif library.state is LibraryState.READY:
                 here += 1
             else:
-                ordered.loading.add(library.id)
-        if here != ordered.promise.here:
-            ordered.promise = msgspec.structs.replace(ordered.promise, here=here)
+                promise.loading.add(library.id)
+        if here != promise.here:
+            promise.here = here
             state.mark_changed()
 
 
-# ---- dispatch
 class AllotInRounds(HottestFirst):
     """Dispatch policy: Algorithm 1 for contexts with queued jobs, the default policy for other contexts."""
 
@@ -392,9 +369,9 @@ class AllotInRounds(HottestFirst):
         self.states.update(view, changes)
         plan: list[Action] = []
         for state in self.states.all.values():
-            if state.left_over:
-                state.left_over = False
+            if state.left_over and not state.active:  # an active state has all calls in its line
                 plan += _send_calls_outside_rounds(state)
+            state.left_over = False
             if state.active and (state.allot_due or view.now >= state.looked_at + REFRESH_S):
                 state.allot_due, state.looked_at = False, view.now
                 plan += self._start_waiting_jobs(view, state)
@@ -432,15 +409,14 @@ class AllotInRounds(HottestFirst):
         for job, members in starts:
             self.states.forget(job.id)
             plan += _send_or_drop(view, job, members)
-        for id, ordered in tuple(state.promises.items()):
-            if ordered.promise.here >= ordered.promise.replicas:  # all replicas are loaded but no longer suffice
+        for id, promise in tuple(state.promises.items()):
+            if promise.here >= promise.replicas:  # all replicas are loaded but no longer suffice
                 del state.promises[id]
                 state.mark_changed()
         return plan
 
 
 def _send_or_drop(view: View, job: PoolJob, members: list[Library]) -> list[Action]:
-    """Send a call with its forecast. Drop a late call that has `late="drop"`."""
     id, ids = CallId(job.id), tuple(library.id for library in members)
     options = view.calls[id].group.options
     if job.deadline_at and options.objective.drop_late and not job.measures and job.will_miss_deadline(view.now):
@@ -457,7 +433,6 @@ def _send_or_drop(view: View, job: PoolJob, members: list[Library]) -> list[Acti
 def _choose_libraries_for_call(
     view: View, call: Call, free: list[Library], *, count: int, run_s: float
 ) -> list[Library]:
-    """Return up to `count` free libraries with time for the call, on few pilots."""
     able = [x for x in free if x.admits(call) and has_time_for_run(view, x.pilot, run_s)]
     if 1 < count < len(able):
         many = Counter(library.pilot.id for library in able)
@@ -474,7 +449,7 @@ def _send_calls_outside_rounds(state: PoolState) -> list[Action]:
 
 def _hold_idle_replicas(state: PoolState, *, idle: int, now: float) -> None:
     state.line.advance(now)
-    free = max(0, idle - sum(ordered.promise.kept for ordered in state.promises.values()))
+    free = max(0, idle - sum(promise.kept for promise in state.promises.values()))
     waits = [(kind, id) for kind, _, id in state.line.behind(FRONT) if id not in state.promises]
     line = [id for kind, id in waits if kind == HOPEFUL or (kind == LATE and id in state.held)]
     state.wanted = {id: state.line.need(id) or state.wanted[id] for id in line}
@@ -489,10 +464,7 @@ def _hold_idle_replicas(state: PoolState, *, idle: int, now: float) -> None:
 
 
 def _late_jobs_ready_to_start(state: PoolState, *, idle: int, now: float) -> list[tuple[PoolJob, int]]:
-    """Return late jobs that can start on the replicas that they hold.
-
-    If no job holds enough and no replica will arrive, the first job takes more replicas.
-    """
+    """Return late jobs that hold enough replicas, or the first job with more if all would wait forever."""
     late = [(state.line.jobs[id], count) for id, count in state.held.items() if not state.line.can_meet_deadline(id)]
     ready = [(job, count) for job, count in late if count >= state.wanted[job.id]]
     if ready or not late or sum(state.held.values()) < idle:

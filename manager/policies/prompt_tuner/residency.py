@@ -6,48 +6,29 @@ again while its job can meet its deadline. A replica that is unused for `window_
 context waits.
 
 Additions to the paper: late jobs get idle replicas, or the fewest on which they can run. Jobs without deadlines follow,
-by the default rules. The context that has lacked replicas longest gets devices first. After `patience_s` it may take
-idle replicas of other pools, and share a device. Without this order two gangs would block each other.
+by the default rules. The context that has lacked replicas longest gets devices first; otherwise two gangs would block
+each other. After `patience_s` it may take idle replicas of other pools, and share a device.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
-import msgspec
-
+from stoker.manager.core import seams
 from stoker.manager.core.deadlines import has_forecast_changed, is_in_time
 from stoker.manager.core.nouns import Context, Device, Library, LibraryState, PilotState
-from stoker.manager.core.seams import (
-    Action,
-    Changes,
-    Drop,
-    FailWaiting,
-    Forecast,
-    Load,
-    Provisioning,
-    Timer,
-    Unload,
-    View,
-)
+from stoker.manager.core.seams import Action, Changes, Provisioning, View
+from stoker.manager.policies import where_to_load
 from stoker.manager.policies.base import Quiet
-from stoker.manager.policies.device_sets import device_sets
-from stoker.manager.policies.prompt_tuner.pools import (
-    REFRESH_S,
-    ROUND_S,
-    OrderedReplicas,
-    Place,
-    PoolState,
-    PoolStates,
-    is_decided_in_rounds,
-)
+from stoker.manager.policies.making_room import Way, libraries_to_stop_on_one_pilot
+from stoker.manager.policies.prompt_tuner.pools import REFRESH_S, ROUND_S, PoolState, PoolStates, is_decided_in_rounds
 from stoker.manager.policies.prompt_tuner.scheduling import Fate, PoolJob, Walk
 from stoker.manager.policies.residency import LoadWhereWanted, is_alive
 from stoker.manager.policies.sleeping import is_idle
-from stoker.manager.policies.where_to_load import can_use_device, failures, has_failed_loads, may_load, probes, ranks
 from stoker.protocol.ids import CallId, LibraryId, RecipeKey
 from stoker.units import show_seconds
 
@@ -67,16 +48,21 @@ class ColdDevices:
         self._view = view
         self._fits = fits
         self._cold = cold
-        self._gone: set[Device] = set()
+        self.gone: set[Device] = set()
         self._found: dict[str, tuple[list[Replica], Iterator[Replica]]] = {}
         self.taken: dict[int, list[Replica]] = {}
 
     def count(self, model: str, *, most: int) -> int:
         """Return how many replicas of a model could be warmed, up to `most`; 0 while the model is probed."""
-        return 0 if has_failed_loads(self._view.contexts[model]) else len(self.find(model, most=most))
+        return 0 if where_to_load.has_failed_loads(self._view.contexts[model]) else len(self.find(model, most=most))
 
     def take(self, model: str, count: int, *, job: int) -> None:
-        self.taken.setdefault(job, []).extend(self.assign_cold_replicas(model, count))
+        self.taken.setdefault(job, []).extend(self.assign(model, count))
+
+    def assign(self, model: str, count: int) -> list[Replica]:
+        picked = self.find(model, most=count)
+        self.gone.update(*picked)
+        return picked
 
     def find(self, model: str, *, most: int) -> list[Replica]:
         if most <= 0:
@@ -84,42 +70,23 @@ class ColdDevices:
         if model not in self._found:
             self._found[model] = [], self._replicas(self._view.contexts[model])
         found, more = self._found[model]
-        if self._gone:
-            found[:] = [devices for devices in found if not self._gone.intersection(devices)]
+        if self.gone:
+            found[:] = [devices for devices in found if self.gone.isdisjoint(devices)]
         found += islice(more, max(0, most - len(found)))
         return found[:most]
 
-    def assign_cold_replicas(self, model: str, count: int) -> list[Replica]:
-        picked = self.find(model, most=count)
-        self.give(picked)
-        return picked
-
-    def give(self, replicas: list[Replica]) -> None:
-        for devices in replicas:
-            self._gone.update(devices)
-
-    def has_assigned_devices(self, devices: Replica) -> bool:
-        return not self._gone.isdisjoint(devices)
-
     def _replicas(self, context: Context) -> Iterator[Replica]:
-        for rank in ranks(context):
+        for rank in where_to_load.ranks(context):
             able = (
                 device
                 for device in self._cold
-                if device not in self._gone
-                and failures(context, device.pilot) == rank
+                if device not in self.gone
+                and where_to_load.failures(context, device.pilot) == rank
                 and self._fits(context, device)
-                and may_load(self._view, context, device, desperate=True)
+                and where_to_load.may_load(self._view, context, device, desperate=True)
             )
-            sets = device_sets(able, context.recipe.needs.devices)
-            yield from (devices for devices in sets if self._gone.isdisjoint(devices))
-
-    def coming(self, context: Context) -> int:
-        devices = 0
-        for device in self._view.devices():
-            there = [library for library in device.libraries.values() if makes_device_warm(library)]
-            devices += bool(there) and all(library.state is LibraryState.STOPPING for library in there)
-        return devices // context.recipe.needs.devices
+            sets = where_to_load.device_sets(able, context.recipe.needs.devices)
+            yield from (devices for devices in sets if self.gone.isdisjoint(devices))
 
 
 def makes_device_warm(library: Library) -> bool:
@@ -132,7 +99,7 @@ def forecast(view: View, id: int, ends_at: float, due_at: float) -> list[Action]
     ends_at = max(ends_at, view.now)
     in_time = is_in_time(ends_at, due_at=due_at, now=view.now)
     changed = has_forecast_changed(view.forecasts.get(id), ends_at, in_time=in_time, now=view.now)
-    return [Forecast(CallId(id), ends_at, in_time)] if changed else []
+    return [seams.Forecast(CallId(id), ends_at, in_time)] if changed else []
 
 
 def drop_reason_text(view: View, fate: Fate) -> str:
@@ -157,18 +124,12 @@ class WarmPools(Quiet):
     period_s = ROUND_S
 
     def __init__(
-        self,
-        states: PoolStates,
-        *,
-        window_s: float = WINDOW_S,
-        delay: bool = True,
-        reuse: bool = True,
-        early: bool = False,
-        **default: Any,
-    ) -> None:
+        self, states: PoolStates, *, window_s: float = WINDOW_S, delay: bool = True, reuse: bool = True,
+        early: bool = False, **default: Any,
+    ) -> None:  # fmt: skip
         self.states = states
         self.default = LoadWhereWanted(keeper=self, **default)
-        """The default policy, which decides for contexts without a pool and about how contexts are loaded."""
+        """Decides for contexts without a pool, and about how contexts are loaded."""
         self.window_s = window_s
         self.reuse = reuse
         self.early = early
@@ -182,21 +143,18 @@ class WarmPools(Quiet):
     def provisioning(self) -> Provisioning:
         return self.default.provisioning
 
-    # ---- between rounds
-
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
-        """Return the default plan. If rounds decide about the context, the plan contains only unloads or a failure."""
+        """Return the default plan, or if rounds decide about the context only unloads or a failure."""
         state, head = self.states.of(context), context.queue.head()
-        hopeless = self.default.hopeless_gangs(view, context)
-        if hopeless:
-            return (*hopeless, Timer(view.now + self.default.ask_again_s, context.recipe.key))
+        ask_again = seams.Timer(view.now + self.default.ask_again_s, context.recipe.key)
+        if hopeless := self.default.hopeless_gangs(view, context):
+            return (*hopeless, ask_again)
         if state is None or not state.active:
             if head is None or not is_decided_in_rounds(head):
                 return self.default.wanted(view, context)
-            # The next round creates the pool of the context.
-            return (Timer(view.now + self.default.ask_again_s, context.recipe.key),)
+            return (ask_again,)  # the next round creates the pool of the context
         state.walk_due = True
-        plan: list[Action] = [Timer(view.now + self.default.ask_again_s, context.recipe.key)]
+        plan: list[Action] = [ask_again]
         alive = any(is_alive(view, library, cut_s=self.default.cut_s) for library in context.libraries.values())
         cold = ColdDevices(view, cold_devices(view), fits=self.default.fits)
         if cold.find(context.recipe.key, most=1) or (alive and context.lacking is None):
@@ -204,7 +162,7 @@ class WarmPools(Quiet):
         if not alive and not state.promises:
             impossible = self.default.why_nowhere(view, context)
             if impossible is not None:
-                return (FailWaiting(RecipeKey(context.recipe.key), impossible),)
+                return (seams.FailWaiting(RecipeKey(context.recipe.key), impossible),)
         return plan + self.default.make_room(view, context)
 
     def timer(self, view: View, key: str) -> Sequence[Action]:
@@ -239,12 +197,9 @@ class WarmPools(Quiet):
             and not any(state.active or state.walk_due for state in self.states.all.values())
         )
 
-    # ---- the walk
-
     def _begin(self, view: View, cold: ColdDevices) -> list[Action]:
         plan: list[Action] = []
-        pools, looks = {}, False
-        self._first = {}
+        pools, looks, self._first = {}, False, {}
         for key, state in self.states.all.items():
             state.walk_due = state.short = False
             plan += self._replace_lost_replicas(view, state, cold)
@@ -266,8 +221,9 @@ class WarmPools(Quiet):
         for fate in self._walk.go_on(lines, cold, looks=JOBS_PER_ROUND):
             state = self.states.all[fate.model]
             if fate.promise is not None:
-                loads, places = self._load(state.context, cold.taken.pop(fate.job.id))
-                state.promises[fate.job.id] = OrderedReplicas(fate.promise, places)
+                loads = self._load(state.context, cold.taken.pop(fate.job.id))
+                fate.promise.places = [(load.pilot, load.devices) for load in loads]
+                state.promises[fate.job.id] = fate.promise
                 state.allot_due = True
                 plan += loads
             elif not fate.helped:
@@ -276,19 +232,14 @@ class WarmPools(Quiet):
             plan += self._forecast_or_drop(view, state, fate)
         return plan if self._walk.under_way else plan + self._load_for_unserved_jobs(view, cold)
 
-    def _load(self, context: Context, sets: list[Replica]) -> tuple[list[Action], list[Place]]:
-        key = RecipeKey(context.recipe.key)
-        places = [(devices[0].pilot.id, tuple(device.id for device in devices)) for devices in sets]
-        return [
-            Load(key, pilot, ids, self.default.reservation(context, devices))
-            for (pilot, ids), devices in zip(places, sets, strict=True)
-        ], places
+    def _load(self, context: Context, sets: list[Replica]) -> list[seams.Load]:
+        return [where_to_load.load_on(context, each, self.default.reservation(context, each)) for each in sets]
 
     def _replace_lost_replicas(self, view: View, state: PoolState, cold: ColdDevices) -> list[Action]:
-        """Order lost replicas again if their job can still meet its deadline. Otherwise drop the job's promise."""
+        """Order lost replicas again if their job can still meet its deadline, else drop the job's promise."""
         plan: list[Action] = []
-        for id, ordered in tuple(state.promises.items()):
-            missing, promise = len(ordered.lost), ordered.promise
+        for id, promise in tuple(state.promises.items()):
+            missing = len(promise.lost)
             if not missing:
                 continue
             key, job = state.context.recipe.key, state.line.jobs[id]
@@ -298,13 +249,12 @@ class WarmPools(Quiet):
                 state.allot_due = True
                 continue
             cold.take(key, missing, job=id)
-            loads, places = self._load(state.context, cold.taken.pop(id))
-            left = [place for place in ordered.places if place not in ordered.lost]
-            state.promises[id] = OrderedReplicas(msgspec.structs.replace(promise, free_at=free_at), left + places)
+            loads = self._load(state.context, cold.taken.pop(id))
+            promise.places = [place for place in promise.places if place not in promise.lost]
+            promise.places += [(load.pilot, load.devices) for load in loads]
+            promise.free_at, promise.lost, promise.loading = free_at, [], set()
             plan += loads
         return plan
-
-    # ---- jobs that need a later decision
 
     def _load_for_unserved_jobs(self, view: View, cold: ColdDevices) -> list[Action]:
         for key, state in self.states.all.items():
@@ -319,9 +269,9 @@ class WarmPools(Quiet):
             if job is None:  # the job started or ended after the walk examined it
                 continue
             wants, alive = self._wanted_replicas(view, state, job), self._count_alive(view, state, most=job.least)
-            found = cold.assign_cold_replicas(key, wants)
+            found = cold.assign(key, wants)
             found += self._take_shared_devices(view, state, wants - len(found), cold)
-            plan += self._load(state.context, found)[0]
+            plan += self._load(state.context, found)
             if state.short or len(found) < wants:
                 plan += self._evict_idle_libraries(view, state)
             if state.short and self.early:
@@ -332,12 +282,11 @@ class WarmPools(Quiet):
 
     def _wanted_replicas(self, view: View, state: PoolState, job: PoolJob) -> int:
         context, line = state.context, state.line
-        if not has_failed_loads(context) and (line.late or line.hopeful):
+        failed = where_to_load.has_failed_loads(context)
+        if not failed and (line.late or line.hopeful):
             return max(0, job.least - self._count_alive(view, state, most=job.least))
         alive = [library for library in context.libraries.values() if is_alive(view, library, cut_s=self.default.cut_s)]
-        if has_failed_loads(context):
-            return probes(alive)
-        return self.default.worth_loading(context, alive)
+        return where_to_load.probes(alive) if failed else self.default.worth_loading(context, alive)
 
     def _count_alive(self, view: View, state: PoolState, *, most: int) -> int:
         alive = (
@@ -352,42 +301,27 @@ class WarmPools(Quiet):
         if count <= 0 or view.now - state.lacks[0] < self.default.patience_s:
             return []
         places = self.default.open_places(view, state.context, desperate=True)
-        found = list(islice((devices for devices in places if not cold.has_assigned_devices(devices)), count))
-        cold.give(found)
+        found = list(islice((devices for devices in places if cold.gone.isdisjoint(devices)), count))
+        cold.gone.update(*found)
         return found
 
     def _evict_idle_libraries(self, view: View, state: PoolState) -> list[Action]:
-        """Unload idle libraries, least recently used first, to make room for one more replica."""
         context, lacks_since = state.context, state.lacks[0]
         others = any(self.states.of(other) is None and other.idle for other in view.contexts.values())
         if not others and view.now - lacks_since < self.default.patience_s:
             return []
-        best: tuple[float, list[Library]] | None = None
-        for pilot in view.pilots.values():
-            if pilot.state is not PilotState.HERE:
-                continue
-            able = (device for device in pilot.devices.values() if may_load(view, context, device, desperate=True))
-            ways = {device: way for device in able if (way := self._libraries_to_unload(view, context, device))}
-            ranked = sorted(ways, key=lambda device: ways[device][0])
-            devices = next(device_sets(ranked, context.recipe.needs.devices), None)
-            if devices is None:
-                continue
-            worst = max(ways[device][0] for device in devices)
-            if best is None or worst < best[0]:
-                best = worst, [library for device in devices for library in ways[device][1]]
-        chosen = {library.id: None for library in best[1]} if best is not None else {}
-        return [Unload(id, f"idle, and room is needed for {context.recipe.name}") for id in chosen]
+        way_on = partial(self._libraries_to_unload, view, context)
+        chosen = libraries_to_stop_on_one_pilot(view, context, way_on, desperate=True)
+        return [seams.Unload(library.id, f"idle, and room is needed for {context.recipe.name}") for library in chosen]
 
-    def _libraries_to_unload(self, view: View, context: Context, device: Device) -> tuple[float, list[Library]] | None:
+    def _libraries_to_unload(self, view: View, context: Context, device: Device) -> Way | None:
         """Return the time of a device's last use and the libraries to unload; None if a library must stay."""
-        if not can_use_device(context, device) or self.default.minimum(context, device) > device.facts.memory_bytes:
+        if not self._has_memory(context, device):
             return None
         there = [x for x in device.libraries.values() if makes_device_warm(x) and x.state is not LibraryState.STOPPING]
         if not all(is_idle(library) and self.may_leave(view, library, context) for library in there):
             return None
-        return max((library.used_at for library in there), default=-math.inf), there
-
-    # ---- forecasts
+        return (max((library.used_at for library in there), default=-math.inf),), there
 
     def _forecast_or_drop(self, view: View, state: PoolState, fate: Fate) -> list[Action]:
         job = fate.job
@@ -395,10 +329,8 @@ class WarmPools(Quiet):
             begins_at = view.now if state.context.libraries else view.now + state.load_s
             call = view.calls.get(CallId(job.id)) if job.will_miss_deadline(begins_at) else None
             if call is not None and call.group.options.objective.drop_late:
-                return [Drop(call.id, drop_reason_text(view, fate))]
+                return [seams.Drop(call.id, drop_reason_text(view, fate))]
         return [] if job.id in state.others else forecast(view, job.id, fate.ends_at, job.deadline_at)
-
-    # ---- unloading
 
     def _unload_unused_replicas(self, view: View) -> list[Action]:
         plan: list[Action] = []
@@ -408,13 +340,13 @@ class WarmPools(Quiet):
             since = state.idle_since = {id: state.idle_since.get(id, view.now) for id in free}
             if not self.reuse:
                 used = [id for id, library in free.items() if library.served]
-                plan += [Unload(id, "it has served a call") for id in used]
+                plan += [seams.Unload(id, "it has served a call") for id in used]
                 since = {id: at for id, at in since.items() if id not in used}
             if state.line:  # if a job waits although replicas are idle, it needs more replicas
                 continue
             for id, at in since.items():
                 if at + self.window_s <= view.now:
-                    plan.append(Unload(id, f"it has not been used for {self.window_s:g} s"))
+                    plan.append(seams.Unload(id, f"it has not been used for {self.window_s:g} s"))
                 else:
                     self._reclaim_at = min(self._reclaim_at, at + self.window_s)
         return plan
@@ -422,29 +354,34 @@ class WarmPools(Quiet):
     def _unload_idle_for_late_job(self, view: View, state: PoolState, job: PoolJob, cold: ColdDevices) -> list[Action]:
         context = state.context
         wants = job.fewest(begins_at=view.now + state.load_s, most=len(job.run_s))
-        wants -= cold.count(context.recipe.key, most=wants) + cold.coming(context)
+        freed = 0  # devices whose libraries are all ending
+        for device in view.devices():
+            there = [library for library in device.libraries.values() if makes_device_warm(library)]
+            freed += bool(there) and all(library.state is LibraryState.STOPPING for library in there)
+        wants -= cold.count(context.recipe.key, most=wants) + freed // context.recipe.needs.devices
         found: list[tuple[float, LibraryId]] = []
         for other in self.states.all.values():
             if other is not state and not other.line.hopeful:
                 since = sorted((at, id) for id, at in other.idle_since.items() if self._could_load(view, context, id))
                 found += since[: max(0, len(other.idle_since) - other.kept)]
         reason = f"idle, and a job of {context.recipe.name} would be late"
-        return [Unload(id, reason) for _, id in sorted(found)[: max(0, wants)]]
+        return [seams.Unload(id, reason) for _, id in sorted(found)[: max(0, wants)]]
 
     def _could_load(self, view: View, context: Context, id: LibraryId) -> bool:
         library = view.libraries.get(id)
         return library is not None and all(
-            can_use_device(context, device)
-            and self.default.minimum(context, device) <= device.facts.memory_bytes
-            and may_load(view, context, device, desperate=True)
+            self._has_memory(context, device) and where_to_load.may_load(view, context, device, desperate=True)
             for device in library.devices
         )
+
+    def _has_memory(self, context: Context, device: Device) -> bool:
+        is_large = self.default.minimum(context, device) <= device.facts.memory_bytes
+        return where_to_load.can_use_device(context, device) and is_large
 
     def may_leave(self, view: View, library: Library, context: Context) -> bool:
         """Return True if a library may be unloaded for a context.
 
-        A replica of a pool stays for `window_s`. A replica may leave earlier for calls of the default policy, or for a
-        context that has lacked replicas for `patience_s` and longer than the pool's jobs.
+        A replica leaves before `window_s` for the default policy, or for a context that has lacked replicas longer.
         """
         other, asks = self.states.of(library.context), self.states.of(context)
         if other is None:

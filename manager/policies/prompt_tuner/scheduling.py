@@ -14,15 +14,13 @@ Differences from the printed algorithms:
 - Algorithm 2 loops while `T_slo < T_cold`, so it ends immediately or never. Here it adds devices while the deadline is
   missed and cold devices remain.
 - Algorithm 2 writes durations (line 19) but reads points in time (line 26). Here loading devices are free at now +
-  T_cold + T(A). Loading devices, and the idle devices that a job needs, are reserved for the job until it starts
-  (`Promise`).
+  T_cold + T(A). They, and the idle devices that a job needs, are reserved until it starts (`Promise`).
 - In DelaySchedulable, `k` may be all devices of the pool, and the job uses all k devices until it ends.
 - Idle devices are used before cold devices are warmed. Delayed jobs are planned again in each round.
 - The first job of a model measures run times, so it gets its fewest replicas immediately.
 
-The *need* of a job is the smallest number of replicas that meets its deadline if it starts now. The need never falls.
-So `JobQueue` keeps one list of jobs for each need, sorted by deadline, and a heap of latest start times. `allot` reads
-the first jobs of these lists. A `Walk` continues where the last round stopped.
+The *need* of a job is the smallest number of replicas that meets its deadline if it starts now. It never falls, so
+`JobQueue` keeps one list of jobs for each need, sorted by deadline, and a heap of latest start times.
 """
 
 from __future__ import annotations
@@ -36,8 +34,10 @@ from typing import Protocol
 
 import msgspec
 
-Key = tuple[int, float, int]
-"""Sort key of a job: class (`HOPEFUL`, `LATE`, `REST`), deadline (for `REST` the negative priority), id."""
+from stoker.protocol.ids import DeviceId, LibraryId, PilotId
+
+Key = tuple[int, float, int]  # Class of a job, deadline (for `REST` the negative priority), id
+Place = tuple[PilotId, tuple[DeviceId, ...]]  # Of a replica
 
 HOPEFUL, LATE, REST = 0, 1, 2
 FRONT: Key = (-1, 0.0, 0)  # Sort key that precedes all jobs
@@ -47,12 +47,7 @@ _FEW_JOBS = 8  # Up to this number of jobs are inserted one by one; with more jo
 
 
 class PoolJob(msgspec.Struct, frozen=True, gc=False):
-    """A waiting job.
-
-    `run_s[a - 1]`: upper bound of the run time in seconds on `a` replicas, non-increasing. `deadline_at`: time of the
-    deadline (0 = none; jobs without a deadline run last, by `priority`). `least`: minimum number of replicas.
-    `measures`: True if the run time is unknown.
-    """
+    """A waiting job. `run_s[a - 1]`: upper bound of its run time on `a` replicas, unknown if the job `measures`."""
 
     id: int
     deadline_at: float
@@ -72,21 +67,17 @@ class PoolJob(msgspec.Struct, frozen=True, gc=False):
         return now + self.run_s[-1] > self.deadline_at
 
 
-def by_deadline(jobs: Iterable[PoolJob]) -> list[PoolJob]:
-    return sorted(jobs, key=lambda job: (not job.deadline_at, job.deadline_at or -job.priority, job.id))
-
-
 class JobQueue:
     """The jobs of one pool, sorted by `Key`. `now` must not decrease."""
 
-    __slots__ = ("_due", "_keys", "_needs", "_turns", "jobs", "late", "rest", "rows")
+    __slots__ = ("_due", "_needs", "_turns", "jobs", "keys", "late", "rest", "rows")
 
     def __init__(self) -> None:
         self.jobs: dict[int, PoolJob] = {}
         self.rows: dict[int, list[Key]] = {}  # By need (number of replicas): jobs that can meet their deadline
         self.late: list[Key] = []
         self.rest: list[Key] = []  # Jobs without a deadline
-        self._keys: dict[int, Key] = {}
+        self.keys: dict[int, Key] = {}
         self._needs: dict[int, int] = {}
         self._due: dict[int, float] = {}  # By job: time at which it may need more replicas
         self._turns: list[tuple[float, int]] = []  # Heap of `_due` times; entries that differ from `_due` are outdated
@@ -115,7 +106,7 @@ class JobQueue:
                 if need:
                     self._due[id] = at = deadline_at - run_s[need - 1] - _EARLY_S
                     turns.append((at, id))
-            self._keys[id], self._needs[id] = key, need
+            self.keys[id], self._needs[id] = key, need
             fresh.setdefault(need, []).append(key)
         if len(turns) <= _FEW_JOBS:
             for turn in turns:
@@ -135,7 +126,7 @@ class JobQueue:
     def remove(self, id: int) -> None:
         if self.jobs.pop(id, None) is None:
             return
-        row, key = self._row(self._needs.pop(id)), self._keys.pop(id)
+        row, key = self._row(self._needs.pop(id)), self.keys.pop(id)
         del row[bisect_left(row, key)]
         self._due.pop(id, None)
 
@@ -147,7 +138,7 @@ class JobQueue:
             at, id = heapq.heappop(turns)
             if self._due.get(id) != at:
                 continue
-            job, need, key = self.jobs[id], self._needs[id], self._keys[id]
+            job, need, key = self.jobs[id], self._needs[id], self.keys[id]
             grown = job.fewest(begins_at=now, most=len(job.run_s))
             if grown:
                 self._due[id] = at = max(now + _EARLY_S, job.deadline_at - job.run_s[grown - 1] - _EARLY_S)
@@ -160,7 +151,7 @@ class JobQueue:
             row = self._row(need)
             del row[bisect_left(row, key)]
             key = (HOPEFUL if grown else LATE, job.deadline_at, id)
-            self._keys[id], self._needs[id] = key, grown
+            self.keys[id], self._needs[id] = key, grown
             insort(self._row(grown), key)
         return moved
 
@@ -168,11 +159,7 @@ class JobQueue:
         return self._needs.get(id, 0) > 0
 
     def need(self, id: int) -> int:
-        """Return how many replicas a job needs for its deadline; 0 if the job is late or has no deadline."""
         return max(0, self._needs.get(id, 0))
-
-    def key(self, id: int) -> Key:
-        return self._keys[id]
 
     def first(self, *, after: Key, most: int, but: Iterable[int] = ()) -> Key | None:
         """Return the first job after the key `after` that needs up to `most` replicas and is not in `but`."""
@@ -197,18 +184,17 @@ class JobQueue:
         return self.rest if need else self.late
 
 
-class Promise(msgspec.Struct, frozen=True):
-    """Replicas that load for a job.
-
-    `here`: number of these replicas already loaded. `beside`: number of idle replicas reserved for the job. `free_at`:
-    expected end of the job.
-    """
+class Promise(msgspec.Struct):
+    """Replicas that load for a job, of which `here` are loaded. `beside`: idle replicas reserved for it."""
 
     job: int
     replicas: int
     beside: int = 0
     here: int = 0
     free_at: float = 0.0
+    places: list[Place] = []
+    lost: list[Place] = []
+    loading: set[LibraryId] = set()
 
     @property
     def kept(self) -> int:
@@ -216,11 +202,7 @@ class Promise(msgspec.Struct, frozen=True):
 
 
 class Pool(msgspec.Struct, frozen=True):
-    """The pool of a model in a round.
-
-    `idle`: unused warm replicas. `busy`: times at which other replicas become free. `cold_s`: seconds to warm a
-    replica. `held`: idle replicas that each job holds until it has enough (ablation).
-    """
+    """A model's pool. `busy`: times at which replicas become free. `cold_s`: to warm one. `held`: by job (ablation)."""
 
     idle: int
     busy: tuple[float, ...] = ()
@@ -233,16 +215,11 @@ class Pool(msgspec.Struct, frozen=True):
         return max(0, self.idle - sum(promise.kept for promise in self.promised) - sum(self.held.values()))
 
 
-# ---- Algorithm 1
-
 _Take = Callable[[PoolJob, int], bool]
 
 
 def allot(line: JobQueue, pool: Pool, *, now: float, take: _Take = lambda *_: True) -> dict[int, int]:
-    """Return the number of replicas of each job that starts now. If `take` refuses a job, the job waits.
-
-    Replicas reserved for a job become free if it starts without them or no longer waits.
-    """
+    """Algorithm 1: return the number of replicas of each job that starts now. If `take` refuses a job, it waits."""
     line.advance(now)
     kept = {each.job: min(each.kept, pool.idle) for each in pool.promised if each.job in line.jobs}
     kept.update({id: min(count, pool.idle) for id, count in pool.held.items() if id in line.jobs})
@@ -270,13 +247,12 @@ def allot(line: JobQueue, pool: Pool, *, now: float, take: _Take = lambda *_: Tr
 def _next_job(line: JobQueue, kept: Mapping[int, int], *, after: Key, idle: int, done: set[int]) -> Key | None:
     found = line.first(after=after, most=idle, but=done) if idle else None
     for id in kept:
-        if line.can_meet_deadline(id) and after < (key := line.key(id)) and (found is None or key < found):
+        if line.can_meet_deadline(id) and after < (key := line.keys[id]) and (found is None or key < found):
             found = key
     return found
 
 
 def _needs_idle_replicas(line: JobQueue, pool: Pool, done: set[int], *, idle: int, now: float) -> bool:
-    """Return True if a waiting job can meet its deadline on replicas that are idle or become free."""
     free = _free_at(pool, now=now, idle=idle)
     for row in line.rows.values():
         for _, _, id in reversed(row):  # jobs with the latest deadlines are most likely to wait
@@ -286,10 +262,7 @@ def _needs_idle_replicas(line: JobQueue, pool: Pool, done: set[int], *, idle: in
 
 
 def _start_late_jobs(line: JobQueue, pool: Pool, given: dict[int, int], *, idle: int, take: _Take) -> None:
-    """Give idle replicas to late jobs, then to jobs without a deadline.
-
-    A job that needs more replicas than are idle stops later jobs, unless it needs more than the pool has.
-    """
+    """Give idle replicas to late jobs, then to those without a deadline. A job that must wait stops the others."""
     for _, _, id in chain(line.late, line.rest):
         job = line.jobs[id]
         if job.least <= idle:
@@ -302,22 +275,14 @@ def _start_late_jobs(line: JobQueue, pool: Pool, given: dict[int, int], *, idle:
             return
 
 
-# ---- Algorithm 2
-
-
 class ColdPool(Protocol):
-    def count(self, model: str, *, most: int) -> int:
-        """Return how many replicas of a model could be warmed now, up to `most`."""
+    def count(self, model: str, *, most: int) -> int: ...  # Replicas of a model that could be warmed now, up to `most`
 
-    def take(self, model: str, count: int, *, job: int) -> None:
-        """Take cold replicas for a job."""
+    def take(self, model: str, count: int, *, job: int) -> None: ...
 
 
 class Fate(msgspec.Struct, frozen=True):
-    """A walk's result for a waiting job: its expected end (infinity = unknown) and its ordered replicas.
-
-    `helped`: True if the job waits for ordered devices, or for devices that become free in time.
-    """
+    """A walk's result for a job. `helped`: the job waits for ordered devices, or for devices that are free in time."""
 
     model: str
     job: PoolJob
@@ -327,10 +292,7 @@ class Fate(msgspec.Struct, frozen=True):
 
 
 class Walk:
-    """Algorithm 2 over all jobs: nearest deadline first, then late jobs, then jobs without a deadline.
-
-    `delay`: jobs may wait for devices of other jobs. False is an ablation.
-    """
+    """Algorithm 2 over all jobs, in order of `Key`. `delay`: jobs may wait for devices of other jobs."""
 
     def __init__(self, *, delay: bool = True) -> None:
         self.delay = delay
@@ -354,11 +316,8 @@ class Walk:
             if len(fates) >= looks:
                 return fates
             self._at, job = key, lines[model].jobs[key[2]]
-            fates.append(
-                self._plan_job_meeting_deadline(model, job, cold)
-                if key[0] == HOPEFUL
-                else self._plan_late_job(model, job)
-            )
+            is_hopeful = key[0] == HOPEFUL
+            fates.append(self._plan_hopeful_job(model, job, cold) if is_hopeful else self._plan_late_job(model, job))
         self.under_way = False
         return fates
 
@@ -366,7 +325,7 @@ class Walk:
         known = ((model, line) for model, line in lines.items() if line and model in self._pools)
         return heapq.merge(*(zip(line.behind(self._at), repeat(model)) for model, line in known))
 
-    def _plan_job_meeting_deadline(self, model: str, job: PoolJob, cold: ColdPool) -> Fate:
+    def _plan_hopeful_job(self, model: str, job: PoolJob, cold: ColdPool) -> Fate:
         pool, free, now = self._pools[model], self._free[model], self._now
         promise = self._served.get(job.id)
         if promise is not None:
@@ -414,10 +373,7 @@ class Walk:
 
 
 def _free_at(pool: Pool, *, now: float, idle: int) -> list[float]:
-    """Return the sorted times at which warm or promised replicas become free.
-
-    The replicas of a job that overruns its prediction count as free just after now.
-    """
+    """Return the sorted times at which warm or promised replicas become free; overdue ones just after now."""
     soon = math.nextafter(now, math.inf)
     promised = (each.free_at for each in pool.promised for _ in range(each.replicas + each.beside))
     return [now] * idle + sorted(max(soon, at) for at in chain(pool.busy, promised))
@@ -439,7 +395,6 @@ def _reserve_replicas(free: list[float], count: int, until: float) -> None:
 
 
 def _earliest_end(free: list[float], job: PoolJob, *, warm_at: float, there: int) -> float:
-    """Return the earliest end of a job that cannot be in time, if earlier jobs end as expected."""
     ends = [begins_at + seconds for begins_at, seconds in zip(free, job.run_s, strict=False)]
     warmed = min(there, len(job.run_s)) or len(job.run_s)
     return min(*ends, warm_at + job.run_s[warmed - 1]) if ends else warm_at + job.run_s[warmed - 1]

@@ -1,8 +1,7 @@
 """SLINFER (arXiv:2507.00507): many language models share devices; each request meets its SLO or is refused early.
 
-Contexts that are not language models, and models on several devices (§X), use the default policies. The pilot's part
-of SLINFER is in `stoker.pilot.core`: `turns` schedules by headroom and does shadow validation, `memory` orders
-resizes.
+Other contexts, and models on several devices (§X), use the default policies. In `stoker.pilot.core`, the pilot
+schedules by headroom and does shadow validation (`turns`) and orders resizes (`memory`).
 """
 
 from __future__ import annotations
@@ -15,15 +14,9 @@ from stoker.manager.policies.slinfer.validation import ComputeOutlook
 
 
 def slinfer(
-    *,
-    provisioning: Provisioning | None = None,
-    keep_alive_s: float = 1.0,
-    watermark: float = 0.25,
-    cpus: bool = True,
-    sharing: bool = True,
-    consolidation: bool = True,
-    drops: bool = True,
-) -> Policies:
+    *, provisioning: Provisioning | None = None, keep_alive_s: float = 1.0, watermark: float = 0.25, cpus: bool = True,
+    sharing: bool = True, consolidation: bool = True, drops: bool = True,
+) -> Policies:  # fmt: skip
     """Let language models share devices one token at a time, for calls with a TTFT and a TPOT objective.
 
     Args:
@@ -37,9 +30,7 @@ def slinfer(
     """
     sizes, compute = CacheSizes(watermark=watermark), ComputeOutlook()
     placement = InstancePlaces(sizes, compute, shares=sharing, uses_cpus=cpus)
-    dispatch = OfferByHeadroom(
-        sizes, placement, keep_alive_s=keep_alive_s, consolidates=consolidation, drops=drops
-    )  # fmt: skip
+    dispatch = OfferByHeadroom(sizes, placement, keep_alive_s=keep_alive_s, consolidates=consolidation, drops=drops)
     asked = provisioning or KeepBlocks()
     residency = ResizeLate(sizes, placement, resizes=sharing, provisioning=asked)
     return Policies(dispatch, residency, asked)

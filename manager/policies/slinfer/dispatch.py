@@ -2,44 +2,26 @@
 
 A call is offered to ready instances one after another: CPUs first, then the largest batches (§VIII-B). The manager
 checks memory. The pilot may refuse if the call or its neighbours would be late (`stoker.pilot.core.turns`). If all
-instances refuse, neighbours with smaller batches make room (§VIII-A). The offer of the call names these neighbours,
-and they stop if the pilot accepts the offer. Otherwise the call waits for a loading instance that will serve it in
-time, or an instance wakes or is loaded (§V). A call without an instance is tried again in rounds, and dropped once its
-first token would be late (§IX-B).
+instances refuse, neighbours with smaller batches make room (§VIII-A): the offer names them, and they stop if the pilot
+accepts it. Otherwise the call waits for a loading instance that will serve it in time, or an instance wakes or is
+loaded (§V). A call without an instance is tried again in rounds, and dropped once its first token would be late
+(§IX-B).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from stoker.manager.core import seams
 from stoker.manager.core.nouns import Call, CallState, Context, Library, LibraryState
-from stoker.manager.core.seams import (
-    Action,
-    Ask,
-    Changes,
-    Drop,
-    Evict,
-    FailCall,
-    FailWaiting,
-    Provisioning,
-    Resize,
-    Send,
-    View,
-)
+from stoker.manager.core.seams import Action, Changes, Provisioning, Send, View
 from stoker.manager.policies.dispatch import HottestFirst
 from stoker.manager.policies.keep_alive import IdleTimers
 from stoker.manager.policies.residency import LoadWhereWanted
-from stoker.manager.policies.slinfer.placement import (
-    CacheSizes,
-    InstancePlaces,
-    cache_of,
-    has_known_token_memory,
-    instances,
-    loading,
-    sleeping,
-)
+from stoker.manager.policies.slinfer import placement
+from stoker.manager.policies.slinfer.placement import CacheSizes, InstancePlaces, has_known_token_memory
 from stoker.manager.policies.slinfer.validation import cold_start_s, first_token_s, seconds_until_first_token_due
 from stoker.manager.policies.where_to_load import has_failed_loads
 from stoker.pilot.core.memory import declared_bytes, is_limited_to_one_process
@@ -48,10 +30,7 @@ from stoker.protocol.ids import LibraryId, RecipeKey
 
 _ROUND_S = 0.1
 
-_MOST_TRIED = 32
-"""Maximum waiting calls of a context tried per round, oldest first. The maximum limits the time of a round (0.3 ms per
-call).
-"""
+_MOST_TRIED = 32  # Waiting calls of a context tried per round, oldest first, each in 0.3 ms
 
 _MOST_LOOKED_AT = 200  # Maximum instances examined to find when a dropped call may be tried again
 
@@ -68,11 +47,7 @@ class _Refusal(NamedTuple):
 
 
 class OfferByHeadroom(HottestFirst):
-    """SLINFER's dispatch policy: offers of calls to instances, preemption, drops and keep-alive.
-
-    `consolidates`: offer a call to the instance with the largest batch first, and preempt neighbours with smaller
-    batches (§VIII).
-    """
+    """Offers calls, preempts, drops, unloads. `consolidates`: prefer large batches, preempt small ones (§VIII)."""
 
     period_s = _ROUND_S
     honours = HottestFirst.honours | {"ttft_s", "tpot_s", "expected_output"}
@@ -101,10 +76,10 @@ class OfferByHeadroom(HottestFirst):
         if not has_known_token_memory(context):
             return super().place(view, call)
         if call.group.options.gang[1] > 1:
-            return FailCall(call.id, Failure(FailureKind.NO_DEVICE, _NO_GANGS))
+            return seams.FailCall(call.id, Failure(FailureKind.NO_DEVICE, _NO_GANGS))
         if context.recipe.key not in self._asked:
             self._asked.add(context.recipe.key)
-            return (Ask(RecipeKey(context.recipe.key)),)  # the answer, or the next round, places the call
+            return (seams.Ask(RecipeKey(context.recipe.key)),)  # the answer, or the next round, places the call
         last = self._offered.pop(call.id, None)
         if last is None:
             return self._plan(view, call)
@@ -140,12 +115,11 @@ class OfferByHeadroom(HottestFirst):
         return self._again(view, context) if has_known_token_memory(context) else ()
 
     def round(self, view: View, changes: Changes) -> Iterable[Action]:  # noqa: ARG002
-        notes: dict[int, Any]
-        for notes in (self._offered, self._refused, self._why):
-            for id in [id for id in notes if id not in view.calls]:
-                del notes[id]
-        for id in [id for id in self._expected if not _is_loading(view, id)]:
-            del self._expected[id]
+        self._offered = {id: send for id, send in self._offered.items() if id in view.calls}
+        self._refused = {id: refused for id, refused in self._refused.items() if id in view.calls}
+        self._why = {id: why for id, why in self._why.items() if id in view.calls}
+        loads = {id for id, x in view.libraries.items() if x.state is LibraryState.LOADING}
+        self._expected = {id: calls for id, calls in self._expected.items() if id in loads}
         for context in tuple(view.waiting_contexts.values()):
             if has_known_token_memory(context):
                 yield from self._again(view, context)
@@ -161,7 +135,7 @@ class OfferByHeadroom(HottestFirst):
                 why = f"its first token would be more than {late_s:.2f} s late"
                 if last := self._why.get(call.id):
                     why += f"; no library accepted the call: {last}"
-                yield Drop(call.id, why, retry_after_s=_seconds_until_request_ends(view, call))
+                yield seams.Drop(call.id, why, retry_after_s=_seconds_until_request_ends(view, call))
             else:
                 yield from self._plan(view, call)
 
@@ -182,12 +156,10 @@ class OfferByHeadroom(HottestFirst):
         self._offered[call.id] = send
         return send
 
-    # ---- one call
-
     def _plan(self, view: View, call: Call) -> Iterator[Action]:
         context, refused = call.group.context, self._refused.get(call.id, {})
         hindered: list[tuple[Library, _Refusal]] = []
-        for library in instances(context, largest_first=self._consolidates):
+        for library in placement.instances(context, largest_first=self._consolidates):
             if library.load >= library.slots or not library.admits(call) or self._waits_elsewhere(view, call, library):
                 continue
             if library.id in refused:
@@ -195,7 +167,7 @@ class OfferByHeadroom(HottestFirst):
                 continue
             grows = self._sizes.admit(library, call)
             if grows is None:
-                if not cache_of(context, library.devices[0]).is_fixed:
+                if not placement.cache_of(context, library.devices[0]).is_fixed:
                     hindered.append((library, _Refusal(self._sizes.bytes_with_another_call(library, call))))
                 continue
             yield self._offer(call, library, grows)
@@ -207,16 +179,16 @@ class OfferByHeadroom(HottestFirst):
                     yield send
                     return
         if not self._waits_for_load(view, call):
-            known = {library.id for library in loading(context)}
+            known = {library.id for library in placement.loading(context)}
             yield from self._placement.start_instance_for_call(view, call)
-            for library in loading(context):
+            for library in placement.loading(context):
                 if library.id not in known:
                     self._expected[library.id] = {call.id: call}
 
     def _preempt(self, view: View, library: Library, call: Call, refusal: _Refusal) -> Send | None:
         """Offer a call to an instance that lacks memory or decode time because of its neighbours (§VIII-A)."""
         required = refusal.required_bytes
-        lacks = self._sizes.lacks(library, required) if required else 0
+        lacks = required - library.promised_bytes - library.devices[0].budget_bytes if required else 0
         if lacks <= 0 and refusal.over_s <= 0:
             return None
         victims = self._placement.victims(view, library, lacks_bytes=lacks, over_s=refusal.over_s)
@@ -224,21 +196,20 @@ class OfferByHeadroom(HottestFirst):
             return None
         if not required:
             required = self._sizes.bytes_with_another_call(library, call)
-        return self._offer(
-            call, library, self._sizes.bytes_to_reserve_after_stops(library, required, victims), *victims
-        )
+        reserve_bytes = self._sizes.bytes_to_reserve_after_stops(library, required, victims)
+        return self._offer(call, library, reserve_bytes, *victims)
 
     def _waits_elsewhere(self, view: View, call: Call, library: Library) -> bool:
-        """True if a call is late for an instance, but in time for a loading instance that it waits for (§IX-A)."""
+        """Return True if a call is late for an instance, but in time for a loading one that it waits for (§IX-A)."""
         load_s = library.ready_at - library.started_at if call.submitted_at < library.ready_at else 0.0
         if seconds_until_first_token_due(view, call) + load_s >= 0:
             return False
-        return any(call.id in self._expected.get(library.id, ()) for library in loading(call.group.context))
+        return any(call.id in self._expected.get(library.id, ()) for library in placement.loading(call.group.context))
 
     def _waits_for_load(self, view: View, call: Call) -> bool:
         """Return True if a loading instance will serve a call in time, with the calls that wait for the instance."""
         context = call.group.context
-        on_their_way = loading(context)
+        on_their_way = placement.loading(context)
         if on_their_way and has_failed_loads(context):
             return True
         expected = [self._expected.setdefault(library.id, {}) for library in on_their_way]
@@ -252,21 +223,11 @@ class OfferByHeadroom(HottestFirst):
         return False
 
 
-def _is_loading(view: View, id: LibraryId) -> bool:
-    library = view.libraries.get(id)
-    return library is not None and library.state is LibraryState.LOADING
-
-
 def _seconds_until_request_ends(view: View, call: Call) -> float:
-    """Return the seconds until an instance of the call's context, or else of any context, may finish a request.
-
-    A request is assumed to run for its context's mean time, or one time to first token if none has ended.
-    """
+    """Return the seconds until an instance of the context, or else any, may finish a request."""
     wanted_s = first_token_s(call)
-    own = instances(call.group.context)
-    others = own or islice(
-        filter(lambda x: has_known_token_memory(x.context), view.libraries.values()), _MOST_LOOKED_AT
-    )
+    known = (x for x in view.libraries.values() if has_known_token_memory(x.context))
+    others = placement.instances(call.group.context) or islice(known, _MOST_LOOKED_AT)
     left_s = [
         held.sent_at + (library.context.run_s or wanted_s) - view.now
         for library in others
@@ -276,10 +237,7 @@ def _seconds_until_request_ends(view: View, call: Call) -> float:
 
 
 def _first_token_lateness_s(view: View, call: Call) -> float:
-    """Return the minimum lateness in seconds of a waiting call's first token, without the call's load time (§IX-A).
-
-    The result is negative for an evicted call.
-    """
+    """Return the least lateness of a waiting call's first token, without its load time (§IX-A); -1 if evicted."""
     wanted_s = first_token_s(call)
     if not wanted_s or call.id in view.reports:
         return -1.0
@@ -287,12 +245,7 @@ def _first_token_lateness_s(view: View, call: Call) -> float:
 
 
 class ResizeLate(LoadWhereWanted):
-    """SLINFER's residency policy.
-
-    The policy shrinks instances that are far too large (§VII-B), grows instances whose requests exceed their estimates
-    (§VII-D), and keeps the minimum of each context loaded. Dispatch loads instances for calls, and unloads idle
-    instances of contexts without their own keep-alive.
-    """
+    """Shrinks instances that are far too large (§VII-B), and grows those that exceed estimates (§VII-D)."""
 
     period_s = _ROUND_S
 
@@ -306,21 +259,20 @@ class ResizeLate(LoadWhereWanted):
         self._answered: dict[LibraryId, float] = {}  # Time of the last handled report that a cache is too small
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
-        """Fail the calls of a model that no device can load."""
         if not has_known_token_memory(context):
             return super().wanted(view, context)
-        is_somewhere = loading(context) or instances(context) or sleeping(context)
+        is_somewhere = placement.loading(context) or placement.instances(context) or placement.sleeping(context)
         nowhere = None if is_somewhere else self.why_nowhere(view, context)
-        return (FailWaiting(RecipeKey(context.recipe.key), nowhere),) if nowhere is not None else ()
+        return (seams.FailWaiting(RecipeKey(context.recipe.key), nowhere),) if nowhere is not None else ()
 
     def measured(self, view: View, library: Library) -> int:
         """Return the promised bytes, or without a declared size the weights' bytes. The first offer adds a cache."""
         context, device = library.context, library.devices[0]
-        if not has_known_token_memory(context) or cache_of(context, device).is_fixed:
+        if not has_known_token_memory(context) or placement.cache_of(context, device).is_fixed:
             return super().measured(view, library)
         if declared_bytes(context.recipe.needs, device.facts) or is_limited_to_one_process(device.facts):
             return library.promised_bytes
-        return min(library.promised_bytes, cache_of(context, device).weights_bytes)
+        return min(library.promised_bytes, placement.cache_of(context, device).weights_bytes)
 
     def round(self, view: View, changes: Changes) -> Iterable[Action]:  # noqa: ARG002
         for id in [id for id in self._answered if id not in view.libraries]:
@@ -330,26 +282,23 @@ class ResizeLate(LoadWhereWanted):
                 yield from self._grow(view, library) or self._sizes.shrink(library)
         for context in view.contexts.values():
             is_kept = context.limits.least and has_known_token_memory(context)
-            if is_kept and not loading(context) and context.last_failure is None:  # else only calls cause loads
+            # After a failed load, only calls cause loads.
+            if is_kept and not placement.loading(context) and context.last_failure is None:
                 yield from self._placement.start_minimum_instance(view, context)
 
     def _grow(self, view: View, library: Library) -> tuple[Action, ...]:
-        """Grow an instance whose engine reports that its cache will be too small.
-
-        If the instance cannot grow, evict a call that waits for memory and can run on another instance.
-        """
+        """Grow an instance whose cache will be too small, or else evict a call that waits and can run elsewhere."""
         batch, at = library.batch, library.batch_at
         if batch is None or not batch.is_cache_too_small or library.resizing or self._answered.get(library.id) == at:
             return ()
         self._answered[library.id] = at
         grows = self._sizes.grow(library, self._sizes.reported(library))
         if grows is not None:
-            return (Resize(library.id, grows),) if grows else ()
+            return (seams.Resize(library.id, grows),) if grows else ()
         call = self._placement.leaves(view, library) if batch.waiting else None
-        return (Evict(call.id),) if call is not None else ()
+        return (seams.Evict(call.id),) if call is not None else ()
 
     def rests(self, view: View) -> bool:
-        """True if there are no instances, and no context has a minimum number of instances."""
         contexts = {library.context: None for library in view.libraries.values()}
         kept = (context for context in view.contexts.values() if context.limits.least)
         return not any(has_known_token_memory(context) for some in (contexts, kept) for context in some)

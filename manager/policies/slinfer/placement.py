@@ -1,47 +1,41 @@
 """Place instances on devices by memory (§VII), compute (§VI) and batch size (§VIII-B); find room for the calls of a
 preempted instance (§VIII-A).
 
-An instance that needs more memory (eq. 2) also gets the `watermark` (25 %). An instance shrinks only if it is far too
-large, because a resize copies the cache (Figure 17). If the watermark does not fit, the required size is enough
-(§VII-D). CPUs come first, then instances with large batches, so that small batches end. A new instance is loaded on the
-pilot where it leaves the least memory (bin-packing, §V), on the least busy device. (The paper's nodes have one GPU.) An
-instance that makes room may sleep, and a sleeper wakes before an instance is loaded; the paper has no sleepers. Only
-the pilot knows how many tokens a request has generated (O_r of eq. 2), so its refusal states the required bytes.
+An instance that needs more memory (eq. 2) also gets the `watermark` (25 %), or if this does not fit the required size
+(§VII-D). It shrinks only if it is far too large, because a resize copies the cache (Figure 17). CPUs come first, then
+large batches, so that small batches end. A new instance is loaded on the pilot where it leaves the least memory
+(bin-packing, §V), on the least busy device. Unlike in the paper, an instance that makes room may sleep, and a sleeper
+wakes before an instance is loaded. Only the pilot knows how many tokens a request has generated (O_r of eq. 2), so its
+refusal states the required bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 from stoker.contexts.inference.adapter import TokenCache
 from stoker.manager.core.nouns import Call, Context, Device, Library, LibraryState
-from stoker.manager.core.seams import Action, Load, Resize, Unload, View, Wake
+from stoker.manager.core.seams import Action, Resize, Unload, View, Wake
 from stoker.manager.policies.keep_alive import remaining_library_quota
 from stoker.manager.policies.sleeping import (
     extra_bytes_to_wake,
     is_asleep,
+    is_idle,
     may_sleep,
     plan_stops_and_sleeps,
     wakeable_libraries,
 )
-from stoker.manager.policies.slinfer.validation import (
-    ComputeOutlook,
-    Shadow,
-    left_s,
-    output_tokens,
-    prompt_of,
-    prompt_tokens,
-    staying,
-)
-from stoker.manager.policies.where_to_load import can_use_device, may_load, required_bytes_if_known
+from stoker.manager.policies.slinfer import validation
+from stoker.manager.policies.slinfer.validation import ComputeOutlook, Shadow, left_s, staying
+from stoker.manager.policies.where_to_load import can_use_device, load_on, may_load, required_bytes_if_known
 from stoker.pilot.core.memory import token_cache
-from stoker.protocol.ids import RecipeKey
 
 _CUT_S = 3.0  # Seconds after which libraries of a disconnected pilot no longer count towards a limit
 
 
 class CacheSizes:
+    """Sizes of instances in bytes. A method that reserves returns 0 if enough is reserved, None if it does not fit."""
+
     def __init__(self, *, watermark: float) -> None:
         self.watermark = watermark
 
@@ -51,7 +45,6 @@ class CacheSizes:
         return cache.weights_bytes + cache.token_bytes * _peak_tokens(calls)
 
     def bytes_for_load(self, context: Context, device: Device, calls: Iterable[Call]) -> int:
-        """Return the bytes for a load followed by these calls, at least the known size of the context."""
         return max(required_bytes_if_known(context, device.facts), self.required(context, device, calls))
 
     def recommended(self, context: Context, device: Device, required: int) -> int:
@@ -64,22 +57,15 @@ class CacheSizes:
         return required + int(self.watermark * (required - weights))
 
     def admit(self, library: Library, call: Call) -> int | None:
-        """Return the bytes to reserve for one more call; 0 if enough is reserved, None if the call does not fit."""
         cache = cache_of(library.context, library.devices[0])
         if cache.is_fixed:
             return 0 if _peak_tokens((*library.held.values(), call)) <= cache.tokens else None
         return self.grow(library, self.bytes_with_another_call(library, call))
 
     def bytes_with_another_call(self, library: Library, call: Call) -> int:
-        """Return the bytes that an instance requires for its calls and one more call (eq. 2)."""
         return self.required(library.context, library.devices[0], (*library.held.values(), call))
 
-    def lacks(self, library: Library, required: int) -> int:
-        """Return how many of the required bytes other instances have reserved."""
-        return required - library.promised_bytes - library.devices[0].budget_bytes
-
     def grow(self, library: Library, required: int) -> int | None:
-        """Return the bytes to reserve for `required` bytes; 0 if enough is reserved, None if they do not fit."""
         device = library.devices[0]
         if required <= library.promised_bytes:
             return 0
@@ -89,10 +75,7 @@ class CacheSizes:
         return min(room, self.recommended(library.context, device, required))
 
     def growth(self, context: Context, device: Device, calls: Iterable[Call], promised: int) -> int | None:
-        """Return the additional bytes that an instance needs for calls; None if a fixed cache is too small.
-
-        `promised`: bytes of the instance; 0 = a new instance.
-        """
+        """Return the additional bytes that an instance of `promised` bytes (0 = a new one) needs for calls."""
         cache, calls = cache_of(context, device), tuple(calls)
         if not promised:
             return self.bytes_for_load(context, device, calls)
@@ -101,7 +84,6 @@ class CacheSizes:
         return max(0, self.required(context, device, calls) - promised)
 
     def bytes_to_reserve_after_stops(self, library: Library, required: int, leaving: Iterable[Library]) -> int:
-        """Return the bytes to reserve for `required` after other libraries stop; 0 if enough is reserved."""
         if required <= library.promised_bytes:
             return 0
         room = library.promised_bytes + library.devices[0].budget_bytes + sum(x.promised_bytes for x in leaving)
@@ -133,14 +115,11 @@ class CacheSizes:
 
 
 def _peak_tokens(calls: Iterable[Call]) -> int:
-    return sum(prompt_tokens(call) + output_tokens(call) for call in calls)
+    return sum(validation.prompt_tokens(call) + validation.output_tokens(call) for call in calls)
 
 
 def cache_of(context: Context, device: Device) -> TokenCache:
-    """Return the memory of a context on a device: reported by its last load, or declared, or without a cache.
-
-    If nothing is known, a load gets at least a third of the device, as in the default policy.
-    """
+    """Return the memory of a context: reported by its last load, or declared, or a third of the device if unknown."""
     facts, advice = device.facts, context.advice.get(device.facts.kind)
     reported, measured = (advice.cache, advice.resident_bytes) if advice is not None else (None, 0)
     found = token_cache(context.recipe.needs, facts, reported, measured_bytes=measured)
@@ -175,16 +154,12 @@ def sleeping(context: Context) -> list[Library]:
 
 def _evictable_libraries(libraries: Iterable[Library]) -> list[Library]:
     """Return idle libraries, and sleepers that no call waits for, least recently used first."""
-    found = [
-        x
-        for x in libraries
-        if (x.state is LibraryState.READY and not x.load) or (is_asleep(x) and not x.context.queue.count)
-    ]
+    found = [x for x in libraries if is_idle(x) or (is_asleep(x) and not x.context.queue.count)]
     return sorted(found, key=lambda library: (library.used_at, library.id))
 
 
 def _choose_libraries_to_unload(leavable: Iterable[Library], device: Device, size: int) -> tuple[int, list[Library]]:
-    """Return the first libraries whose stop frees `size` bytes of a device, and the bytes that are then free."""
+    """Return the bytes free on a device after the first libraries stop that free `size` bytes, and these libraries."""
     room, gone = device.budget_bytes, list[Library]()
     for library in leavable:
         if room >= size:
@@ -203,17 +178,8 @@ def _ends(gone: Sequence[Library], device: Device, *, size: int, room: int, of: 
     return plan, rooms[device]
 
 
-def _is_at_library_limit(view: View, context: Context) -> bool:
-    room = remaining_library_quota(view, context, cut_s=_CUT_S)
-    return room is not None and room <= 0
-
-
 def _load_disturbs(context: Context, device: Device) -> bool:
-    """Return True if a load would take a CPU's cores from running calls for longer than their time per output token.
-
-    The load time is the longest load of the context's libraries on this kind of device. The paper's CPUs have all
-    models in memory (§IX-A).
-    """
+    """Return True if a load takes a CPU's cores for longer than a TPOT. The paper's CPUs have all models (§IX-A)."""
     if not device.facts.on_host:
         return False
     ready = (x for x in context.libraries.values() if x.ready_at and x.devices[0].facts.kind == device.facts.kind)
@@ -222,14 +188,7 @@ def _load_disturbs(context: Context, device: Device) -> bool:
     return any(0 < call.group.options.objective.tpot_s < load_s for call in held)
 
 
-class _Rank(NamedTuple):
-    on_gpu: bool
-    unloads: int
-    pilot_left_bytes: int
-    busy_s: float
-    instances: int
-    left_bytes: int
-    name: str
+_Rank = tuple[bool, int, int, float, int, int, str]
 
 
 class InstancePlaces:
@@ -252,11 +211,11 @@ class InstancePlaces:
             found.append((rank, device, size, room, gone))
         found.sort(key=lambda each: each[0])
         for _, device, size, room, gone in found:
-            if self._can_serve_in_time(view, device, call, Shadow()):
+            if self._compute.is_in_time(view, device, call, Shadow()):
                 context = call.group.context
                 ends, room = _ends(gone, device, size=size, room=room, of=context)
                 promised = self._bytes_to_reserve_for_load(context, device, size, room)
-                return [*ends, Load(RecipeKey(context.recipe.key), device.pilot.id, (device.id,), promised)]
+                return [*ends, load_on(context, (device,), promised)]
         return []
 
     def _wake(self, view: View, call: Call) -> list[Action]:
@@ -264,19 +223,18 @@ class InstancePlaces:
         context, soon_s = call.group.context, left_s(view, call)
         for sleeper in wakeable_libraries(view, context):
             [device], needed = sleeper.devices, extra_bytes_to_wake(sleeper)
-            if (device.facts.on_host and not self._uses_cpus) or self._compute.is_prefill_too_slow(
-                device, call, left_s=soon_s
-            ):
+            if not self._may_use(context, device):
+                continue
+            if self._compute.is_prefill_too_slow(device, call, left_s=soon_s):
                 continue
             others = [x for x in staying(device) if x is not sleeper]
             room, gone = _choose_libraries_to_unload(_evictable_libraries(others), device, needed)
-            if room >= needed and self._can_serve_in_time(view, device, call, Shadow()):
+            if room >= needed and self._compute.is_in_time(view, device, call, Shadow()):
                 ends, _ = _ends(gone, device, size=needed, room=room, of=context)
                 return [*ends, Wake(sleeper.id)]
         return []
 
     def start_minimum_instance(self, view: View, context: Context) -> list[Action]:
-        """If a context has too few instances, wake an instance, or load one in free memory."""
         ready = instances(context)
         if len(ready) >= context.limits.least:
             return []
@@ -286,29 +244,28 @@ class InstancePlaces:
         taken = {device for library in context.libraries.values() for device in library.devices}
         fitting: list[tuple[_Rank, Device, int]] = []
         for device in view.devices():
-            if (device.facts.on_host and not self._uses_cpus) or device in taken:
+            if not self._may_use(context, device) or device in taken:
                 continue
             size = self._sizes.bytes_for_load(context, device, ()) if self._shares else device.facts.memory_bytes
             room = device.budget_bytes - size
-            if room >= 0 and can_use_device(context, device, unnamed_spares=True) and may_load(view, context, device):
+            if room >= 0 and may_load(view, context, device):
                 rank = self._rank(view, device, left_bytes=room)
                 fitting.append((rank, device, self._bytes_to_reserve_for_load(context, device, size, size + room)))
         if not fitting:
             return []
         _, device, promised = min(fitting, key=lambda each: each[0])
-        return [Load(RecipeKey(context.recipe.key), device.pilot.id, (device.id,), promised)]
+        return [load_on(context, (device,), promised)]
+
+    def _may_use(self, context: Context, device: Device) -> bool:
+        is_allowed = self._uses_cpus or not device.facts.on_host
+        return is_allowed and can_use_device(context, device, unnamed_spares=True)
 
     def _rank(self, view: View, device: Device, *, left_bytes: int, unloads: int = 0) -> _Rank:
-        """Return a sort key: CPUs first (§V), then the fullest pilot, then its least busy device."""
+        """Return a sort key: CPUs first (§V), fewest unloads, then the fullest pilot, then its least busy device."""
         elsewhere = sum(other.budget_bytes for other in device.pilot.devices.values() if other is not device)
         busy_s, here = self._compute.cycle_s(device, now=view.now), len(staying(device))
         name = f"{device.pilot.id}/{device.id}"
-        return _Rank(not device.facts.on_host, unloads, left_bytes + elsewhere, busy_s, here, left_bytes, name)
-
-    def size(self, device: Device, call: Call) -> int:
-        if not self._shares:
-            return device.facts.memory_bytes
-        return self._sizes.bytes_for_load(call.group.context, device, (call,))
+        return not device.facts.on_host, unloads, left_bytes + elsewhere, busy_s, here, left_bytes, name
 
     def _bytes_to_reserve_for_load(self, context: Context, device: Device, size: int, room: int) -> int:
         """Return the bytes to promise to a load of at least `size` bytes; all free bytes if its cache is unknown."""
@@ -319,18 +276,16 @@ class InstancePlaces:
     def places(
         self, view: View, call: Call, *, shadow: Shadow | None = None, ends_idle: bool = True
     ) -> Iterator[tuple[Device, int, list[Library]]]:
-        """Yield devices with enough memory and speed for a new instance for a call.
+        """Yield devices with memory and speed for a new instance, its bytes, and idle instances.
 
-        Also yield the bytes of the new instance, and the idle instances on the device, least recently used first. With
-        `ends_idle`, the idle instances may stop or sleep. `shadow`: assumed stops and moves.
+        `ends_idle`: the idle instances may stop or sleep. `shadow`: assumed stops and moves.
         """
         context, shadow, soon_s = call.group.context, shadow or Shadow(), left_s(view, call)
-        if _is_at_library_limit(view, context):
+        quota = remaining_library_quota(view, context, cut_s=_CUT_S)
+        if quota is not None and quota <= 0:
             return
         for device in view.devices():  # fast checks first, because a waiting call is checked often
-            if (device.facts.on_host and not self._uses_cpus) or not can_use_device(
-                context, device, unnamed_spares=True
-            ):
+            if not self._may_use(context, device):
                 continue
             if self._compute.is_prefill_too_slow(device, call, left_s=soon_s):
                 continue
@@ -338,20 +293,14 @@ class InstancePlaces:
             if any(library.context is context for library in here):
                 continue
             idle = _evictable_libraries(here)
-            size, room = self.size(device, call), shadow.room_bytes(device, but=context)
+            size = self._sizes.bytes_for_load(context, device, (call,)) if self._shares else device.facts.memory_bytes
+            room = shadow.room_bytes(device, but=context)
             if room + (sum(library.promised_bytes for library in idle) if ends_idle else 0) < size:
                 continue
             if not shadow.leaving and self._compute.is_full(device, call, now=view.now):
                 continue
-            if _load_disturbs(context, device):
-                continue
-            if may_load(view, context, device):
+            if not _load_disturbs(context, device) and may_load(view, context, device):
                 yield device, size, idle
-
-    def _can_serve_in_time(self, view: View, device: Device, call: Call, shadow: Shadow) -> bool:
-        return self._compute.find_late_refusal(view, device, call, shadow=shadow) is None
-
-    # ---- calls that are assumed to move
 
     def joins(self, view: View, call: Call, device: Device, library: Library | None, shadow: Shadow) -> bool:
         """In the shadow, move a call to an instance (None: a new one). Return False if memory or time forbids this."""
@@ -366,9 +315,9 @@ class InstancePlaces:
             return False
         if self._compute.is_prefill_too_slow(device, call, left_s=soon_s):
             return False
-        if not self._can_serve_in_time(view, device, call, shadow):
+        if not self._compute.is_in_time(view, device, call, shadow):
             return False
-        shadow.move(call, device, prompt_of(call, view.now + soon_s), grows=grows)
+        shadow.move(call, device, validation.prompt_of(call, view.now + soon_s), grows=grows)
         return True
 
     def moves(self, view: View, calls: Collection[Call], shadow: Shadow, *, away_from: Sequence[Device]) -> bool:
@@ -388,16 +337,15 @@ class InstancePlaces:
                 return True
         for device, size, _ in self.places(view, call, shadow=shadow, ends_idle=False):
             known = device in away_from or device in shadow.devices(context)
-            if not known and self._can_serve_in_time(view, device, call, shadow):
-                shadow.move(call, device, prompt_of(call, view.now + left_s(view, call)), grows=size)
+            if not known and self._compute.is_in_time(view, device, call, shadow):
+                shadow.move(call, device, validation.prompt_of(call, view.now + left_s(view, call)), grows=size)
                 return True
         return False
 
     def can_serve_with_waiting_calls(self, view: View, library: Library, calls: Sequence[Call], more: Call) -> bool:
-        """Return True if a loading instance will serve one more call in time after its waiting calls."""
         device, shadow = library.devices[0], Shadow()
         for call in calls:
-            shadow.move(call, device, prompt_of(call, view.now + left_s(view, call)), grows=0)
+            shadow.move(call, device, validation.prompt_of(call, view.now + left_s(view, call)), grows=0)
         return self.joins(view, more, device, library, shadow)
 
     def leaves(self, view: View, library: Library) -> Call | None:
@@ -408,19 +356,13 @@ class InstancePlaces:
         return None
 
     def victims(self, view: View, library: Library, *, lacks_bytes: int, over_s: float) -> tuple[Library, ...]:
-        """Return neighbours to stop so that a library can accept a call (§VIII-A); empty if they cannot make room.
+        """Return neighbours to stop so that a library can accept a call (§VIII-A); empty if this is impossible.
 
-        The smallest batches stop first, but none larger than the library's batch with the call. The calls of all
-        stopped neighbours must meet their objectives elsewhere. `over_s`: seconds by which a decode step is too long on
-        the device.
+        The smallest batches stop first, none larger than the library's. Their calls must stay in time elsewhere.
         """
         device, most = library.devices[0], len(library.held) + 1
-        neighbours = [
-            x
-            for x in staying(device)
-            if x is not library and x.usable and x.state is LibraryState.READY and len(x.held) <= most
-        ]
-        neighbours = [x for x in neighbours if has_known_token_memory(x.context) or not x.held]
+        ready = (x for x in staying(device) if x is not library and x.usable and x.state is LibraryState.READY)
+        neighbours = [x for x in ready if len(x.held) <= most and (has_known_token_memory(x.context) or not x.held)]
         found, shadow = list[Library](), Shadow()
         for victim in sorted(neighbours, key=lambda x: (len(x.held), -x.promised_bytes, x.id)):
             if lacks_bytes <= 0 and over_s <= 0:

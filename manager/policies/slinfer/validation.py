@@ -1,15 +1,10 @@
 """Shadow validation in the manager (SLINFER §VI-C), for cases that no pilot can check.
 
-The manager must predict whether
-
-- a new instance would serve a call in time ("the same validation procedure", §V),
-- a loading instance will serve its waiting calls in time, and
-- the calls of a preempted instance meet their objectives elsewhere (§VIII-A).
-
-The manager runs the simulation of the pilots (`stoker.pilot.core.turns.why_late`) on an estimate of the engines' work:
-after its prompt was read, a call has generated one token in each decode cycle of its device. A `Shadow` is an assumed
-future, in which libraries have stopped and calls have moved. If several calls would move, each is checked with the
-memory and time that the others need on its new device.
+The manager must predict whether a new instance would serve a call in time ("the same validation procedure", §V), a
+loading instance will serve its waiting calls in time, and the calls of a preempted instance meet their objectives
+elsewhere (§VIII-A). It runs the simulation of the pilots (`stoker.pilot.core.turns.why_late`) on an estimate of the
+engines' work: after its prompt was read, a call has generated one token in each decode cycle of its device. If several
+calls would move, each is checked with the memory and time that the others need on its new device.
 """
 
 from __future__ import annotations
@@ -22,7 +17,8 @@ from msgspec.structs import replace
 from stoker.contexts.step_times import StepSeconds, StepTimes
 from stoker.manager.core.nouns import Call, CallState, Context, Device, Library, LibraryState
 from stoker.manager.core.seams import View
-from stoker.pilot.core.turns import OVERESTIMATE, EngineOutlook, LateRefusal, OpenAnswer, UnreadPrompt, why_late
+from stoker.pilot.core.turns import OVERESTIMATE, EngineOutlook, OpenAnswer, UnreadPrompt, why_late
+from stoker.protocol.calls import Features
 from stoker.protocol.ids import LibraryId
 
 LOOK_AGAIN_S = 0.1  # Seconds added at a time to the expected duration of a load that takes longer than expected
@@ -30,20 +26,20 @@ LOOK_AGAIN_S = 0.1  # Seconds added at a time to the expected duration of a load
 _NEW = LibraryId(-1)  # Id of the instance that is not loaded yet
 
 
+_NO_FEATURES = Features()
+
+
+def _features(call: Call) -> Features:
+    return call.spec.features or _NO_FEATURES
+
+
 def prompt_tokens(call: Call) -> int:
-    features = call.spec.features
-    return max(1, features.input_length) if features is not None else 1
+    return max(1, _features(call).input_length)
 
 
 def output_tokens(call: Call) -> int:
     """Return a call's expected output tokens: the mean of its context's ended calls (§VII-A)."""
-    features = call.spec.features
-    return features.expected_output if features is not None else 0
-
-
-def output_token_limit(call: Call) -> int:
-    features = call.spec.features
-    return features.most_output if features is not None else 0
+    return _features(call).expected_output
 
 
 def staying(device: Device) -> list[Library]:
@@ -51,15 +47,11 @@ def staying(device: Device) -> list[Library]:
 
 
 def first_token_s(call: Call) -> float:
-    features = call.spec.features
-    return call.group.options.objective.first_token_s(features.input_length if features is not None else 0)
+    return call.group.options.objective.first_token_s(_features(call).input_length)
 
 
 def seconds_until_first_token_due(view: View, call: Call) -> float:
-    """Return the seconds until the first token of a waiting call is due, without its load time (§IX-A).
-
-    An evicted call has no such limit.
-    """
+    """Return the seconds until the first token of a call is due, without its load (§IX-A); infinity if evicted."""
     wanted_s = first_token_s(call)
     return math.inf if call.id in view.reports or not wanted_s else call.submitted_at + wanted_s - view.now
 
@@ -102,7 +94,6 @@ class Shadow:
         return [device for device, moved in self.moved.items() if context in moved]
 
     def room_bytes(self, device: Device, *, but: Context) -> int:
-        """Return the budget of a device minus the growth of the instances of other contexts."""
         taken = self.grown_bytes.get(device, {})
         return device.budget_bytes - sum(size for context, size in taken.items() if context is not but)
 
@@ -114,8 +105,6 @@ class Shadow:
 
 
 class ComputeOutlook:
-    """Estimates the work of engines from measured step times (`ContextAdvice.steps`)."""
-
     def __init__(self) -> None:
         self._seconds: dict[int, tuple[StepTimes, StepSeconds]] = {}
         """Step times by the identity of their table, because contexts of one model share a table."""
@@ -125,7 +114,6 @@ class ComputeOutlook:
         """By library: its number of calls and its forecast work at the present time."""
 
     def cost(self, context: Context, device: Device) -> StepSeconds | None:
-        """Return the step times of an engine on a device; None if not measured."""
         advice = context.advice.get(device.facts.kind)
         times = advice.steps if advice is not None else None
         if times is None or not times.prefill or not times.decode:
@@ -134,11 +122,6 @@ class ComputeOutlook:
         if known is None or known[0] is not times:  # after a snapshot, another table may have this id
             known = self._seconds[id(times)] = times, StepSeconds(times)
         return known[1]
-
-    def prefill_s(self, context: Context, device: Device, call: Call) -> float:
-        cost = self.cost(context, device)
-        tokens = prompt_tokens(call)
-        return OVERESTIMATE * cost.prefill_s(tokens, tokens / 2) if cost is not None else 0.0
 
     def decode_s(self, library: Library) -> float:
         rows = len(library.held)
@@ -167,25 +150,23 @@ class ComputeOutlook:
         return sorted(library.held.values(), key=lambda call: -dues_at[call.id])
 
     def is_prefill_too_slow(self, device: Device, call: Call, *, left_s: float) -> bool:
-        return self.prefill_s(call.group.context, device, call) > left_s
+        cost, tokens = self.cost(call.group.context, device), prompt_tokens(call)
+        prefill_s = OVERESTIMATE * cost.prefill_s(tokens, tokens / 2) if cost is not None else 0.0
+        return prefill_s > left_s
 
     def is_full(self, device: Device, call: Call, *, now: float) -> bool:
-        """Return True if a decode step of a new instance would leave the other instances too little time (case 3, the
-        cheapest check).
-
-        The check applies to calls without a limit on their output.
-        """
+        """Return True if a decode step of a new instance leaves the others too little time (case 3, a cheap check)."""
         cost, tpot_s = self.cost(call.group.context, device), call.group.options.objective.tpot_s
-        if cost is None or not tpot_s or output_token_limit(call):
+        if cost is None or not tpot_s or _features(call).most_output:
             return False
         return self.cycle_s(device, now=now) + OVERESTIMATE * cost.decode_s(1, prompt_tokens(call))[0] > tpot_s
 
-    def find_late_refusal(self, view: View, device: Device, call: Call, *, shadow: Shadow) -> LateRefusal | None:
-        """Return why an instance on a device should refuse a call (§VI-C); None if the instance may accept the call."""
+    def is_in_time(self, view: View, device: Device, call: Call, shadow: Shadow) -> bool:
+        """Return True if an instance on a device would serve a call, and the others stay in time (§VI-C)."""
         context = call.group.context
         cost = self.cost(context, device)
         if cost is None:
-            return None
+            return True
         joined = shadow.prompts(device)
         engines, to = list[EngineOutlook](), _NEW
         for library in staying(device):
@@ -205,7 +186,8 @@ class ComputeOutlook:
                 engines.append(_joined(EngineOutlook(_NEW if own else LibraryId(-2 - number), of_other), prompts))
         if to == _NEW and context not in joined:
             engines.append(EngineOutlook(_NEW, cost))
-        return why_late(engines, to, prompt_of(call, view.now + left_s(view, call)), now=view.now, free_at=view.now)
+        prompt = prompt_of(call, view.now + left_s(view, call))
+        return why_late(engines, to, prompt, now=view.now, free_at=view.now) is None
 
     def _outlook(self, library: Library, *, now: float) -> EngineOutlook | None:
         self._forget(now)
@@ -230,7 +212,7 @@ class ComputeOutlook:
             rows += 1
             length += prompt_tokens(call) + written
             each_s = call.group.options.objective.tpot_s
-            if most := output_token_limit(call):
+            if most := _features(call).most_output:
                 answers.append(OpenAnswer(due_at, each_s, max(1, most - written)))
             if each_s:
                 dues_at.append(due_at)
@@ -238,10 +220,8 @@ class ComputeOutlook:
         prompts.sort(key=lambda prompt: prompt.due_at)
         soonest = min(at for at in dues_at if at >= now)
         late_at = min((at for at in dues_at if at < now), default=math.inf)
-        mean = length / rows if rows else 0.0
-        return EngineOutlook(
-            library.id, cost, rows, mean, soonest, tpot_s, tuple(prompts), late_at, answers=tuple(answers)
-        )
+        mean, soon = length / rows if rows else 0.0, tuple(prompts)
+        return EngineOutlook(library.id, cost, rows, mean, soonest, tpot_s, soon, late_at, answers=tuple(answers))
 
     def _forget(self, now: float) -> None:
         if now != self._at:
@@ -258,14 +238,11 @@ def _written(call: Call, cost: StepSeconds, *, cycle_s: float, now: float) -> in
 
 
 def prompt_of(call: Call, due_at: float) -> UnreadPrompt:
-    return UnreadPrompt(prompt_tokens(call), due_at, call.group.options.objective.tpot_s, output_token_limit(call))
+    return UnreadPrompt(prompt_tokens(call), due_at, call.group.options.objective.tpot_s, _features(call).most_output)
 
 
 def left_s(view: View, call: Call) -> float:
-    """Return the seconds until a call's prompt must be read on its next device; infinity without a limit.
-
-    A held call that moves starts again (O = 0 in eq. 1). The call is in time only if its first token is in time.
-    """
+    """Return the seconds until a call's prompt must be read on its next device (O = 0 in eq. 1)."""
     holder = call.holder
     if call.state is CallState.WAITING or not isinstance(holder, Library):
         return seconds_until_first_token_due(view, call)

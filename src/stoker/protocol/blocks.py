@@ -25,12 +25,9 @@ class Rule(enum.Enum):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """A site and its rule for the number of blocks. Times in seconds (0: no limit or unknown).
-
-    `nodes`: pilots per block. `slots`: devices per pilot. `kind`: kind of the devices, if known. `exclude_nodes`:
-    maximum number of excluded nodes (0: exclusion is impossible or disabled). `probe_nodes_s`: time between probes of
-    an excluded node.
-    """
+    """A site and its rule for the number of blocks. Times in seconds (0: no limit or unknown). `nodes`: pilots per
+    block. `slots`: devices per pilot. `exclude_nodes`: maximum number (0: none). `probe_nodes_s`: between probes of an
+    excluded node."""
 
     name: str
     rule: Rule = Rule.FIXED
@@ -86,12 +83,12 @@ class LossReason(enum.Enum):
 
     @property
     def explained(self) -> bool:
-        """Return True if the calls on the pilot cannot have caused the loss."""
+        """True if the calls on the pilot cannot have caused the loss."""
         return self not in (LossReason.OUT_OF_MEMORY, LossReason.SCRATCH_GONE, LossReason.UNEXPLAINED)
 
     @property
     def is_unspecific(self) -> bool:
-        """Return True if the end of the walltime would be a better explanation of the loss."""
+        """True if the end of the walltime would be a better explanation of the loss."""
         return self in (LossReason.SIGNALLED, LossReason.UNEXPLAINED)
 
 
@@ -104,7 +101,7 @@ class PilotEnd(enum.Enum):
 
 
 class AllowedNodes(msgspec.Struct, frozen=True):
-    """Limits on the nodes of a block. `exclude`: forbidden nodes. `only`: the node to probe; empty: any node."""
+    """Limits on the nodes of a block: forbidden nodes, and the `only` node (empty: any), for a probe."""
 
     exclude: tuple[str, ...] = ()
     only: str = ""
@@ -120,8 +117,6 @@ class BlockOrder(msgspec.Struct, frozen=True):
 
 
 class KnownBlock(msgspec.Struct, frozen=True):
-    """A block that has not ended, as reported to a new factory."""
-
     block: BlockId
     source: str
     phase: BlockPhase
@@ -139,13 +134,10 @@ def is_node_name(name: str) -> bool:
 
 
 class NodeRecord(msgspec.Struct, frozen=True):
-    """The state of a failed node of a site. The newest record of a node is valid. Times are seconds since 1970.
-
-    `excluded`: True if no block may start on the node. `why`: the fault, or why the node is usable again. `since`: time
-    of the exclusion. `at`: time of this record. `heard_at`: when its devices last failed or worked. `probed_at`: when
-    its last probe was submitted (0: never). `said`: result of that probe. `probes`, `probe_s`: number of probes, and
-    their total seconds.
-    """
+    """The newest state of a failed node of a site. Times are seconds since 1970. `why`: the fault, or why it is usable
+    again. `since`: of the exclusion. `at`: of this record. `heard_at`: when its devices last failed or worked.
+    `probed_at`: when its last probe was submitted (0: never). `said`: result of that probe. `probes`, `probe_s`: their
+    number and total seconds."""
 
     source: str
     node: str
@@ -161,11 +153,9 @@ class NodeRecord(msgspec.Struct, frozen=True):
 
 
 class BlockStatus(msgspec.Struct, frozen=True):
-    """A block in `stoker status`. `since_s`: seconds in its phase. `expected_in_s`: seconds until its start (0:
-    unknown). `reason`: text from the batch system. `emptied_s`: seconds since its job lost all pilots (0: the job has
-    pilots, or never had any). `leaving`: True if its job is being cancelled. `probes`: excluded node that its job
-    tests.
-    """
+    """A block in `stoker status`. `since_s`: in its phase. `expected_in_s`: until its start (0: unknown). `reason`: of
+    the batch system. `emptied_s`: since its job lost all pilots (0: never). `leaving`: it is being cancelled. `probes`:
+    node that it tests."""
 
     block: str
     source: str

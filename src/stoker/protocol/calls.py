@@ -13,25 +13,25 @@ from stoker.contexts.folders import ProgramFolder
 from stoker.contexts.recipe import ObjectRef
 from stoker.protocol.ids import CallId, RecipeKey
 
+
+class Message(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
 Payload = bytes | ObjectRef
 """Pickled bytes that only a library or the client may unpickle. A large payload is an `ObjectRef`."""
 
 INLINE_LIMIT_BYTES = 1_000_000
 
 PIECE_BYTES = 1_000_000
-"""Maximum bytes of a pickled piece of a streamed result."""
 WINDOW_PIECES, WINDOW_BYTES = 256, 1_000_000
-"""A call pauses if this many of its pieces or bytes are unacknowledged by the client. One unacknowledged piece is
-always allowed.
-"""
+"""A call pauses with more unacknowledged pieces or bytes. One piece is always allowed."""
 
 
 class Features(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Facts about a call's input, for policies. Lengths are in tokens (0: unknown). `most_output`: maximum length.
-
-    `fixed_s`: seconds before the first item, on any number of devices. `shared_s`: additional device seconds, divided
-    among a gang's devices. `kind`: name of a group of calls that end after a similar fraction of their items.
-    """
+    """Facts about a call's input, for policies. Lengths are in tokens (0: unknown). `fixed_s`: before the first item,
+    on any number of devices. `shared_s`: additional device seconds, divided among a gang's devices. `kind`: group of
+    calls that end after a similar fraction of their items."""
 
     items: int = 1
     input_length: int = 0
@@ -51,12 +51,9 @@ class Features(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Objective(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The timing objectives of a call in seconds (0: none).
-
-    `deadline_at`: in the manager's clock (`Submit.due_in_s`). `drop_late`: True to drop a call that will miss its
-    deadline; otherwise the call runs late when devices are free. The time to first token is the larger of `ttft_s` and
-    `ttft_per_token_s` times the input tokens, and at most `ttft_most_s`.
-    """
+    """Timing objectives in seconds (0: none). `deadline_at`: in the manager's clock. `drop_late`: drop a call that will
+    miss its deadline. The time to first token is the larger of `ttft_s` and `ttft_per_token_s` times the input tokens,
+    and at most `ttft_most_s`."""
 
     deadline_at: float = 0.0
     latency_s: float = 0.0
@@ -73,13 +70,10 @@ class Objective(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class CallOptions(msgspec.Struct, frozen=True, gc=False):
-    """The options that all calls of a submission share.
-
-    `variants`: other contexts that can run the call, best first. `gang`: minimum and maximum number of libraries.
-    `limit_s`: maximum run time in seconds, without waits for the client (0: no limit). `stream`: True to send each
-    piece of the result at once. `folder`: the user's folder for the run (empty: the program's folder `home`, or a
-    private folder if the pilot does not see `home`). `batch`: maximum items per call of `stoker.map` (0: one per call).
-    """
+    """Options of all calls of a submission. `variants`: other contexts that can run them, best first. `gang`: minimum
+    and maximum number of libraries. `limit_s`: run time without waits for the client (0: no limit). `stream`: send each
+    piece of the result at once. `folder`: for the run (empty: the program's folder `home`, or a private folder if the
+    pilot does not see `home`). `batch`: maximum items per call of `stoker.map` (0: one per call)."""
 
     priority: int = 0
     objective: Objective = Objective()
@@ -105,13 +99,13 @@ class RefusalCase(enum.Enum):
     """Why a pilot refuses an offered call. The first three values are the cases of SLINFER §VI-C."""
 
     FIRST_TOKEN = "first-token"
-    """The first token of the call would be late."""
+    """Its first token would be late."""
     OTHERS = "other-requests"
     """A token of another request would be late."""
     DECODE_ROUND = "decode-round"
-    """One decode step of every engine on the device, taken together, would exceed the time per output token."""
+    """A decode step of every engine on the device would exceed the time per output token."""
     MEMORY = "memory"
-    """The call's KV cache does not fit into device memory."""
+    """Its KV cache does not fit into device memory."""
     ENDS = "library-ends"
     """The library or its pilot is about to end, or the library sleeps."""
 
@@ -139,7 +133,7 @@ class FailureKind(enum.Enum):
 
 
 class Printed(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Output of a call: bytes `start` to `end` (0: end of file) of the log file `path` on the pilot."""
+    """Output of a call: bytes `start` to `end` (0: end of file) of the log `path` on the pilot."""
 
     path: str
     start: int
@@ -147,10 +141,9 @@ class Printed(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Failure(msgspec.Struct, frozen=True, gc=False):
-    """Evidence of a failure. `signal`: signal that ended the process, or 0. `log`: log of the library. `printed`:
-    output of the call. `tail`: last lines of `printed`, or of the log for a failed load. `device`: failed devices.
-    `retry_after_s`: seconds until a retry of a dropped call may succeed (0: unknown).
-    """
+    """Evidence of a failure. `signal`: that ended the process, or 0. `log`: of the library. `printed`: by the call.
+    `tail`: last lines of `printed`, or of the log for a failed load. `device`: failed devices. `retry_after_s`: when a
+    retry of a dropped call may succeed (0: unknown)."""
 
     kind: FailureKind
     message: str
@@ -175,12 +168,9 @@ class LeftFiles(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class CallEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The end of a call. The client receives exactly one `CallEnd` for each accepted call.
-
-    If `ok`, `payload` is the pickled result. If not `ok` and without a `failure`, `payload` is the pickled exception of
-    the function. An infrastructure failure may also have this payload. `run_s`: seconds in the function. `pieces`:
-    number of acknowledged pieces. `raised`: summary of the exception, with its lines in the user's code.
-    """
+    """The end of a call. The client receives exactly one for each accepted call. `payload`: the pickled result, or
+    without `ok` the pickled exception, if the function raised one. `pieces`: number of acknowledged pieces. `raised`:
+    summary of the exception, with its lines in the user's code."""
 
     call: CallId
     ok: bool
@@ -194,7 +184,7 @@ class CallEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class CallProgress(msgspec.Struct, frozen=True, array_like=True):
-    """A progress report of a call: steps `done` of `total` (0: unknown), a metric, and a checkpoint `state`."""
+    """Steps `done` of `total` (0: unknown), a metric, and a checkpoint `state` of a call."""
 
     call: CallId
     done: float = 0.0
@@ -204,7 +194,7 @@ class CallProgress(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CallForecast(msgspec.Struct, frozen=True, array_like=True):
-    """The time at which a call is expected to end, on the manager's clock (`Forecasts.said_at`)."""
+    """When a call is expected to end, on the manager's clock (`Forecasts.said_at`)."""
 
     call: CallId
     ends_at: float
@@ -233,10 +223,9 @@ class ListedState(enum.Enum):
 
 
 class ListedCall(msgspec.Struct, frozen=True):
-    """A call in `stoker calls`. `where`: `pilot/library` of a running call (of each gang member). `ahead`: number of
-    calls that the library runs first. `error`: first line of the error. `due_in_s`: seconds until the deadline
-    (negative: missed; None: no deadline). `ends_in_s`: seconds until the expected end (None: unknown).
-    """
+    """A call in `stoker calls`. `where`: `pilot/library` of each running call or gang member. `ahead`: calls that the
+    library runs first. `due_in_s`: until the deadline (negative: missed; None: no deadline). `ends_in_s`: None if
+    unknown."""
 
     call: str
     function: str
@@ -255,9 +244,8 @@ class ListedCall(msgspec.Struct, frozen=True):
 
 class FailureGroup(msgspec.Struct, frozen=True):
     """Calls of one function with the same failure. `error`: class of the exception, or how the call ended. `place`:
-    innermost line of the user's code, `FILE:LINE in NAME`. `example`: newest of these calls, with `message`.
-    `first_s`, `last_s`: seconds since the first and last failure.
-    """
+    innermost line of the user's code. `example`: newest of these calls, with its `message`. `first_s`, `last_s`: since
+    the first and last failure."""
 
     function: str
     error: str

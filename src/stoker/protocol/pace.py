@@ -2,17 +2,15 @@
 
 `WorkPace` is the estimator of every progress bar and forecast. Times are monotonic seconds.
 
-Results arrive in bursts. A count over a fixed window would double or halve with each burst. Therefore `WorkPace` uses
-these rules:
+Results arrive in bursts. A count over a fixed window would double or halve with each burst. Therefore:
 
-- The rate is measured between bursts: the number of results after the first burst, divided by the time between the
-  first and the last burst of the window. The window is 30 s, or five times the longest gap if that is longer.
-- The rate follows a new measurement slowly, with a time constant of 10 s, and by at most a factor of 1.4 in 10 s (1.7
-  if rate and measurement differ by more than a factor of 3).
-- The time before the first burst may include the load of a model. The load time counts until the bursts cover an equal
-  time with gaps of at most half its length.
-- Between bursts the time left decreases. If no result arrives for 1.5 times the longest gap, the rate decreases by at
-  most a factor of 1.4 in 10 s.
+- The rate is measured between bursts: the results after the first burst, divided by the time from the first to the last
+  burst of the window. The window is 30 s, or five times the longest gap if that is longer.
+- The rate follows a new measurement with a time constant of 10 s, by at most a factor of 1.4 in 10 s (1.7 if rate and
+  measurement differ by more than a factor of 3).
+- The time before the first burst may include the load of a model. It counts until the bursts cover an equal time with
+  gaps of at most half its length.
+- If no result arrives for 1.5 times the longest gap, the rate decreases by at most a factor of 1.4 in 10 s.
 - The time left changes by at most a factor of 1.9 in 10 s, in addition to elapsed time.
 """
 
@@ -25,22 +23,17 @@ from stoker.units import show_about
 
 WINDOW_S = 30.0
 _GAPS = 5.0
-"""Length of the window as a multiple of the longest gap between bursts."""
+"""Length of the window, in longest gaps between bursts."""
 _TOGETHER_S, _TOGETHER = 1.0, 0.25
 """Results within 1 s of the first, or within 0.25 of the longest gap, are one burst."""
 _FOLLOW_S = 10.0
 _STEP, _MOST_STEP = math.log(1.4) / 10.0, math.log(1.35)
-"""Maximum change of the logarithm of the rate, per second and per burst."""
+"""Maximum change of the rate's logarithm, per second and per burst."""
 _FAR, _FAR_STEP = math.log(3.0), math.log(1.7) / 10.0
-"""Difference of the logarithms of rate and measurement that shows a real change of pace, and the maximum change of the
-rate's logarithm per second after such a change.
-"""
 _SETTLE_S = 5.0
 """Seconds after the first result in which no rate is reported."""
 _ANSWER_STEP = math.log(1.9) / 10.0
-"""Maximum change of the logarithm of the time left, per second."""
 _STALLED = 1.5
-"""Multiple of the longest gap without results after which the rate decreases."""
 
 
 class _Burst:
@@ -54,14 +47,14 @@ class _Burst:
 class WorkPace:
     def __init__(self, now: float) -> None:
         self._bursts: deque[_Burst] = deque([_Burst(now, 0.0)])
-        """The bursts in the window. The count of the first burst is ignored."""
+        """The count of the first burst is ignored."""
         self._rate = 0.0
-        """Rate at the last complete burst; 0.0 before the first measurement."""
+        """Rate at the last complete burst; 0.0 before a measurement."""
         self._first_at: float | None = None
         self._rated_at = now
         self._longest_s = 0.0
         self._answered: tuple[float, float, float] | None = None
-        """The last answer of `left_s`: time of the answer, work left, and seconds left."""
+        """Time, work left and seconds left of the last answer."""
 
     def wait(self, now: float) -> None:
         """Record that the work has not started yet. No effect after the first result."""
@@ -85,7 +78,7 @@ class WorkPace:
         self._slide_window()
 
     def per_second(self, now: float) -> float:
-        """Return the number of results per second, or 0.0 if the rate is unknown."""
+        """Return results per second, or 0.0 if unknown."""
         rate = self._current_rate(now)
         silent_s, patience_s = now - self._bursts[-1].last, _STALLED * max(self._longest_s, _TOGETHER_S)
         if silent_s <= patience_s:
@@ -93,7 +86,7 @@ class WorkPace:
         return rate * max(patience_s / silent_s, math.exp(-_STEP * (silent_s - patience_s)))
 
     def left_s(self, rest: float, now: float) -> float | None:
-        """Return the expected seconds until `rest` more results have arrived, or None if unknown."""
+        """Return the seconds until `rest` more results have arrived, or None if unknown."""
         if rest <= 0:
             return 0.0
         rate = self._current_rate(now)
@@ -172,7 +165,7 @@ Counts = deque[list[int]]
 
 
 def add_recent_count(counts: Counts, count: int, *, now: float) -> None:
-    """Add `count` to the current second, and drop counts older than the window. Must be fast."""
+    """Add `count` to the current second. Must be fast."""
     second = int(now)
     if counts:
         last = counts[-1]
@@ -194,10 +187,7 @@ def seconds_since_first_count(counts: Counts, *, now: float) -> float:
 
 
 def recent_rate_per_second(counts: Counts, *, now: float) -> float:
-    """Return the counts per second between the first and the last burst in the window, or 0.0 without counts.
-
-    The rate decreases only if the next burst is overdue.
-    """
+    """Return the counts per second between the first and the last burst, decreasing if the next burst is overdue."""
     window = [(second, count) for second, count in counts if second > now - RECENT_S]
     if not window:
         return 0.0

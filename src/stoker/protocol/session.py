@@ -8,6 +8,8 @@
         manager.log              log of the manager; other logs: factory.log, seed.log, advisor.log, client.log
         manager.lease            names the manager's process (`manager.live.lease`); used with manager.lock
         manager.end              written by `stoker down`, to stop a manager that reads no messages
+        manager.progress         touched when the manager's first call has ended (`manager.live.keeper`)
+        manager.clock            from which a restarted manager continues its clock (`manager.live.clock`)
         manager.json             command that restarts the manager of a session that continues when programs end
         policies.json            policies other than the default; policies/ has the files of the user's policies
         seed.address             address of the seed
@@ -20,9 +22,7 @@
         pilots/<pilot>/          pilot.log, and lib-<n>.log of each library
 
 The folder `sessions/` in the user's state folder (`contexts.folders`) has a link to each session, named by session id.
-
-A gateway rewrites its file in `gateways/` every few seconds, and removes the file at exit. An old file shows that the
-gateway was killed.
+An old file in `gateways/` shows that the gateway was killed: it rewrites the file every few seconds.
 """
 
 from __future__ import annotations
@@ -37,28 +37,24 @@ from typing import TypeVar
 import msgspec
 
 from stoker.contexts.folders import state_folder
-from stoker.decoding import UNREADABLE
+from stoker.decoding import UNREADABLE, read_json
 from stoker.errors import SessionError
 from stoker.whole_files import draft_of, write_whole
 
 IDENTITY_MARK = b"~"
-"""Separator in the identity `name~secret` with which a pilot connects to the manager. Only a peer that knows the
-secret can replace the pilot's connection.
-"""
+"""Separator in the identity `name~secret` of a pilot's connection. Only a peer that knows the secret can replace it."""
 _BLOCK = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _CURVE_ROLES = ("server", "client", "pilot")
 _Z85_KEY = re.compile(r"[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}")
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-"""Python version of this process. Functions are sent as bytecode, which runs only in the same Python version."""
+"""Functions are sent as bytecode, which runs only in the same version of Python."""
 
 S = TypeVar("S", bound=msgspec.Struct)
 
 
 class SessionFile(msgspec.Struct, frozen=True):
-    """Content of `session.json`. `server_key`: the manager's public key in Z85. `python`: Python version of the
-    session (empty: the file was written by an older manager).
-    """
+    """Content of `session.json`. `server_key`: the manager's public key in Z85. `python`: version of its Python."""
 
     session: str
     protocol: int
@@ -81,14 +77,13 @@ class KeyPair(msgspec.Struct, frozen=True):
 
 
 class _End(msgspec.Struct, frozen=True):
-    """Content of a lease file (`manager.lease`). `over`: why the session is over (empty: it is not over)."""
+    """The part of a lease (`manager.lease`) that says why the session is over (empty: it is not over)."""
 
     over: str = ""
 
 
 class SessionFolder:
-    """Paths in a session's folder, and methods that read small files in this folder. These methods raise
-    SessionError for an unreadable file."""
+    """Paths in a session's folder, and readers of its small files, which raise SessionError."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = folder = Path(path).absolute()
@@ -96,9 +91,7 @@ class SessionFolder:
         self.journal = folder / "journal"
         self.launch = folder / "manager.json"
         self.progress = folder / "manager.progress"
-        """File that a manager touches when its first call has ended (`manager.live.keeper`)."""
         self.clock = folder / "manager.clock"
-        """File from which a restarted manager continues its clock (`manager.live.clock`)."""
         self.manager_log = folder / "manager.log"
         self.lease = folder / "manager.lease"
         self.asked_to_end = folder / "manager.end"
@@ -110,10 +103,8 @@ class SessionFolder:
 
     def over(self) -> str:
         """Return why the session is over, or ""."""
-        try:
-            return msgspec.json.decode(self.lease.read_bytes(), type=_End).over
-        except (OSError, *UNREADABLE):
-            return ""
+        end = read_json(self.lease, _End)
+        return end.over if end is not None else ""
 
     @property
     def is_carried(self) -> bool:
@@ -123,7 +114,7 @@ class SessionFolder:
         return self.path / "pilots" / pilot
 
     def key_file(self, role: str) -> Path:
-        """Return the key file of a role: `server`, `client`, or `pilot` (for pilots without a block)."""
+        """Return the key file of `server`, `client`, or `pilot` (for pilots without a block)."""
         return self.path / "keys" / f"{role}.json"
 
     def block_key_file(self, block: str) -> Path:
@@ -139,7 +130,7 @@ class SessionFolder:
         self._write(self.block_key_file(block), pair)
 
     def read_pilot_key(self, block: str) -> KeyPair:
-        """Return the key pair of `block`. If `block` has none, return the key pair of pilots without a block."""
+        """Return the key pair of `block`, or else that of pilots without a block."""
         if block:
             beside = self.path.parent / f"{block}.json"
             for file in (self.block_key_file(block), *([beside] if self.is_carried else [])):
@@ -165,7 +156,7 @@ class SessionFolder:
         return pair
 
     def _without(self, role: str) -> str:
-        """Return advice about a missing or damaged key pair, as the end of an error message, or ""."""
+        """Return advice about a missing key pair, as the end of an error message."""
         if role not in _CURVE_ROLES or not self.file.exists():
             return ""
         return (
@@ -209,12 +200,12 @@ def is_session_folder(folder: str | os.PathLike[str]) -> bool:
 
 
 def is_begun(folder: str | os.PathLike[str]) -> bool:
-    """Return True if `stoker up` has started the session in `folder`, and the manager does not listen yet."""
+    """True if `stoker up` has started the session, and the manager does not listen yet."""
     return not is_session_folder(folder) and os.path.exists(os.path.join(folder, "manager.json"))
 
 
 def session_at_path(name: str) -> SessionFolder | None:
-    """Return the session in the folder `name`, or None. Raises SessionError if the user may not read the folder."""
+    """Return the session in a folder, or None. Raises SessionError if it is not readable."""
     try:
         return SessionFolder(name) if name and Path(name, "session.json").exists() else None
     except PermissionError as error:
@@ -225,14 +216,13 @@ def session_at_path(name: str) -> SessionFolder | None:
 
 
 def find_session(name: str = "") -> SessionFolder:
-    """Return the session with path, id or id prefix `name` (empty: the newest). Raises SessionError if none exists."""
+    """Return the session with this path, id or prefix (empty: the newest). Raises SessionError."""
     named = session_at_path(name)
     if named is not None:
         return named
     links = sorted((state_folder() / "sessions").glob("*"), key=modification_time)
-    links = [
-        x for x in links if is_session_folder(x) and x.name.startswith(name) and not x.name.startswith(".")
-    ]  # a draft
+    # A name with a leading dot is a draft.
+    links = [x for x in links if x.name.startswith(name) and not x.name.startswith(".") and is_session_folder(x)]
     if not links:
         what = f"no session {name!r}" if name else "no session"
         raise SessionError(f"{what} on this machine; `stoker.load()` in a program or `stoker run APP` starts one")
@@ -243,16 +233,14 @@ def find_session(name: str = "") -> SessionFolder:
 
 
 LONGEST_TEXT = 1_000_000
-"""Maximum number of characters of source code that is stored for the advisor."""
+"""Maximum characters of a source text for the advisor."""
 
 Plain = str | int | float | bool | None
 
 
 class ProgramSource(msgspec.Struct, frozen=True):
-    """The source code around a function or a loader. `text`: digest of the source code. `function`: dotted name.
-    `file`: file of the source code (empty: a notebook or an interactive prompt). `folder`: folder of the program, with
-    readable modules. `arguments`: arguments of a loader that are strings, numbers, booleans or None.
-    """
+    """The source code around a function or a loader. `text`: its digest. `file`: empty for a notebook or a prompt.
+    `folder`: of the program, with readable modules. `arguments`: of a loader."""
 
     text: str
     function: str
@@ -282,15 +270,13 @@ def read_program_source(sources: Path, key: str) -> tuple[ProgramSource, str] | 
 
 WRITTEN_EVERY_S = 2.0
 SILENT_AFTER_S = 15.0
-"""A gateway counts as killed if its newest note is older than this number of seconds."""
+"""A gateway with an older note counts as killed."""
 
 
 class ServedModelFigures(msgspec.Struct, frozen=True):
-    """Measurements of one model that a gateway serves. `key`, `recipe`: key and name of the model's context (empty:
-    the model's folder has not been read). `trouble`: why the model's folder is unreadable. `ttft_s`: median time to
-    first token of recent streams. `met`: share of these streams that met their objectives (None: no objective or no
-    stream). `refused`: number of requests that were refused because their answers would have been late.
-    """
+    """Measurements of a model. `key`, `recipe`: key and name of its context (empty: its folder has not been read).
+    `trouble`: why the folder is unreadable. `ttft_s`: median time to first token of recent streams. `met`: share of
+    them that met their objectives (None: none). `refused`: requests that would have been late."""
 
     name: str
     key: str = ""
@@ -333,15 +319,12 @@ class GatewayNote(msgspec.Struct, frozen=True):
 
 
 def write_gateway_note(session: Path, name: str, note: GatewayNote) -> None:
-    """Write a gateway's note atomically.
+    """Write a gateway's note atomically. Raises OSError.
 
     Args:
         session: The session's folder.
         name: The gateway's name.
         note: The note.
-
-    Raises:
-        OSError: The note cannot be written.
     """
     file = _gateway_note_file(session, name)
     file.parent.mkdir(mode=0o700, exist_ok=True)
@@ -361,11 +344,8 @@ def remove_gateway_note(session: Path, name: str) -> None:
 
 
 def read_gateway_notes(folder: SessionFolder) -> list[GatewayNote]:
-    found = []
-    for file in (folder.path / "gateways").glob("[!.]*.json"):
-        with suppress(OSError, *UNREADABLE):
-            found.append(msgspec.json.decode(file.read_bytes(), type=GatewayNote))
-    return sorted(found, key=lambda note: note.address)
+    notes = (read_json(file, GatewayNote) for file in (folder.path / "gateways").glob("[!.]*.json"))
+    return sorted(filter(None, notes), key=lambda note: note.address)
 
 
 def _gateway_note_file(session: Path, name: str) -> Path:

@@ -1,4 +1,4 @@
-"""Format the state of a session (`stoker status`) and explanations of states (`stoker explain`) as text."""
+"""The state of a session (`stoker status`) and explanations (`stoker explain`) as text."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import msgspec
 
 from stoker.contexts import payload_layout
 from stoker.contexts.recipe import BARE
-from stoker.protocol import show_nodes
-from stoker.protocol.blocks import BlockPhase, BlockStatus
+from stoker.protocol.blocks import BlockPhase, BlockStatus, NodeRecord
 from stoker.protocol.ids import show_block
 from stoker.protocol.session import GatewayNote, ServedModelFigures, WorkerFacts
 from stoker.protocol.status import (
@@ -31,30 +30,28 @@ from stoker.units import show_about, show_bytes, show_line, show_seconds
 
 
 _SHOWN_JOBS = 6
-"""Maximum number of ranges of job ids in one line."""
 SILENT_S = 600.0
-"""A job that runs for this number of seconds without a pilot will probably not start a pilot."""
+"""A job that runs this long without a pilot will probably not start one."""
 READ_JOB = "read what its job printed, in the session folder's submit/"
 
 
 def describe_blocks_without_pilot(jobs: Sequence[BlockStatus]) -> list[str]:
-    """Return one text per phase of blocks without a pilot: `3 queued (Priority; the first in about 11 min)`."""
-    jobs = [job for job in jobs if not job.probes]
-    leaving = [job for job in jobs if job.leaving and not job.pilots]
-    jobs = [job for job in jobs if not job.leaving]
-    asked = [job for job in jobs if job.phase == BlockPhase.ASKED.value]
-    pending = pending_blocks(jobs)
-    running = [job for job in jobs if job.phase == BlockPhase.RUNNING.value and not job.pilots]
-    suspended = [job for job in running if is_suspended(job.reason)]
-    starting = [job for job in running if job not in suspended and not job.emptied_s]
-    emptied = [job for job in running if job not in suspended and job.emptied_s]
+    """Return a text per phase: `3 queued (Priority; the first in about 11 min)`."""
     texts = []
-    if asked:
-        texts.append(f"{len(asked)} to be submitted")
-    if pending:
-        texts.append(f"{len(pending)} queued{_format_reason_in_brackets(reasons(pending), soonest(pending))}")
-    if suspended:
-        texts.append(f"{len(suspended)} suspended by the batch system")
+    leaving = [job for job in jobs if job.leaving and not job.pilots and not job.probes]
+    jobs = [job for job in jobs if not job.leaving and not job.probes]
+    if asked := sum(job.phase == BlockPhase.ASKED.value for job in jobs):
+        texts.append(f"{asked} to be submitted")
+    if pending := pending_blocks(jobs):
+        first = f"the first in about {show_about(soonest(pending))}" if soonest(pending) else ""
+        inside = "; ".join(filter(None, (reasons(pending), first)))
+        texts.append(f"{len(pending)} queued" + (f" ({inside})" if inside else ""))
+    running = [job for job in jobs if job.phase == BlockPhase.RUNNING.value and not job.pilots]
+    if suspended := sum(is_suspended(job.reason) for job in running):
+        texts.append(f"{suspended} suspended by the batch system")
+    working = [job for job in running if not is_suspended(job.reason)]
+    starting = [job for job in working if not job.emptied_s]
+    emptied = [job for job in working if job.emptied_s]
     if starting:
         longest_s = max(job.since_s for job in starting)
         advice = f": {READ_JOB}" if longest_s > SILENT_S else ""
@@ -89,7 +86,7 @@ def soonest(jobs: Iterable[BlockStatus]) -> float:
 
 
 def format_start_time(seconds: float, now: datetime.datetime) -> str:
-    """Return a start time as `10:42 (in 11 min)`, with the date if the start is not today."""
+    """Return `10:42 (in 11 min)`, with the date if it is not today."""
     at = now + datetime.timedelta(seconds=seconds)
     clock = f"{at:%H:%M}" if at.date() == now.date() else f"{at:%Y-%m-%d %H:%M}"
     return f"{clock} (in {show_seconds(seconds)})"
@@ -115,21 +112,40 @@ def job_ids(jobs: Iterable[str]) -> str:
     return ", ".join(texts[:_SHOWN_JOBS]) + more
 
 
-def _format_reason_in_brackets(why: str, expected_in_s: float) -> str:
-    first = f"the first in about {show_about(expected_in_s)}" if expected_in_s else ""
-    inside = "; ".join(filter(None, (why, first)))
-    return f" ({inside})" if inside else ""
+# ---- excluded nodes
+
+
+def excluded_nodes(status: SessionFacts) -> list[str]:
+    """Return one line per excluded node, with the state of its probe."""
+    probes = {(job.source, job.probes): job for job in status.jobs if job.probes}
+    lines = []
+    for record in status.excluded_nodes:
+        job = probes.get((record.source, record.node))
+        name = f" (job {job.job})" if job is not None and job.job else ""
+        lines.append(describe_excluded_node(record) + (f"; a probe is {job.phase}{name}" if job is not None else ""))
+    return lines
+
+
+def describe_excluded_node(record: NodeRecord) -> str:
+    """Return `n2 of gpu since 2026-11-29 14:02: it failed; 2 probes used 41 s of it, the last at 2026-11-29 15:02`."""
+    text = f"{record.node} of {record.source} since {_minute(record.since)}: {record.why}"
+    if record.probed_at <= record.since:
+        return f"{text}; not probed yet"
+    if record.probes:
+        many = "1 probe" if record.probes == 1 else f"{record.probes} probes"
+        text += f"; {many} used {show_seconds(record.probe_s)} of it"
+    return ": ".join(filter(None, (f"{text}, the last at {_minute(record.probed_at)}", record.said)))
+
+
+def _minute(at: float) -> str:
+    return f"{datetime.datetime.fromtimestamp(at):%Y-%m-%d %H:%M}"
 
 
 # ---- models of gateways
 
 
 def gateway_rows(notes: Iterable[GatewayNote], status: SessionFacts, *, now: float) -> list[str]:
-    """Return table rows for each gateway. The rows show the models that are in use or have errors, the number of
-    other models, and the gateway's address.
-
-    `now`: current time in seconds since 1970.
-    """
+    """Return table rows for each gateway: its models that are in use or have errors, and its address."""
     rows: list[str] = []
     for note in notes:
         if silent_s := note.silent_s(now):
@@ -153,19 +169,17 @@ def _workers(facts: WorkerFacts) -> str:
 def _models(models: Sequence[ServedModelFigures], status: SessionFacts) -> Iterator[str]:
     contexts = {context.key: context for context in status.contexts}
     shown = [model for model in models if model.trouble or _is_model_in_use(model, contexts.get(model.key))]
-    width = max((len(model.name) for model in shown), default=0)
-    for model in shown:
-        described = _describe_served_model(model, models, contexts.get(model.key), status)
-        yield "   ".join([model.name.ljust(width), *described])
+    yield from _aligned([
+        (model.name, _describe_served_model(model, models, contexts.get(model.key), status)) for model in shown
+    ])  # fmt: skip
     cold = len(models) - len(shown)
     if cold:
         yield f"{cold} other{'s' * (cold != 1)} cold" if shown else f"{cold} model{'s' * (cold != 1)}, none hot yet"
 
 
 def _is_model_in_use(model: ServedModelFigures, context: ContextStatus | None) -> bool:
-    return bool(
-        model.running or (context and (context.hot or context.loading or context.asleep or context.last_failure))
-    )
+    used = context is not None and (context.hot or context.loading or context.asleep or context.last_failure)
+    return bool(model.running or used)
 
 
 def _describe_served_model(
@@ -181,7 +195,8 @@ def _describe_served_model(
         yield f"{model.tokens_per_s:,.0f} tokens/s"
     if model.ttft_s is not None:
         objective = f" (objective {show_seconds(model.ttft_objective_s)})" if model.ttft_objective_s else ""
-        yield f"TTFT {_format_ttft(model.ttft_s)}{objective}"
+        ttft = f"{model.ttft_s:.2f} s" if model.ttft_s < 10 else show_seconds(model.ttft_s)
+        yield f"TTFT {ttft}{objective}"
     if model.met is not None:
         yield f"{100 * model.met:.1f} % met"
     if model.refused:
@@ -191,14 +206,10 @@ def _describe_served_model(
     yield from _shares(model, all_of_them, status.libraries)
 
 
-def _format_ttft(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds < 10 else show_seconds(seconds)
-
-
 def _shares(
     model: ServedModelFigures, all_of_them: Sequence[ServedModelFigures], libraries: Sequence[LibraryStatus]
 ) -> Iterator[str]:
-    """Yield one text per pilot on which other models share devices with `model`."""
+    """Yield the pilots on which other models share devices with `model`."""
     names = {other.recipe: other.name for other in all_of_them if other.recipe and other.recipe != model.recipe}
     mine = {
         (library.pilot, device) for library in libraries if library.recipe == model.recipe for device in library.devices
@@ -224,7 +235,7 @@ def with_decoded_arguments(story: S) -> S:
 
 
 def format_explanation_lines(story: StoryFacts, *, today: datetime.date | None = None) -> list[str]:
-    """Return the lines of `stoker explain`. A date precedes the first line of each day except `today`."""
+    """Return the lines of `stoker explain`, with the date of each day except `today`."""
     story = with_decoded_arguments(story)
     kind = "call " if story.subject.startswith("c-") else "library " if story.subject.startswith("lib-") else ""
     function, gap, rest_of_it = story.headline.partition("  ")
@@ -252,20 +263,19 @@ _SHOWN_NOTICES = 5
 def render(status: SessionFacts, *, over: bool = False, policy: str = "", served: Sequence[str] = ()) -> list[str]:
     """Return the lines of `stoker status`. `policy`: "" for the default policy. `served`: rows from `gateway_rows`."""
     out = [_headline(status, over=over), ""]
-    out += _table(
-        [
-            ("pilots", _pilots(status, over=over)),
-            *_rows("policy", [policy] if policy else []),
-            *_rows("contexts", _contexts(status.contexts)),
-            *_rows("maps", [] if over else [_map(each) for each in status.maps]),
-            *_rows("models", served),
-            *_rows("objects", _objects(status.objects)),
-            *_rows("excluded", [] if over else show_nodes.excluded_nodes(status)),
-            *_rows("losses", [_losses(status)] if _losses(status) else []),
-            *_rows("notices", _format_recent_notices(status)),
-            *_rows("trouble", [] if over else _format_trouble_lines(status)),
-        ]
-    )
+    for head, texts in (
+        ("pilots", [_pilots(status, over=over)]),
+        ("policy", [policy] if policy else []),
+        ("contexts", _aligned([(context.title, _facts(context)) for context in status.contexts])),
+        ("maps", [] if over else [_map(each) for each in status.maps]),
+        ("models", served),
+        ("objects", _aligned([(_short(each.name), _describe_object_transfers(each)) for each in status.objects])),
+        ("excluded", [] if over else excluded_nodes(status)),
+        ("losses", _losses(status)),
+        ("notices", [f"{_minute(line.at)} {line.text}" for line in status.notices[::-1][:_SHOWN_NOTICES]]),
+        ("trouble", [] if over else _format_trouble_lines(status)),
+    ):
+        out += [f"  {'' if number else head:<9} {text}" for number, text in enumerate(texts)]
     waiting = [context for context in status.contexts if context.queued and context.waits_for]
     if waiting and not over:
         out += ["", *(f"  {_waits(context, apart=len(waiting) > 1)}" for context in waiting)]
@@ -286,7 +296,7 @@ def _headline(status: SessionFacts, *, over: bool) -> str:
 
 
 def format_call_counts(status: SessionFacts) -> str:
-    """Return the numbers of calls as `6 calls done, 2 failed, 3 cancelled, 1 running, 5 queued`."""
+    """Return `6 calls done, 2 failed, 3 cancelled, 1 running, 5 queued`."""
     calls = [f"{status.done:,} call{'s' * (status.done != 1)} done"]
     without = {"failed": status.failed, "cancelled": status.cancelled}
     calls += [f"{number:,} {how}" for how, number in without.items() if number]
@@ -294,10 +304,7 @@ def format_call_counts(status: SessionFacts) -> str:
 
 
 def format_forecast(status: SessionFacts) -> str:
-    """Return the forecast `done in about 22 min`, or without a pilot `done about 22 min after the first pilot`.
-
-    Return "" if no call is open or no forecast is known.
-    """
+    """Return `done in about 22 min`, or `done about 22 min after the first pilot`, or "" without a forecast."""
     open_calls = status.running + status.queued
     if not open_calls:
         return ""
@@ -313,7 +320,7 @@ def format_forecast(status: SessionFacts) -> str:
 
 
 def _waits(context: ContextStatus, *, apart: bool) -> str:
-    """Return why calls of a context wait. `apart`: True if calls of other contexts wait too, to add a forecast."""
+    """Return why calls of a context wait. `apart`: add a forecast, because calls of other contexts wait too."""
     done = f"; done in about {show_about(context.left_s)}" if apart and context.left_s and context.hot else ""
     which = "calls without a context" if context.key == BARE.key else f"calls of {context.title}"
     return f"{which} wait: {context.waits_for}{done}"
@@ -346,15 +353,6 @@ def _kinds(pilots: Sequence[PilotStatus]) -> str:
     return f" ({', '.join(f'{count} {kind}' for kind, count in kinds.most_common())})" if kinds else ""
 
 
-def _objects(objects: Sequence[ObjectStatus]) -> list[str]:
-    names = [_short(each.name) for each in objects]
-    width = max(map(len, names), default=0)
-    return [
-        "   ".join([name.ljust(width), *_describe_object_transfers(each)])
-        for name, each in zip(names, objects, strict=True)
-    ]
-
-
 def _short(name: str) -> str:
     stem, dot, suffix = name.partition(".")
     return f"{stem[:_SHOWN_STEM]}…{dot}{suffix}" if len(stem) > _SHOWN_STEM + 8 else name
@@ -362,16 +360,10 @@ def _short(name: str) -> str:
 
 def _describe_object_transfers(each: ObjectStatus) -> Iterator[str]:
     yield show_bytes(each.size_bytes)
-    yield f"on {each.holders} pilot{'s' * (each.holders != 1)}" + (
-        f", {each.fetching} fetch it" if each.fetching else ""
-    )
+    fetching = f", {each.fetching} fetch it" if each.fetching else ""
+    yield f"on {each.holders} pilot{'s' * (each.holders != 1)}{fetching}"
     if each.origin_bytes or each.peer_bytes:
         yield f"{show_bytes(each.origin_bytes)} read from its source, {show_bytes(each.peer_bytes)} from peers"
-
-
-def _format_recent_notices(status: SessionFacts) -> list[str]:
-    shown = list(reversed(status.notices))[:_SHOWN_NOTICES]
-    return [f"{datetime.datetime.fromtimestamp(line.at):%Y-%m-%d %H:%M} {line.text}" for line in shown]
 
 
 def _format_trouble_lines(status: SessionFacts) -> list[str]:
@@ -382,21 +374,10 @@ def _format_trouble_lines(status: SessionFacts) -> list[str]:
         for device in pilot.devices:
             if device.fault:
                 by_fault.setdefault(device.fault, []).append(device.device)
-        lines += [
-            f"{pilot.pilot} {_describe_quarantined_devices(devices)}: {fault}" for fault, devices in by_fault.items()
-        ]
+        for fault, (first, *rest) in by_fault.items():
+            which = f"{first} … {rest[-1]} ({len(rest) + 1} devices) are" if rest else f"{first} is"
+            lines.append(f"{pilot.pilot} {which} quarantined: {fault}")
     return lines
-
-
-def _describe_quarantined_devices(devices: Sequence[str]) -> str:
-    if len(devices) == 1:
-        return f"{devices[0]} is quarantined"
-    return f"{devices[0]} … {devices[-1]} ({len(devices)} devices) are quarantined"
-
-
-def _contexts(contexts: Sequence[ContextStatus]) -> list[str]:
-    width = max((len(context.title) for context in contexts), default=0)
-    return ["   ".join([context.title.ljust(width), *_facts(context)]) for context in contexts]
 
 
 def _facts(context: ContextStatus) -> Iterator[str]:
@@ -433,7 +414,7 @@ def _map(each: MapStatus) -> str:
 
 
 def _use(context: ContextStatus) -> str:
-    """Return how many calls ran per load of the context, as text. Cancelled calls that never ran do not count."""
+    """Return how many calls ran per load. Cancelled calls that never ran do not count."""
     if not context.served:
         return "not used yet" if context.hot or context.queued else "never used"
     used = context.served / context.loads
@@ -442,14 +423,14 @@ def _use(context: ContextStatus) -> str:
     return "used once a load" if round(used) == 1 else f"used {round(used):,} times a load"
 
 
-def _losses(status: SessionFacts) -> str:
+def _losses(status: SessionFacts) -> list[str]:
     if not status.lost_pilots and not status.rerun_calls:
-        return ""
+        return []
     pilots = f"{status.lost_pilots} pilot{'s' * (status.lost_pilots != 1)}"
     if status.losses:
         pilots += f" ({', '.join(format_counts_by_reason(status.losses))})"
     calls = f"{status.rerun_calls:,} call{'s' * (status.rerun_calls != 1)} run again, 0 results lost"
-    return f"{pilots}, {calls}" if status.lost_pilots else calls
+    return [f"{pilots}, {calls}" if status.lost_pilots else calls]
 
 
 def _devices(pilot: PilotStatus, status: SessionFacts, *, over: bool) -> list[Sequence[str]]:
@@ -463,8 +444,7 @@ def _devices(pilot: PilotStatus, status: SessionFacts, *, over: bool) -> list[Se
     if len(rows) == 1:
         *device, fault = rows[0]
         return [(pilot.pilot, *device, *own[:2], "; ".join(filter(None, (fault, standing))))]
-    blank = [""] * 2
-    return [(pilot.pilot, f"{len(rows)} devices", "", "", *own), *(("", *row[:3], *blank, row[3]) for row in rows)]
+    return [(pilot.pilot, f"{len(rows)} devices", "", "", *own), *(("", *row[:3], "", "", row[3]) for row in rows)]
 
 
 def _device(device: DeviceStatus, libraries: Mapping[int, LibraryStatus], *, over: bool) -> tuple[str, ...]:
@@ -491,12 +471,9 @@ def _memory(device: DeviceStatus) -> str:
     return f"{'▇' * full}{'▁' * (_BAR - full)} {used if device.promised_bytes else '0'} of {total}"
 
 
-def _table(rows: Sequence[tuple[str, str]]) -> list[str]:
-    return [f"  {head:<9} {text}" for head, text in rows]
-
-
-def _rows(head: str, texts: Sequence[str]) -> list[tuple[str, str]]:
-    return [(head if number == 0 else "", text) for number, text in enumerate(texts)]
+def _aligned(rows: Sequence[tuple[str, Iterable[str]]]) -> list[str]:
+    width = max((len(name) for name, _ in rows), default=0)
+    return ["   ".join([name.ljust(width), *facts]) for name, facts in rows]
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -11,9 +11,8 @@ from stoker.protocol.calls import FailureGroup, ListedCall
 
 
 class LibraryStatus(msgspec.Struct, frozen=True):
-    """A library. `state`: value of a LibraryState. `memory_bytes`, `device_bytes`: measured memory. `loading_s`,
-    `line`: seconds and last output line of a load. `batch`: last report of the library's inference engine.
-    """
+    """A library. `state`: value of a LibraryState. Bytes are measured. `loading_s`, `line`: seconds and last output
+    line of a load. `batch`: last report of its inference engine."""
 
     library: int
     recipe: str
@@ -32,7 +31,7 @@ class LibraryStatus(msgspec.Struct, frozen=True):
 
 
 class DeviceStatus(msgspec.Struct, frozen=True):
-    """A device. `promised_bytes`: memory reserved for libraries. `cores`: number of CPU cores (0: unknown)."""
+    """A device. `promised_bytes`: memory reserved for libraries. `cores`: 0 if unknown."""
 
     device: str
     kind: str
@@ -44,9 +43,8 @@ class DeviceStatus(msgspec.Struct, frozen=True):
 
 
 class PilotStatus(msgspec.Struct, frozen=True):
-    """A pilot. `ends_in_s`: seconds of walltime left (0: no limit). `ended`: number of calls that ended on the pilot.
-    `rate`: calls per second in the last 30 s.
-    """
+    """A pilot. `ends_in_s`: walltime left (0: no limit). `ended`: number of calls that ended on it. `rate`: calls per
+    second in the last 30 s."""
 
     pilot: str
     host: str
@@ -63,8 +61,8 @@ class PilotStatus(msgspec.Struct, frozen=True):
 
 
 class ObjectStatus(msgspec.Struct, frozen=True):
-    """Transfers of an object. `holders`, `fetching`: number of pilots that have the object, and that fetch it.
-    `origin_bytes`, `peer_bytes`: bytes read from the origin, and from other pilots."""
+    """Transfers of an object. `holders`, `fetching`: numbers of pilots. `origin_bytes`, `peer_bytes`: bytes read from
+    the origin, and from other pilots."""
 
     name: str
     size_bytes: int
@@ -76,11 +74,8 @@ class ObjectStatus(msgspec.Struct, frozen=True):
 
 
 class KindSpeed(msgspec.Struct, frozen=True):
-    """The speed of a device kind for a context, relative to the fastest kind.
-
-    `calls`: number of calls that ended on this kind in the session. `measured`: False if the speed is from earlier
-    sessions.
-    """
+    """The speed of a device kind for a context, relative to the fastest. `calls`: that ended on it in the session.
+    `measured`: False if from earlier sessions."""
 
     kind: str
     speed: float
@@ -96,11 +91,9 @@ class KindSpeed(msgspec.Struct, frozen=True):
 
 
 class ContextStatus(msgspec.Struct, frozen=True):
-    """A context, with its libraries, loads and calls. `ended`: number of calls that ended in any way. `served`: number
-    of calls that libraries completed (a gang's call counts once per library). `arguments`: arguments of the loader as
-    text. `speeds`: known speeds of slower device kinds. `wake_s`: seconds that the last wake took (0: no wake).
-    `refused_offers`: number of calls that pilots refused, by value of `RefusalCase`.
-    """
+    """A context, with its libraries, loads and calls. `ended`: in any way. `served`: calls that libraries completed (a
+    gang's once per library). `arguments`: of the loader, as text. `speeds`: of slower device kinds. `wake_s`: of the
+    last wake (0: none). `refused_offers`: by value of `RefusalCase`."""
 
     key: str
     name: str
@@ -133,16 +126,14 @@ class ContextStatus(msgspec.Struct, frozen=True):
 
 
 class StoryLine(msgspec.Struct, frozen=True):
-    """A line of an explanation (`StoryFacts`). `at`: time of the event in seconds since 1970."""
+    """A line of a story. `at`: seconds since 1970."""
 
     at: float
     text: str
 
 
 class SlowCall(msgspec.Struct, frozen=True):
-    """A call that returned a result after a long run. `run_s`: seconds that the function ran. `ended_s`: seconds
-    since the call ended.
-    """
+    """A call with a result after `run_s` seconds in the function, which ended `ended_s` seconds ago."""
 
     call: str
     function: str
@@ -157,17 +148,12 @@ JOURNAL = "journal"
 
 
 class SessionFacts(msgspec.Struct, frozen=True):
-    """The state of the whole session. Rates are calls per second over the last 30 s.
-
-    `left_s`: seconds until all open calls are done, counted from the start of the first pilot (0: no open call, or
-    unknown). `pilot_in_s`: seconds until the expected start of a pilot. `emptied_blocks`: blocks that a program started
-    itself and that have lost all pilots. `gone_pilots`: number of ended pilots, including `lost_pilots`. `losses`:
-    number of lost pilots by reason. `jobs`: blocks that have not ended. `ended_blocks`: number of ended blocks by kind
-    of end. `trouble`: faults of batch systems, of connections between pilots (key `peers`), and of the journal (key
-    `journal`). A fault of the journal delays calls and results. `excluded_nodes`: nodes on which no block may start.
-    `failure_groups`: the largest groups of failed calls. `longest`: running calls that have run longest. `slowest`:
-    calls with a result that ran longest.
-    """
+    """The state of the whole session. Rates are calls per second over the last 30 s. `left_s`: until all open calls are
+    done, from the start of the first pilot (0: unknown). `pilot_in_s`: until the expected start of a pilot.
+    `emptied_blocks`: blocks of a program that have lost all pilots. `gone_pilots` includes `lost_pilots`. `losses`:
+    lost pilots by reason. `jobs`: blocks that have not ended. `ended_blocks`: by kind of end. `trouble`: faults of
+    batch systems, of connections between pilots (key `peers`), and of the journal (key `journal`), which delays calls
+    and results. `longest`: calls that have run longest. `slowest`: the same of calls with a result."""
 
     session: str
     uptime_s: float
@@ -202,10 +188,8 @@ class SessionFacts(msgspec.Struct, frozen=True):
 
 
 class MapStatus(msgspec.Struct, frozen=True):
-    """An open `stoker.map` of a client. `client`: number of the client. `total`: number of items (-1: unknown).
-    `done`: number of items with a result. `kept`: number of items with a result of an earlier run. `left_s`: seconds
-    until the map is done (0: unknown).
-    """
+    """An open `stoker.map` in items. `client`: number of the client. `total`: -1 if unknown. `kept`: items with a
+    result of an earlier run. `left_s`: 0 if unknown."""
 
     function: str
     client: int
@@ -218,12 +202,9 @@ class MapStatus(msgspec.Struct, frozen=True):
 
 
 class StoryFacts(msgspec.Struct, frozen=True):
-    """The explanation of why a call, pilot, library or context is in its state.
-
-    The last fields are for calls. `payload`: pickled arguments, if small. `arguments`: arguments as text. `runs_in`:
-    libraries that run the call. `runs_from`: byte offset at which the call's output starts in the library's log (-1:
-    the library writes output only when calls end).
-    """
+    """Why a call, pilot, library or context is in its state. For calls: `payload`: pickled arguments, if small.
+    `arguments`: as text. `runs_in`: its libraries. `runs_from`: byte offset of its output in the library's log (-1:
+    written when calls end)."""
 
     subject: str
     found: bool

@@ -1,29 +1,21 @@
-"""Messages from a library to the agent of its pilot over a Unix socket."""
+"""Messages from a library to the agent of its pilot."""
 
 from __future__ import annotations
 
-import msgspec
-
 from stoker.contexts.inference.adapter import EngineLoad, TokenCache
 from stoker.contexts.step_times import StepTimes
-from stoker.protocol.calls import CallEnd, CallProgress, Failure
+from stoker.protocol.calls import CallEnd, CallProgress, Failure, Message
 from stoker.protocol.ids import CallId
 
 
-class _Message(msgspec.Struct, frozen=True, tag=True):
-    pass
-
-
-class Hello(_Message, frozen=True, tag="hello"):
+class Hello(Message, frozen=True, tag="hello"):
     library: int
     pid: int
 
 
-class Loaded(_Message, frozen=True, tag="loaded"):
-    """The library has loaded its context. A number of bytes is 0 if it was not measured. `start_s`: seconds from the
-    order to the start of the load (None: the pilot measures this time). `slots`: maximum number of concurrent calls (0:
-    as in the recipe). `cache`: see `to_manager.LibraryReady`. `sleeps`: True if the context can sleep.
-    """
+class Loaded(Message, frozen=True, tag="loaded"):
+    """The library has loaded its context. Bytes are 0 if not measured. `start_s`: from the order to the start of the
+    load (None: the pilot measures). `slots`, `cache`, `sleeps`: see `to_manager.LibraryReady`."""
 
     load_s: float
     resident_bytes: int
@@ -35,34 +27,32 @@ class Loaded(_Message, frozen=True, tag="loaded"):
     sleeps: bool = False
 
 
-class LoadFailed(_Message, frozen=True, tag="load-failed"):
+class LoadFailed(Message, frozen=True, tag="load-failed"):
     """The loader failed. The library's process exits."""
 
     failure: Failure
 
 
-class RunsEnded(_Message, frozen=True, tag="ended"):
+class RunsEnded(Message, frozen=True, tag="ended"):
     ends: list[CallEnd]
 
 
-class GivenBack(_Message, frozen=True, tag="given-back"):
-    """Unstarted calls that the library returns. `need_function`: True if the library lacks the function of the calls.
-    `order`: number of the `GiveBack` message that the library answers (0: none).
-    """
+class GivenBack(Message, frozen=True, tag="given-back"):
+    """Unstarted calls that the library returns. `need_function`: it lacks their function. `order`: number of the
+    answered `GiveBack` (0: none)."""
 
     calls: tuple[CallId, ...]
     need_function: bool = False
     order: int = 0
 
 
-class Reports(_Message, frozen=True, tag="reports"):
+class Reports(Message, frozen=True, tag="reports"):
     reports: list[CallProgress]
 
 
-class Yielded(_Message, frozen=True, tag="yielded", gc=False):
-    """Pickled pieces of the result of a running call. Pieces are numbered from 0 within one `run` of the call.
-    `waits`: True if the call waits until all pieces are acknowledged. In this case `items` may be empty.
-    """
+class Yielded(Message, frozen=True, tag="yielded", gc=False):
+    """Pickled pieces of the result of a running call, numbered from 0 within one `run`. `waits`: the call waits until
+    all pieces are acknowledged."""
 
     call: CallId
     run: int
@@ -71,27 +61,26 @@ class Yielded(_Message, frozen=True, tag="yielded", gc=False):
     waits: bool = False
 
 
-class RunEvicted(_Message, frozen=True, tag="evicted"):
+class RunEvicted(Message, frozen=True, tag="evicted"):
     """A running call was checkpointed and stopped."""
 
     progress: CallProgress
 
 
-class Listens(_Message, frozen=True, tag="listens"):
+class Listens(Message, frozen=True, tag="listens"):
     """Rank 0 of a gang waits for the other ranks at `port` of its host."""
 
     call: CallId
     port: int
 
 
-class Resized(_Message, frozen=True, tag="resized"):
+class Resized(Message, frozen=True, tag="resized"):
     device_memory_bytes: int
 
 
-class Slept(_Message, frozen=True, tag="slept"):
-    """The context sleeps. `resident_bytes`: host memory of the process. `more_bytes`: bytes by which this host memory
-    has grown, because the context sleeps. `device_bytes`: memory that PyTorch still uses on the fullest device.
-    """
+class Slept(Message, frozen=True, tag="slept"):
+    """`resident_bytes`: host memory of the process. `more_bytes`: its growth through the sleep. `device_bytes`: memory
+    that PyTorch still uses on the fullest device."""
 
     resident_bytes: int
     more_bytes: int = 0
@@ -99,29 +88,25 @@ class Slept(_Message, frozen=True, tag="slept"):
     sleep_s: float = 0.0
 
 
-class Woke(_Message, frozen=True, tag="woke"):
+class Woke(Message, frozen=True, tag="woke"):
     wake_s: float
 
 
-class SleepFailed(_Message, frozen=True, tag="sleep-failed"):
+class SleepFailed(Message, frozen=True, tag="sleep-failed"):
     """The context's `sleep` or `wake` raised an exception. The library's process exits."""
 
     failure: Failure
 
 
-class SnapshotMade(_Message, frozen=True, tag="snapshot"):
-    """The library has written a snapshot of the context. `form`: name of the snapshot's format, equal on all pilots.
-    `made_s`: seconds that the library needed to write the snapshot.
-    """
+class SnapshotMade(Message, frozen=True, tag="snapshot"):
+    """The library has written a snapshot. `form`: name of its format, equal on all pilots."""
 
     form: str
     folder: str
     made_s: float
 
 
-class BatchReport(_Message, frozen=True, tag="batch"):
-    """The load and the step times of the library's engine, for a `to_manager.LibraryBatch`."""
-
+class BatchReport(Message, frozen=True, tag="batch"):
     load: EngineLoad
     times: StepTimes = StepTimes()
 

@@ -2,54 +2,47 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from stoker.protocol import show_status
 from stoker.protocol.blocks import BlockOrder, KnownBlock
-from stoker.protocol.calls import CallEnd, CallForecast, CallProgress, FailureGroup, ListedCall
+from stoker.protocol.calls import CallEnd, CallForecast, CallProgress, FailureGroup, ListedCall, Message
 from stoker.protocol.ids import BlockId, CallId
 from stoker.protocol.status import SessionFacts, StoryFacts
 
 
-class _Message(msgspec.Struct, frozen=True, tag=True):
-    pass
-
-
-class ClientWelcome(_Message, frozen=True, tag="welcome"):
-    """The manager accepts the client. `number`: high bits of the client's call ids. `again`: True if messages of the
-    client were lost. The client then resubmits its open calls and sends `Resubmitted`.
-    """
+class ClientWelcome(Message, frozen=True, tag="welcome"):
+    """The manager accepts the client. `number`: high bits of its call ids. `again`: messages of the client were lost,
+    so it resubmits its open calls and sends `Resubmitted`."""
 
     session: str
     number: int
     again: bool = False
 
 
-class ClientRefused(_Message, frozen=True, tag="refused"):
-    """The manager refuses the client, because the client's hello has another session or protocol version."""
+class ClientRefused(Message, frozen=True, tag="refused"):
+    """The client's hello has another session or protocol version."""
 
     reason: str
 
 
-class Results(_Message, frozen=True, tag="results", gc=False):
-    """The ends of calls. `first`: number of the first of `ends`, counted from 0 over all ends that this client gets."""
+class Results(Message, frozen=True, tag="results", gc=False):
+    """The ends of calls. `first`: number of the first of `ends` among all ends for this client, from 0."""
 
     first: int
     ends: list[CallEnd]
 
 
-class Rejected(_Message, frozen=True, tag="rejected"):
-    """The manager rejected a message of the client and ignored all of it. `calls`: calls in the rejected message."""
+class Rejected(Message, frozen=True, tag="rejected"):
+    """The manager ignored a message of the client, with these calls."""
 
     reason: str
     calls: tuple[CallId, ...] = ()
 
 
-class ProgressReports(_Message, frozen=True, tag="progress"):
+class ProgressReports(Message, frozen=True, tag="progress"):
     reports: list[CallProgress]
 
 
-class Pieces(_Message, frozen=True, tag="pieces", gc=False):
+class Pieces(Message, frozen=True, tag="pieces", gc=False):
     """Pieces of a call's result (`to_agent.Yielded`). The client answers with `to_manager.PiecesTaken`."""
 
     call: CallId
@@ -59,34 +52,31 @@ class Pieces(_Message, frozen=True, tag="pieces", gc=False):
     waits: bool = False
 
 
-class Forecasts(_Message, frozen=True, tag="forecasts"):
-    """Expected ends of calls with deadlines, sent after each change of a forecast. `said_at`: time of the forecasts in
-    the manager's clock (0: unknown).
-    """
+class Forecasts(Message, frozen=True, tag="forecasts"):
+    """Expected ends of calls with deadlines, sent after each change. `said_at`: in the manager's clock (0: unknown)."""
 
     forecasts: list[CallForecast]
     said_at: float = 0.0
 
 
-class Ack(_Message, frozen=True, tag="ack"):
+class Ack(Message, frozen=True, tag="ack"):
     """The manager's journal contains the client's frames up to `sequence`."""
 
     sequence: int
 
 
-class KnownBlocks(_Message, frozen=True, tag="known-blocks"):
-    """All blocks that have not ended, for a new factory. The factory submits the blocks that have no job, and cancels
-    jobs of the session that belong to none of these blocks.
-    """
+class KnownBlocks(Message, frozen=True, tag="known-blocks"):
+    """All blocks that have not ended, for a new factory, which submits those without a job, and cancels other jobs of
+    the session."""
 
     blocks: tuple[KnownBlock, ...]
 
 
-class SubmitBlocks(_Message, frozen=True, tag="submit-blocks"):
+class SubmitBlocks(Message, frozen=True, tag="submit-blocks"):
     orders: tuple[BlockOrder, ...]
 
 
-class CancelBlocks(_Message, frozen=True, tag="cancel-blocks"):
+class CancelBlocks(Message, frozen=True, tag="cancel-blocks"):
     """Cancel blocks. The factory answers with BlockUpdate when the blocks have ended."""
 
     blocks: tuple[BlockId, ...]
@@ -105,9 +95,9 @@ class Story(StoryFacts, frozen=True, tag="story"):
         return "\n".join(show_status.format_explanation_lines(self))
 
 
-class Calls(_Message, frozen=True, tag="calls"):
-    """The calls that have run longest, the next waiting calls, and the last failed calls. `running`, `waiting`,
-    `failed`: numbers of all such calls. `groups`: all failures by kind."""
+class Calls(Message, frozen=True, tag="calls"):
+    """Calls that have run longest, wait next, or failed last, and the numbers of all. `groups`: all failures by
+    kind."""
 
     session: str
     running: int
@@ -117,7 +107,7 @@ class Calls(_Message, frozen=True, tag="calls"):
     groups: tuple[FailureGroup, ...] = ()
 
 
-class SessionOver(_Message, frozen=True, tag="over"):
+class SessionOver(Message, frozen=True, tag="over"):
     """The manager is about to exit."""
 
     reason: str

@@ -1,20 +1,16 @@
-"""Messages from a pilot's agent to a library over a Unix socket."""
+"""Messages from a pilot's agent to a library."""
 
 from __future__ import annotations
 
 import msgspec
 
 from stoker.contexts.recipe import Recipe
-from stoker.protocol.calls import CallOptions, CallSpec, GangPlace
+from stoker.protocol.calls import CallOptions, CallSpec, GangPlace, Message
 from stoker.protocol.ids import CallId, FunctionKey
 from stoker.protocol.to_pilot import FunctionBlob
 
 
-class _Message(msgspec.Struct, frozen=True, tag=True):
-    pass
-
-
-class Load(_Message, frozen=True, tag="load"):
+class Load(Message, frozen=True, tag="load"):
     """Load the context. `objects`: local path of each object. `device_memory_bytes`: limit per device (0: none)."""
 
     recipe: Recipe
@@ -23,43 +19,41 @@ class Load(_Message, frozen=True, tag="load"):
     device_memory_bytes: int = 0
 
 
-class Run(_Message, frozen=True, tag="run"):
-    """Run calls. `waited_s`: seconds that the calls have waited. Token deadlines are earlier by this time."""
+class Run(Message, frozen=True, tag="run"):
+    """Run calls. Token deadlines are earlier by `waited_s`."""
 
     function: FunctionKey
     calls: list[CallSpec]
     options: CallOptions
     function_blob: FunctionBlob | None = None
     gang: GangPlace | None = None
-    objects: dict[str, str] = {}
+    objects: dict[str, str] = msgspec.field(default_factory=dict)
     waited_s: float = 0.0
 
 
-class GiveBack(_Message, frozen=True, tag="give-back"):
-    """Return up to `count` unstarted calls, newest first, or exactly the calls in `calls`. The answer `GivenBack`
-    repeats the number `order`."""
+class GiveBack(Message, frozen=True, tag="give-back"):
+    """Return up to `count` unstarted calls, newest first, or exactly `calls`. `GivenBack` repeats `order`."""
 
     count: int = 0
     calls: tuple[CallId, ...] = ()
     order: int = 0
 
 
-class Evict(_Message, frozen=True, tag="evict"):
+class Evict(Message, frozen=True, tag="evict"):
     """Stop a running call when it next waits for a model or reports progress. The library answers with RunEvicted (with
-    the last checkpoint) or RunsEnded.
-    """
+    the last checkpoint) or RunsEnded."""
 
     call: CallId
 
 
-class Meet(_Message, frozen=True, tag="meet"):
+class Meet(Message, frozen=True, tag="meet"):
     """Rank 0 of the call's gang waits at `address` (`host:port`)."""
 
     call: CallId
     address: str
 
 
-class Taken(_Message, frozen=True, tag="taken"):
+class Taken(Message, frozen=True, tag="taken"):
     """The client has received the first `upto` result pieces of run number `run` of a call."""
 
     call: CallId
@@ -67,21 +61,21 @@ class Taken(_Message, frozen=True, tag="taken"):
     upto: int
 
 
-class Resize(_Message, frozen=True, tag="resize"):
+class Resize(Message, frozen=True, tag="resize"):
     """Change the library's reservation of device memory."""
 
     device_memory_bytes: int
 
 
-class Sleep(_Message, frozen=True, tag="sleep"):
+class Sleep(Message, frozen=True, tag="sleep"):
     """Call the context's `sleep`. The library answers with Slept or SleepFailed."""
 
 
-class Wake(_Message, frozen=True, tag="wake"):
+class Wake(Message, frozen=True, tag="wake"):
     """Call the context's `wake`. The library answers with Woke or SleepFailed."""
 
 
-class Stop(_Message, frozen=True, tag="stop"):
+class Stop(Message, frozen=True, tag="stop"):
     """Finish running calls, return all other calls, and exit."""
 
 

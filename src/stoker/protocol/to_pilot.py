@@ -6,21 +6,13 @@ import msgspec
 
 from stoker.contexts.recipe import ObjectRef, Recipe
 from stoker.contexts.step_times import StepTimes
-from stoker.protocol.calls import CallOptions, CallSpec, GangPlace
+from stoker.protocol.calls import CallOptions, CallSpec, GangPlace, Message
 from stoker.protocol.ids import CallId, DeviceId, FunctionKey, LibraryId, PilotId
 
 
-class _Message(msgspec.Struct, frozen=True, tag=True):
-    pass
-
-
-class PilotWelcome(_Message, frozen=True, tag="welcome"):
-    """The manager accepts the pilot. The manager then sends StopLibrary and CancelCalls for libraries and calls that
-    it does not want.
-
-    `again`: True if messages of the pilot were lost. The pilot then repeats everything that is not in its hello.
-    `hello`: number of the hello that the manager answers (0: unknown).
-    """
+class PilotWelcome(Message, frozen=True, tag="welcome"):
+    """The manager accepts the pilot. `again`: messages were lost, so the pilot repeats what is not in its hello.
+    `hello`: number of the answered hello (0: unknown)."""
 
     session: str
     heartbeat_s: float
@@ -29,26 +21,22 @@ class PilotWelcome(_Message, frozen=True, tag="welcome"):
     hello: int = 0
 
 
-class HelloAgain(_Message, frozen=True, tag="hello-again"):
-    """Send another hello. The manager had declared the pilot lost, or has handled frames newer than the hello."""
+class HelloAgain(Message, frozen=True, tag="hello-again"):
+    """The manager had declared the pilot lost, or has handled frames newer than its hello."""
 
     acknowledged: int = 0
 
 
-class PilotRefused(_Message, frozen=True, tag="refused"):
-    """The pilot should exit, because it has another session or protocol version, or the session is over."""
+class PilotRefused(Message, frozen=True, tag="refused"):
+    """Exit, because the session or the protocol version differs, or the session is over."""
 
     reason: str
 
 
-class StartLibrary(_Message, frozen=True, tag="start-library"):
-    """Start a library of `recipe` on `devices`.
-
-    `memory_bytes`: limit on host memory. `device_memory_bytes`: memory reservation per device (0: no limit).
-    `snapshots`: snapshots of the context, by format. `snapshot_wait_s`: maximum seconds to wait until snapshots are
-    fetched. `planned`: objects that the pilot probably lacks. A `FetchObject` message follows for each of these
-    objects. `steps`: known step times of the inference engine on these devices.
-    """
+class StartLibrary(Message, frozen=True, tag="start-library"):
+    """Start a library. `memory_bytes`: limit on host memory. `device_memory_bytes`: reservation per device (0: no
+    limit). `snapshots`: by format. `snapshot_wait_s`: maximum wait for them. `planned`: objects that the pilot probably
+    lacks, for which `FetchObject` follows. `steps`: known step times of the engine on these devices."""
 
     library: LibraryId
     recipe: Recipe
@@ -61,8 +49,8 @@ class StartLibrary(_Message, frozen=True, tag="start-library"):
     steps: StepTimes | None = None
 
 
-class StopLibrary(_Message, frozen=True, tag="stop-library"):
-    """Stop a library. `drain`: True to finish running calls first and return all other calls."""
+class StopLibrary(Message, frozen=True, tag="stop-library"):
+    """Stop a library. `drain`: first finish running calls, and return all other calls."""
 
     library: LibraryId
     reason: str
@@ -70,8 +58,7 @@ class StopLibrary(_Message, frozen=True, tag="stop-library"):
 
 
 class FunctionBlob(msgspec.Struct, frozen=True):
-    """A function that the library does not have yet. `place`: file of the program that defines the function, or the
-    function's installed module."""
+    """A function that the library lacks. `place`: file of its program, or its installed module."""
 
     key: FunctionKey
     name: str
@@ -80,17 +67,15 @@ class FunctionBlob(msgspec.Struct, frozen=True):
 
     @property
     def timing_key(self) -> str:
-        """Name under which run times of the function are stored, such as `/home/ana/claims.py:verify`."""
+        """Name under which its run times are stored, such as `/home/ana/claims.py:verify`."""
         return f"{self.place}:{self.name}" if self.place else self.name
 
 
-class RunCalls(_Message, frozen=True, tag="run", gc=False):
-    """Calls of one function for one library, in order. `offer`: True if the library may refuse the calls.
-    `reserve_bytes`: new memory reservation that the library gets for an offered call. `waited_s`: seconds that an
-    offered call has waited, without the time of the library's load. The deadlines of the call's tokens are earlier by
-    this time. `preempts`: libraries on the same devices that the manager ends if the pilot accepts the offered call
-    (`to_manager.OfferAccepted`).
-    """
+class RunCalls(Message, frozen=True, tag="run", gc=False):
+    """Calls of one function for one library, in order. `offer`: the library may refuse. `reserve_bytes`: its new
+    reservation for an offered call. `waited_s`: that an offered call has waited without the load of its library; its
+    token deadlines are earlier by this time. `preempts`: libraries on the same devices that end if the pilot
+    accepts."""
 
     library: LibraryId
     function: FunctionKey
@@ -104,19 +89,16 @@ class RunCalls(_Message, frozen=True, tag="run", gc=False):
     preempts: tuple[LibraryId, ...] = ()
 
 
-class TakeBack(_Message, frozen=True, tag="take-back"):
-    """Return up to `count` unstarted calls, newest first. The pilot answers with CallsReturned."""
+class TakeBack(Message, frozen=True, tag="take-back"):
+    """Return up to `count` unstarted calls, newest first, with CallsReturned."""
 
     library: LibraryId
     count: int
 
 
-class CancelCalls(_Message, frozen=True, tag="cancel-calls"):
-    """Drop unstarted calls. `running`: True to stop running calls as well.
-
-    A running call has at least `grace_s` seconds to react. After this time, the library of the call stops when its
-    other calls have ended.
-    """
+class CancelCalls(Message, frozen=True, tag="cancel-calls"):
+    """Drop unstarted calls. `running`: also stop running calls, which have at least `grace_s` seconds to react. Then
+    the library stops when its other calls have ended."""
 
     library: LibraryId
     calls: tuple[CallId, ...]
@@ -124,7 +106,7 @@ class CancelCalls(_Message, frozen=True, tag="cancel-calls"):
     grace_s: float = 0.0
 
 
-class MeetGang(_Message, frozen=True, tag="meet-gang"):
+class MeetGang(Message, frozen=True, tag="meet-gang"):
     """Rank 0 of a call's gang waits at `address`."""
 
     library: LibraryId
@@ -132,16 +114,16 @@ class MeetGang(_Message, frozen=True, tag="meet-gang"):
     address: str
 
 
-class EvictCall(_Message, frozen=True, tag="evict-call"):
-    """Checkpoint and return a running call. The pilot answers with CallEvicted or the end of the call."""
+class EvictCall(Message, frozen=True, tag="evict-call"):
+    """Checkpoint a running call. The pilot answers with CallEvicted or the end of the call."""
 
     library: LibraryId
     call: CallId
 
 
-class AckPieces(_Message, frozen=True, tag="ack-pieces"):
-    """The client has received the first `upto` result pieces of run number `run` of a call. `again`: True to resend
-    later pieces."""
+class AckPieces(Message, frozen=True, tag="ack-pieces"):
+    """The client has received the first `upto` result pieces of run number `run` of a call. `again`: resend later
+    pieces."""
 
     library: LibraryId
     call: CallId
@@ -150,28 +132,25 @@ class AckPieces(_Message, frozen=True, tag="ack-pieces"):
     again: bool = False
 
 
-class ResizeLibrary(_Message, frozen=True, tag="resize"):
-    """Change a library's reservation on each device. The pilot answers with LibraryResized."""
+class ResizeLibrary(Message, frozen=True, tag="resize"):
+    """Change a reservation per device. The pilot answers with LibraryResized."""
 
     library: LibraryId
     device_memory_bytes: int
 
 
-class SleepLibrary(_Message, frozen=True, tag="sleep"):
+class SleepLibrary(Message, frozen=True, tag="sleep"):
     """Put a library without calls to sleep. The pilot answers with LibraryAsleep, LibraryAwake (refused) or
-    LibraryGone.
-
-    `device_memory_bytes`: memory that the library keeps on each device. `host_bytes`: host memory of the sleeping
-    context. If the manager repeats the order, the pilot repeats its answer.
-    """
+    LibraryGone, also to a repeated order. `device_memory_bytes`: kept on each device. `host_bytes`: of the sleeping
+    context."""
 
     library: LibraryId
     device_memory_bytes: int
     host_bytes: int = 0
 
 
-class WakeLibrary(_Message, frozen=True, tag="wake"):
-    """Wake a library with a new reservation on each device. The pilot answers with LibraryAwake or LibraryGone."""
+class WakeLibrary(Message, frozen=True, tag="wake"):
+    """Wake a library with a new reservation per device. The pilot answers with LibraryAwake or LibraryGone."""
 
     library: LibraryId
     device_memory_bytes: int
@@ -184,11 +163,9 @@ class ServingPeer(msgspec.Struct, frozen=True):
     address: str
 
 
-class FetchObject(_Message, frozen=True, tag="fetch"):
-    """The current sources of an object that the pilot should fetch (no source: the object is unavailable). `origin`:
-    True for the one pilot that should read the object from its origin. `manifest`: digests of the object's parts, sent
-    once. `keep`: True to fetch an object that this pilot does not need, because the only pilot with the object exits.
-    """
+class FetchObject(Message, frozen=True, tag="fetch"):
+    """The sources of an object to fetch (none: it is unavailable). `origin`: read it from its origin, as the only
+    pilot. `manifest`: digests of its parts, sent once. `keep`: fetch it because the only pilot with it exits."""
 
     object: ObjectRef
     peers: tuple[ServingPeer, ...] = ()
@@ -197,17 +174,15 @@ class FetchObject(_Message, frozen=True, tag="fetch"):
     keep: bool = False
 
 
-class Ack(_Message, frozen=True, tag="ack"):
+class Ack(Message, frozen=True, tag="ack"):
     """The manager's journal contains the pilot's frames up to `sequence`."""
 
     sequence: int
 
 
-class Exit(_Message, frozen=True, tag="exit"):
-    """The pilot should exit. `drain`: True to finish running calls first and return all other calls. `hand_on_s`:
-    maximum seconds that the pilot then stays while other pilots fetch objects that only this pilot has. A second Exit
-    without `hand_on_s` ends this wait.
-    """
+class Exit(Message, frozen=True, tag="exit"):
+    """`drain`: first finish running calls, and return the others. `hand_on_s`: maximum stay while other pilots fetch
+    objects that only this pilot has. A second Exit without it ends this wait."""
 
     reason: str
     drain: bool = False

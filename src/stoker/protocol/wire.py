@@ -1,24 +1,20 @@
 """Encode and decode frames of messages. Invalid data raises ProtocolError and changes nothing.
 
-A frame is a MessagePack array `[sequence, [message, ...]]`. The sequence number of an unnumbered frame is 0.
+A frame is a MessagePack array `[sequence, [message, ...]]`, with 0 for an unnumbered frame. Every protocol version has
+the same frame shape, hello and refusal, so that peers of two versions get a clear error. A hello is the first message
+of its frame: a map with `protocol` and `session`. The refusal is a map with a `reason`.
 
-Every protocol version has the same frame shape, the same hello and the same refusal, so that peers of two versions get
-a clear error. A hello is the first message of its frame. It is a map with the keys `protocol` and
-`session`. The answer `refused`
-is a map with a `reason`.
-
-Numbered frames are neither lost nor handled twice. The sender (`Outbox`) keeps each frame until it is acknowledged, and
-resends unacknowledged frames after a reconnect. The receiver (`Inbox`) drops a frame that it has handled. The receiver
-refuses a frame that skips a number, because the sender resends all unacknowledged frames after the next hello.
-
-A manager that lost the end of its journal lacks frames that it had acknowledged. The hello of the sender contains the
-last number of these frames. The manager continues from this number (`Inbox.skip_to`) and requests the content of the
-lost frames again.
+Numbered frames are neither lost nor handled twice. The sender (`Outbox`) keeps and resends frames until they are
+acknowledged. The receiver (`Inbox`) drops frames that it has handled, and frames that skip a number, because the sender
+resends these after the next hello. A manager that lost the end of its journal lacks frames that it had acknowledged. It
+continues from the number in the sender's hello (`Inbox.skip_to`), and requests their content again.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -28,21 +24,18 @@ from stoker.errors import ProtocolError
 from stoker.protocol import to_agent, to_client, to_library, to_manager, to_pilot
 
 VERSION = 10
-"""Protocol version in every hello. Peers with another version are refused."""
 
 M = TypeVar("M")
 
 
 class Frame(msgspec.Struct, Generic[M], frozen=True, array_like=True):
-    """A list of messages. `sequence`: number of the frame among the sender's frames (0: an unnumbered frame)."""
+    """Messages. `sequence`: number of the frame (0: unnumbered)."""
 
     sequence: int
     messages: list[M]
 
 
 class AnyHello(msgspec.Struct, frozen=True):
-    """The fields that hellos of every protocol version have."""
-
     protocol: int
     session: str
 
@@ -52,7 +45,6 @@ class Decoder(Generic[M]):
         self._decode = msgspec.msgpack.Decoder(Frame[union]).decode
 
     def __call__(self, data: Any) -> Frame[M]:
-        """Decode bytes or a memoryview. Raises ProtocolError, which names the wrong field."""
         try:
             return self._decode(data)
         except UNREADABLE as error:
@@ -71,7 +63,7 @@ _any_hello = msgspec.msgpack.Decoder(AnyHello).decode
 
 
 def decode_other_version_hello(data: Any) -> AnyHello | None:
-    """Return the hello in `data` if it has another protocol version, or else None."""
+    """Return a hello of another protocol version, or else None."""
     try:
         first = _any_frame(data).messages[:1]
         hello = _any_hello(first[0]) if first else None
@@ -81,7 +73,6 @@ def decode_other_version_hello(data: Any) -> AnyHello | None:
 
 
 def why_not(hello: AnyHello | to_manager.ClientHello | to_manager.PilotHello, *, session: str) -> str:
-    """Return why the sender of a hello cannot join the session, or ""."""
     if hello.protocol == VERSION and hello.session == session:
         return ""
     asked = f"you asked for session {hello.session}, protocol {hello.protocol}"
@@ -89,40 +80,24 @@ def why_not(hello: AnyHello | to_manager.ClientHello | to_manager.PilotHello, *,
     return f"this is session {session}, protocol {VERSION}; {asked}{more}"
 
 
-def from_client_decoder() -> Decoder[to_manager.FromClient]:
-    return Decoder(to_manager.FromClient)
-
-
-def from_pilot() -> Decoder[to_manager.FromPilot]:
-    return Decoder(to_manager.FromPilot)
-
-
-def to_pilot_decoder() -> Decoder[to_pilot.ToPilot]:
-    return Decoder(to_pilot.ToPilot)
-
-
-def to_client_decoder() -> Decoder[to_client.ToClient]:
-    return Decoder(to_client.ToClient)
-
-
-def to_library_decoder() -> Decoder[to_library.ToLibrary]:
-    return Decoder(to_library.ToLibrary)
-
-
-def to_agent_decoder() -> Decoder[to_agent.ToAgent]:
-    return Decoder(to_agent.ToAgent)
+from_client_decoder: Callable[[], Decoder[to_manager.FromClient]] = partial(Decoder, to_manager.FromClient)
+from_pilot: Callable[[], Decoder[to_manager.FromPilot]] = partial(Decoder, to_manager.FromPilot)
+to_pilot_decoder: Callable[[], Decoder[to_pilot.ToPilot]] = partial(Decoder, to_pilot.ToPilot)
+to_client_decoder: Callable[[], Decoder[to_client.ToClient]] = partial(Decoder, to_client.ToClient)
+to_library_decoder: Callable[[], Decoder[to_library.ToLibrary]] = partial(Decoder, to_library.ToLibrary)
+to_agent_decoder: Callable[[], Decoder[to_agent.ToAgent]] = partial(Decoder, to_agent.ToAgent)
 
 
 # ---- numbered frames
 
 
 class Outbox:
-    """Numbers the frames of a sender, and keeps sent frames until the receiver has acknowledged them."""
+    """Numbers frames, and keeps them until the receiver has acknowledged them."""
 
     def __init__(self) -> None:
         self.sequence = 0
         self.acknowledged = 0
-        """Highest frame number that the receiver has acknowledged. The sender keeps only later frames."""
+        """Last frame that the receiver has acknowledged."""
         self._unacked: deque[tuple[int, bytes]] = deque()
 
     def next(self) -> int:
@@ -141,11 +116,10 @@ class Outbox:
             unacked.popleft()
 
     def unacked(self) -> list[bytes]:
-        """Return the frames to resend, oldest first."""
         return [frame for _, frame in self._unacked]
 
     def take_unacknowledged_frames(self) -> list[bytes]:
-        """Remove and return the unacknowledged frames. The next frames reuse the numbers of these frames."""
+        """Remove and return the unacknowledged frames, whose numbers the next frames reuse."""
         frames = self.unacked()
         self._unacked.clear()
         self.sequence = self.acknowledged
@@ -158,7 +132,7 @@ class Inbox:
     def __init__(self, last: int = 0) -> None:
         self.last = last
         self.lost_handled_frames = False
-        """True if handled frames are lost (`RecordsLost`). Until the next hello, a frame may skip numbers."""
+        """Handled frames are lost (`RecordsLost`), so a frame may skip numbers until the next hello."""
 
     def accept(self, sequence: int) -> bool:
         if sequence == 0:
@@ -169,11 +143,8 @@ class Inbox:
         return True
 
     def skip_to(self, sequence: int) -> bool:
-        """Continue after frame number `sequence`, because the sender keeps no earlier frames.
-
-        Return True if the receiver has lost frames that it had acknowledged. Frames that were handled after a skipped
-        number are handled again.
-        """
+        """Continue after frame number `sequence`, because the sender keeps no earlier frames. Return True if the
+        receiver has lost frames that it had acknowledged. Frames after a skipped number are handled again."""
         lost = sequence > self.last or self.lost_handled_frames
         self.last = sequence if self.lost_handled_frames else max(self.last, sequence)
         self.lost_handled_frames = False

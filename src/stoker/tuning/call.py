@@ -1,17 +1,14 @@
 """Run one job as a call on a library. The ranks of a gang connect, choose the initial prompt, tune it, and store the
 result in the bank.
 
-**Initial prompt.** The initial prompt comes from the job, from the bank, or from the targets of the job. A lookup in
-the bank scores a fixed number of prompts (`lookup.default_score_limit`), and must fit into its budget (`pace.BUDGET`).
-The bank stores the seconds per score by kind of device and number of virtual tokens. If these seconds are unknown, the
-call first measures a few scores.
+**Initial prompt.** It comes from the job, from the bank, or from the targets of the job. A lookup in the bank scores a
+fixed number of prompts (`lookup.default_score_limit`), and must fit into its budget (`pace.BUDGET`). The bank stores
+the seconds per score by kind of device and number of virtual tokens. If unknown, the call first measures a few scores.
 
 Rank 0 searches, and every rank scores its share of the prompts. The stored seconds are for one device, because the
-scheduler decides about a job before it knows the size of the gang (`Features.shared_s`). Samples for scores are
-training data.
+scheduler decides before it knows the size of the gang (`Features.shared_s`). Samples for scores are training data.
 
-**Resuming.** After an eviction or the loss of a rank, a call resumes from the last state that rank 0 reported. Reports
-are at least 0.2 s apart.
+**Resuming.** After an eviction or the loss of a rank, a call resumes from the last state that rank 0 reported.
 """
 
 from __future__ import annotations
@@ -34,12 +31,12 @@ from stoker.tuning.bank import build
 from stoker.tuning.bank.build import ensure_bank, insert_or_store_prompt
 from stoker.tuning.bank.candidates import SHIPPED_PROMPTS, Candidate, instruction, read_candidates
 from stoker.tuning.bank.lookup import Score, default_score_limit, look_up
-from stoker.tuning.encoding import encode_samples
+from stoker.tuning.encoding import MOST_TOKENS, encode_samples
 from stoker.tuning.exchange import Exchange, meet
 from stoker.tuning.job import PLACE, split
 from stoker.tuning.order import BankPlace, Initial, Order, Saved, Tuned, pack, unpack
 from stoker.tuning.pace import BUDGET, Part, PartClock, ScoringPace, is_over, read_paces, remember
-from stoker.tuning.tune import TuningProgress, model_device_name, purpose, tune_with_exchange
+from stoker.tuning.tune import TuningProgress, model_device, purpose, tune_with_exchange
 from stoker.units import show_seconds
 
 if TYPE_CHECKING:
@@ -48,20 +45,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LOOKUP_LIMIT_S = 6 * 3600.0
-"""Maximum seconds that the other ranks wait for the search of rank 0, which may build the bank first."""
+"""Maximum seconds of the search of rank 0, which may build the bank first."""
 
 
 def choose_initial_prompt(model: CausalLM, order: Order, exchange: Exchange, *, known: Initial | None) -> Initial:
-    """Return the initial prompt, which is the same on every rank. All ranks must call this function.
-
-    `known`: prompt of an earlier attempt. The `note` of the result says why the bank was unusable.
-    """
+    """Return the initial prompt, on all ranks. `known`: of an earlier attempt. The `note` of the result says why the
+    bank was unusable."""
     virtual_tokens = order.job.prompt.virtual_tokens
-    samples = _scoring_samples(model, order, tokens=virtual_tokens or build.FEATURE_TOKENS)
+    samples = _scoring_samples(model, order, tokens=virtual_tokens or MOST_TOKENS)
     score = None
     if samples:
         scorer = build.scorer(model, samples, virtual_tokens=virtual_tokens)
-        score = _GangScorer(scorer, exchange, device=_device(model))
+        score = _GangScorer(scorer, exchange, device=model_device(model))
     if exchange.rank:
         if score is not None:
             score.serve()
@@ -77,35 +72,39 @@ def choose_initial_prompt(model: CausalLM, order: Order, exchange: Exchange, *, 
 
 
 def _search(model: CausalLM, order: Order, score: Score | None, *, ranks: int) -> Initial:
-    made = Initial(instruction([sample.target for sample in order.samples]), "the targets")
     if order.bank is None:
-        return msgspec.structs.replace(made, note="the job uses no bank")
-    if score is None:
-        return msgspec.structs.replace(made, note="the samples are too long to be scored with a prompt before them")
-    try:
-        return _look_up_initial_prompt(model, order, order.bank, score, otherwise=made, ranks=ranks)
-    except (StokerError, OSError, ValueError) as error:
-        log.warning("the prompt bank in %s cannot be used: %s", order.bank.folder, error)
-        return msgspec.structs.replace(made, note=f"the bank cannot be used: {error}")
+        note = "the job uses no bank"
+    elif score is None:
+        note = "the samples are too long to be scored with a prompt before them"
+    else:
+        try:
+            found = _look_up_initial_prompt(model, order, order.bank, score, ranks=ranks)
+            if isinstance(found, Initial):
+                return found
+            note = found
+        except (StokerError, OSError, ValueError) as error:
+            log.warning("the prompt bank in %s cannot be used: %s", order.bank.folder, error)
+            note = f"the bank cannot be used: {error}"
+    return Initial(instruction([sample.target for sample in order.samples]), "the targets", note)
 
 
 def _look_up_initial_prompt(
-    model: CausalLM, order: Order, place: BankPlace, score: Score, *, otherwise: Initial, ranks: int
-) -> Initial:
+    model: CausalLM, order: Order, place: BankPlace, score: Score, *, ranks: int
+) -> Initial | str:
+    """Return the best prompt of the bank, or why a lookup takes too long."""
     folder, kind = Path(place.folder), _kind(model)
     slo_s, virtual_tokens = order.slo_s, order.job.prompt.virtual_tokens
     pace = read_paces(folder, virtual_tokens=virtual_tokens).get(kind)
     if pace is not None and is_over(pace.lookup_s, slo_s=slo_s):
-        return _with_over_budget_note(otherwise, pace.lookup_s, slo_s)
+        return _describe_excess(pace.lookup_s, slo_s)
     score_s = pace.score_s if pace is not None else ranks * _measure(score, count=4 * ranks) if slo_s else 0.0
     bank = ensure_bank(
-        folder, read_candidates(SHIPPED_PROMPTS), model=place.model, reading=build.reading_of(),
-        read=build.reader(model),
+        folder, read_candidates(SHIPPED_PROMPTS), model=place.model, read=build.reader(model)
     )  # fmt: skip
     limit = default_score_limit(bank.layers)
     if is_over(limit * score_s, slo_s=slo_s):
         remember(folder, kind, ScoringPace(score_s, limit * score_s, virtual_tokens))
-        return _with_over_budget_note(otherwise, limit * score_s, slo_s)
+        return _describe_excess(limit * score_s, slo_s)
     began = time.monotonic()
     found = look_up(bank.layers, score, limit=limit)
     took_s = time.monotonic() - began
@@ -114,9 +113,8 @@ def _look_up_initial_prompt(
     return Initial(found.candidate.text, "the bank", note)
 
 
-def _with_over_budget_note(made: Initial, lookup_s: float, slo_s: float) -> Initial:
-    note = f"a lookup takes {show_seconds(lookup_s)}, over {BUDGET:.0%} of the {show_seconds(slo_s)} until the deadline"
-    return msgspec.structs.replace(made, note=note)
+def _describe_excess(lookup_s: float, slo_s: float) -> str:
+    return f"a lookup takes {show_seconds(lookup_s)}, over {BUDGET:.0%} of the {show_seconds(slo_s)} until the deadline"
 
 
 def _measure(score: Score, *, count: int) -> float:
@@ -141,18 +139,13 @@ def _scoring_samples(model: CausalLM, order: Order, *, tokens: int) -> list[tupl
     return build.evaluation_samples(fit, seed=job.training.seed)
 
 
-def _device(model: CausalLM) -> torch.device:
-    device: torch.device = model.model.get_input_embeddings().weight.device
-    return device
-
-
 def _kind(model: CausalLM) -> str:
-    device = _device(model)
+    device = model_device(model)
     return str(torch.cuda.get_device_name(device)) if device.type == "cuda" else device.type
 
 
 class _GangScorer:
-    """Scores prompts on all ranks. Rank 0 calls the scorer, and the other ranks call `serve`."""
+    """Scores prompts on all ranks: rank 0 calls the scorer, the others `serve`."""
 
     def __init__(self, score: Score, exchange: Exchange, *, device: torch.device) -> None:
         self._score = score
@@ -182,7 +175,7 @@ class _GangScorer:
 
 _REPORT_EVERY_S = 0.2
 _SILENCE_S = 300.0
-"""Maximum seconds that a rank waits for other ranks on a busy machine."""
+"""Maximum wait for other ranks on a busy machine."""
 
 
 def run_job(model: CausalLM, order: Order) -> Tuned:
@@ -205,7 +198,7 @@ def run_job(model: CausalLM, order: Order) -> Tuned:
             exchange = stack.enter_context(
                 meet(
                     rank=place.rank, size=place.size, rendezvous=place.rendezvous, listener=place.listener,
-                    key=place.key, job=purpose(model, job, order.samples), device=model_device_name(model),
+                    key=place.key, job=purpose(model, job, order.samples), device=str(model_device(model)),
                     limit_s=_SILENCE_S,
                 )
             )  # fmt: skip
@@ -242,14 +235,14 @@ def fill_bank(model: CausalLM, place: BankPlace, candidates: Sequence[Candidate]
         StokerError: The bank is for another model, or the folder is not writable.
     """
     bank = ensure_bank(
-        Path(place.folder), candidates, model=place.model, reading=build.reading_of(), read=build.reader(model),
+        Path(place.folder), candidates, model=place.model, read=build.reader(model),
         again=True, progress=ambient.progress,
     )  # fmt: skip
     return len(bank.layers)
 
 
 class Reporter:
-    """Reports the progress of a job with its loss, and sometimes a state from which the job can resume."""
+    """Reports progress and loss, and sometimes a state from which the job can resume."""
 
     def __init__(self, initial: Initial, *, iterations: int, saved: Saved | None) -> None:
         self._initial = initial
@@ -290,7 +283,7 @@ class Reporter:
 
 
 def add_tuned_prompt_to_bank(model: CausalLM, place: BankPlace, tuned: Tuned) -> None:
-    """Add the text of a tuned prompt to the bank if tuning improved it. Errors are only logged."""
+    """Add the text of a tuned prompt to the bank if it is better. Errors are only logged."""
     if tuned.best.iteration == 0 or not tuned.text.strip():
         return
     candidate = Candidate(
@@ -298,8 +291,6 @@ def add_tuned_prompt_to_bank(model: CausalLM, place: BankPlace, tuned: Tuned) ->
         value=tuned.held_out.metric, tuned_at=time.time(),
     )  # fmt: skip
     try:
-        insert_or_store_prompt(
-            Path(place.folder), candidate, model=place.model, reading=build.reading_of(), read=build.reader(model)
-        )
+        insert_or_store_prompt(Path(place.folder), candidate, model=place.model, read=build.reader(model))
     except (StokerError, OSError, ValueError) as error:
         log.warning("the tuned prompt of %s could not be added to the bank %s: %s", tuned.name, place.folder, error)

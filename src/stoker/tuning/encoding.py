@@ -1,19 +1,17 @@
 """Encode samples as tokens: `template(input)`, then the target and the end token, all after the soft prompt.
 
-A soft prompt starts as the embeddings of the tokens of a text, repeated or cut to the job's `virtual_tokens`. The bank
-also uses `encode_prompt`, so tuning starts with the loss that the bank measured (eq. 1).
-
-Only the seed and the iteration number decide the samples of an iteration, on any number of devices. Each epoch is
-shuffled. A batch is sorted by length, and each of n ranks gets every n-th sample, so that all ranks have about the same
-number of tokens.
+A soft prompt starts as the embeddings of a text's tokens, repeated or cut to `virtual_tokens`. The bank also uses
+`encode_prompt`, so tuning starts with the loss that the bank measured (eq. 1). Only the seed and the iteration number
+decide the samples of an iteration. Each epoch is shuffled. A batch is sorted by length, and each of n ranks gets every
+n-th sample, so that all ranks have about the same number of tokens.
 """
 
 from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Sequence, Sized
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -23,13 +21,11 @@ from stoker.tuning.job import PLACE, Data, Prompt, Sample
 Ids = tuple[int, ...]
 
 MOST_TOKENS = 64
-"""Maximum number of virtual tokens if a job does not set the number."""
+"""Maximum virtual tokens if a job does not set the number."""
 
 
 class EncodedSample(msgspec.Struct, frozen=True):
-    """The tokens of a sample. The model reads `source` and generates `target`, which includes the end token. `text`:
-    target text.
-    """
+    """The tokens that the model reads and generates (with the end token), and the target text."""
 
     source: Ids
     target: Ids
@@ -40,10 +36,8 @@ class EncodedSample(msgspec.Struct, frozen=True):
 
 
 def encode_prompt(tokenizer: Any, prompt: Prompt, *, longest: int, most: int = MOST_TOKENS) -> Ids:
-    """Return the tokens of the initial soft prompt. The tokens are repeated or cut to `virtual_tokens` (PEFT's rule).
-    If the prompt sets no `virtual_tokens`, the tokens are cut to `most`. Raises ConfigError if the prompt is empty or
-    too long for the model (`longest` tokens; 0: no limit).
-    """
+    """Return the tokens of the initial soft prompt, repeated or cut to `virtual_tokens` (PEFT's rule), or else cut to
+    `most`. Raises ConfigError if empty or over `longest` tokens (0: no limit)."""
     ids = _encode(tokenizer, [prompt.initial])[0] if prompt.initial.strip() else ()
     if not ids:
         raise ConfigError(
@@ -62,7 +56,7 @@ def encode_prompt(tokenizer: Any, prompt: Prompt, *, longest: int, most: int = M
 
 
 def encode_samples(tokenizer: Any, samples: Sequence[Sample], *, template: str) -> list[EncodedSample]:
-    if not samples:
+    if not samples:  # a tokenizer refuses an empty list
         return []
     sources = [template.replace(PLACE, sample.input) for sample in samples]
     ends = () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
@@ -80,7 +74,7 @@ def encode_samples(tokenizer: Any, samples: Sequence[Sample], *, template: str) 
 def refuse_too_long_samples(
     prompt: Ids, rows: Sequence[EncodedSample], samples: Sequence[Sample], *, data: Data, longest: int
 ) -> None:
-    """Raise ConfigError if the prompt with any sample exceeds the context length (`longest` tokens; 0: no limit)."""
+    """Raise ConfigError if the prompt with any sample exceeds `longest` tokens (0: no limit)."""
     if not longest:
         return
     for row, sample in zip(rows, samples, strict=True):
@@ -95,10 +89,6 @@ def refuse_too_long_samples(
 
 def _encode(tokenizer: Any, texts: list[str]) -> list[Ids]:
     return [tuple(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
-
-
-class Sized(Protocol):
-    def __len__(self) -> int: ...
 
 
 Row = TypeVar("Row", bound=Sized)

@@ -1,11 +1,9 @@
 """The connections between the ranks of a gang, and the sums that the ranks exchange.
 
 The ranks connect to a store that rank 0 serves at the rendezvous (`gang_store`). Each rank writes an identifier of its
-job to the store. If two gangs use one address, they get an error instead of wrong sums. The ranks then form a process
-group of torch.distributed, with Gloo on CPUs or NCCL on GPUs. The group is not the default process group, because calls
-in two slots of a library must not share a group.
-
-Sums are 64-bit numbers. Every rank receives identical bits.
+job, so that two gangs at one address get an error instead of wrong sums. The ranks then form a process group of
+torch.distributed (Gloo on CPUs, NCCL on GPUs), but not the default one, which calls in two slots of a library would
+share. Sums are 64-bit numbers. Every rank receives identical bits.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ class ExchangeError(GangBroken):
 
 
 class Exchange:
-    """The connection of one rank to the other ranks of its gang."""
+    """The connection of one rank to the other ranks of its gang. All ranks must call the same methods."""
 
     def __init__(self, *, rank: int, size: int, where: str = "", store: Any = None, group: Any = None) -> None:
         self.rank = rank
@@ -49,10 +47,7 @@ class Exchange:
         self._shared = 0
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Add the `values` of all ranks (64-bit, of equal shape) in place. All ranks must call this method.
-
-        Raises ExchangeError if a rank is lost or silent.
-        """
+        """Add the `values` of all ranks (64-bit, of equal shape) in place. Raises ExchangeError if a rank is lost."""
         if self.size > 1:
             try:
                 self._group.allreduce([values]).wait()
@@ -63,10 +58,7 @@ class Exchange:
         return values
 
     def share(self, data: bytes, *, limit_s: float | None = None) -> bytes:
-        """Return the data of rank 0 on every rank. All ranks must call this method. `limit_s`: maximum wait in seconds.
-
-        Raises ExchangeError if rank 0 is lost or silent.
-        """
+        """Return the data of rank 0 on every rank. `limit_s`: maximum wait. Raises ExchangeError if rank 0 is lost."""
         if self.size == 1:
             return data
         name = f"shared/{self._shared}"
@@ -82,7 +74,7 @@ class Exchange:
             raise self._failed(f"did not get the shared values from rank 0 ({_first_line(error)})") from error
 
     def part(self) -> None:
-        """Announce that this rank is done. Rank 0, which serves the store, waits up to 5 s for the other ranks."""
+        """Announce the end. Rank 0 waits up to 5 s for the other ranks."""
         if self.size == 1:
             return
         try:
@@ -94,13 +86,9 @@ class Exchange:
             log.warning("rank %d: other ranks did not report that they are done: %s", self.rank, _first_line(error))
 
     def close(self) -> None:
-        group, self._group = self._group, None
-        met, self._store = self._store, None
-        if group is not None:
-            with contextlib.suppress(RuntimeError):
-                group.shutdown()
-        if met is not None:
-            met.close()
+        with contextlib.suppress(RuntimeError):
+            self._group.shutdown()
+        self._store.close()
 
     def _failed(self, what: str) -> ExchangeError:
         return ExchangeError(
@@ -122,20 +110,10 @@ def meet(
     listener: socket.socket | None = None,
     key: bytes = b"",
 ) -> Iterator[Exchange]:
-    """Open the exchange of a gang while the block runs.
-
-    Args:
-        rendezvous: `host:port` on the machine of rank 0.
-        job: Text that must be equal on all ranks.
-        device: PyTorch name of this rank's device.
-        limit_s: Maximum seconds to wait for other ranks, also in each exchange.
-        listener: Listening socket of rank 0 at the rendezvous. Closed by this function.
-        key: Common secret of the ranks (`stoker.gang().key`). Without a key, anyone who reaches the address can join.
-
-    Raises:
-        ConfigError: The rank or the address is impossible.
-        ExchangeError: Other ranks do not join, or have another job.
-    """
+    """Open the exchange of a gang while the block runs. `rendezvous`: `host:port` of rank 0. `job`: must be equal on
+    all ranks. `device`: PyTorch's name. `limit_s`: maximum wait for other ranks. `listener`: of rank 0, closed here.
+    `key`: common secret. Raises ConfigError for an impossible rank or address, ExchangeError if other ranks do not join
+    or have another job."""
     if not 0 <= rank < size:
         raise ConfigError(f"rank {rank} of {size}: ranks count from 0 and are less than the size")
     if size == 1:
@@ -182,7 +160,13 @@ def _store(
     try:
         if rank == 0:
             return gang_store.serve(listener or _listen(host, port), key=key, limit_s=limit_s)
-        return _connect_with_retries(join_address(host, port), key=key, limit_s=limit_s, ends_at=ends_at)
+        while True:
+            try:
+                return gang_store.reach(join_address(host, port), key=key, limit_s=limit_s)
+            except PeerError:
+                if time.monotonic() + _AGAIN_S >= ends_at:
+                    raise
+                time.sleep(_AGAIN_S)
     except (OSError, PeerError) as error:
         what = "cannot serve the rendezvous" if rank == 0 else "did not find rank 0"
         do = "give a free port of this machine" if rank == 0 else "is rank 0 running, and is the address right?"
@@ -199,18 +183,8 @@ def _listen(host: str, port: int) -> socket.socket:
     return socket.create_server(address, family=family, backlog=1024, dualstack_ipv6=both)
 
 
-def _connect_with_retries(address: str, *, key: bytes, limit_s: float, ends_at: float) -> gang_store.RankStore:
-    while True:
-        try:
-            return gang_store.reach(address, key=key, limit_s=limit_s)
-        except PeerError:
-            if time.monotonic() + _AGAIN_S >= ends_at:
-                raise
-            time.sleep(_AGAIN_S)
-
-
 def _check_all_ranks(store: Any, *, rank: int, size: int, where: str, job: str, limit_s: float) -> None:
-    """Raise ExchangeError unless each rank is present exactly once and all ranks have this job."""
+    """Raise ExchangeError unless each rank is present once and has this job."""
     facts: dict[str, Any] = {"rank": rank, "size": size, "rendezvous": where}
     mine = f"{job}/{size}"
     again = "start the gang again, at its own address"
@@ -266,7 +240,7 @@ def _group(store: Any, *, rank: int, size: int, device: str, host: str, port: in
 
 
 def _own_address(host: str, port: int) -> str:
-    """Return this machine's address on the network to the rendezvous. The function sends no data."""
+    """Return this machine's address on the network to the rendezvous. Sends no data."""
     family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(address)

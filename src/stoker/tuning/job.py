@@ -53,7 +53,7 @@ from typing import Annotated, Any
 import msgspec
 
 from stoker.config import read_unit
-from stoker.config_errors import explain, line_of, parse_toml
+from stoker.config_errors import line_of, parse_toml, read_toml
 from stoker.datafile import read_rows, text_field
 from stoker.decoding import read_text
 from stoker.errors import ConfigError
@@ -226,21 +226,11 @@ def read_job(path: str | os.PathLike[str], *, now_s: float | None = None) -> Job
 
 def parse_job(text: str, *, file: str, folder: Path, now_s: float | None = None) -> Job:
     """Parse a job. `file`: name for error messages. `folder`: folder for relative paths. Raises ConfigError."""
-    data = parse_toml(text, file=file)
-    try:
-        job: Job = msgspec.convert(data, type=Job, dec_hook=read_unit)
-    except msgspec.ValidationError as error:
-        fault = explain(str(error), text=text, root=Job, shapes={}, data=data, read=read_unit)
-        raise ConfigError(
-            f"{file}: line {fault.line}: {fault.problem}", file=file, line=fault.line, key=fault.key
-        ) from None
+    said = parse_toml(text, file=file)
+    job = read_toml(text, Job, file=file, shapes={}, read=read_unit, data=said)
     line = line_of(("until", "deadline"), text)
     job.refuse_past_deadline(now_s=time.time() if now_s is None else now_s, file=file, line=line)
-    return _with_absolute_paths(job, folder)
-
-
-def _with_absolute_paths(job: Job, folder: Path) -> Job:
-    """Return the job with absolute paths. If the model is not an existing path, it is a name on the model hub."""
+    # If the model is not an existing path, it is a name on the model hub.
     model = str(folder / job.model) if job.model and (folder / job.model).exists() else job.model
     data = msgspec.structs.replace(job.data, path=str(folder / Path(job.data.path).expanduser()))
     return msgspec.structs.replace(job, model=model, data=data)

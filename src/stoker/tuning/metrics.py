@@ -30,8 +30,7 @@ _SPLIT = (
 
 class MetricSums(msgspec.Struct, frozen=True):
     """Sums over samples. `matches`, `grams`: numbers of matching and of all generated n-grams of one to four words.
-    `written`, `wanted`: numbers of words in the generated texts and in the targets.
-    """
+    `written`, `wanted`: words in generated texts and targets."""
 
     samples: float = 0.0
     tokens: float = 0.0
@@ -62,15 +61,11 @@ class MetricSums(msgspec.Struct, frozen=True):
         """Return the value of a metric over all samples; NaN without samples."""
         if not self.samples:
             return math.nan
-        match metric:
-            case Metric.ACCURACY:
-                return self.correct / self.samples
-            case Metric.ROUGE:
-                return self.rouge / self.samples
-            case Metric.BLEU:
-                return self._bleu()
-            case Metric.LOSS:
-                return self.loss / self.tokens
+        if metric is Metric.BLEU:
+            return self._bleu()
+        if metric is Metric.LOSS:
+            return self.loss / self.tokens
+        return (self.correct if metric is Metric.ACCURACY else self.rouge) / self.samples
 
     def _bleu(self) -> float:
         if not self.written or not self.matches[0]:

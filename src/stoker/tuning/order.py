@@ -54,8 +54,7 @@ class Saved(msgspec.Struct, frozen=True):
 
 class Order(msgspec.Struct, frozen=True):
     """The argument of one tuning call. `slo_s`: seconds from submission to deadline (0: no deadline). `start`: packed
-    `Saved` of an earlier attempt.
-    """
+    `Saved` of an earlier attempt."""
 
     job: Job
     samples: tuple[Sample, ...]

@@ -1,12 +1,9 @@
 """Measure where the time of a job is spent, estimate the time left, and limit the time of a bank lookup.
 
-PromptTuner §4.4 bounds the time left by `remaining iterations x longest iteration` on the job's devices. We add the
-longest evaluation for each remaining evaluation. The first iteration after a start is ignored, because it includes
-one-time work. Only recent iterations count. For a number of devices without measurements, we assume that computation
-time scales with the batch per device, and that exchange time stays constant.
-
-PromptTuner §4.4.3 limits a lookup to 20 % of a job's SLO. The time that the job has waited is not subtracted from the
-SLO. A measured `ScoringPace` is valid only for the same kind of device and the same `virtual_tokens`.
+PromptTuner §4.4 bounds the time left by `remaining iterations x longest iteration`. We add the longest evaluation for
+each remaining evaluation. The first iteration after a start is ignored, because it includes one-time work. Only recent
+iterations count. §4.4.3 limits a lookup to 20 % of a job's SLO, without the time that the job has waited. A measured
+`ScoringPace` is valid only for the same kind of device and the same `virtual_tokens`.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.decoding import UNREADABLE
+from stoker.decoding import read_json
 from stoker.whole_files import write_whole
 
 _KEPT = 50
@@ -63,57 +60,30 @@ class PartClock:
 
 
 def communication_share(spent_s: dict[str, float]) -> float:
-    """Return the share of the time of iterations that the exchange of gradients took (0: no iterations)."""
-    exchange = spent_s.get(Part.COMMUNICATION.value, 0.0)
-    both = exchange + spent_s.get(Part.COMPUTE.value, 0.0)
+    """Return the share of iterations that the exchange of gradients took (0: no iterations)."""
+    exchange = spent_s[Part.COMMUNICATION.value]
+    both = exchange + spent_s[Part.COMPUTE.value]
     return exchange / both if both > 0 else 0.0
 
 
-class TimeLeft(msgspec.Struct, frozen=True):
-    """Seconds that a job still needs. `measured`: True for an upper bound, False for an estimate from measurements
-    with another number of devices."""
-
-    seconds: float
-    measured: bool
-
-
 class IterationPace:
-    """Seconds per iteration, by number of devices."""
+    """Seconds per iteration and per evaluation on the job's devices."""
 
-    def __init__(self, *, batch: int, evaluate_every: int) -> None:
-        self._batch = batch
+    def __init__(self, *, evaluate_every: int) -> None:
         self._evaluate_every = evaluate_every
-        self._evaluations: deque[float] = deque(maxlen=_KEPT)
-        self._kept: dict[int, deque[tuple[float, float]]] = {}
+        self.iterations_s: deque[float] = deque(maxlen=_KEPT)
+        self.evaluations_s: deque[float] = deque(maxlen=_KEPT)
 
-    def add(self, seconds: float, *, devices: int, communication_s: float = 0.0) -> None:
-        self._kept.setdefault(devices, deque(maxlen=_KEPT)).append((seconds, min(communication_s, seconds)))
-
-    def add_evaluation(self, seconds: float) -> None:
-        self._evaluations.append(seconds)
-
-    def longest_s(self, *, devices: int) -> float | None:
-        """Return the seconds of the longest recent iteration on `devices` devices, or None."""
-        kept = self._kept.get(devices)
-        return max(seconds for seconds, _ in kept) if kept else None
-
-    def time_left(self, iterations: int, *, devices: int, allocation_s: float = 0.0) -> TimeLeft | None:
-        """Return the time of `iterations`, plus `allocation_s` to allocate the devices; None without measurements."""
-        evaluations = math.ceil(iterations / self._evaluate_every)
-        pauses_s = allocation_s + evaluations * max(self._evaluations, default=0.0)
-        longest = self.longest_s(devices=devices)
-        if longest is not None:
-            return TimeLeft(pauses_s + iterations * longest, measured=True)
-        if not self._kept:
+    def left_s(self, iterations: int) -> float | None:
+        """Return an upper bound of the seconds of `iterations`; None without measurements."""
+        if not self.iterations_s:
             return None
-        near = min(self._kept, key=lambda known: (abs(math.log(known / devices)), known))
-        scale = math.ceil(self._batch / devices) / math.ceil(self._batch / near)
-        longest = max((seconds - exchange) * scale + exchange for seconds, exchange in self._kept[near])
-        return TimeLeft(pauses_s + iterations * longest, measured=False)
+        evaluations = math.ceil(iterations / self._evaluate_every)
+        return evaluations * max(self.evaluations_s, default=0.0) + iterations * max(self.iterations_s)
 
 
 BUDGET = 0.2
-"""Maximum share of the time from submission to deadline that a lookup may take."""
+"""Share of the time from submission to deadline that a lookup may take."""
 _PACE_FILE = "pace.json"
 
 
@@ -142,20 +112,17 @@ def read_paces(folder: Path, *, virtual_tokens: int = 0) -> dict[str, ScoringPac
         folder: The bank's folder.
         virtual_tokens: Return only paces for this number of virtual tokens.
     """
-    known = _read_known(folder)
+    known = _known_paces(folder)
     return {kind: one for kind, paces in known.items() for one in paces if one.virtual_tokens == virtual_tokens}
 
 
 def remember(folder: Path, kind: str, pace: ScoringPace) -> None:
-    """Store the pace of a lookup in the bank. If two processes do this at the same time, one pace may be lost."""
-    known = _read_known(folder)
+    """Store the pace of a lookup. Of two simultaneous ones, one may be lost."""
+    known = _known_paces(folder)
     others = [one for one in known.get(kind, []) if one.virtual_tokens != pace.virtual_tokens]
     with contextlib.suppress(OSError):
         write_whole(folder / _PACE_FILE, msgspec.json.encode({**known, kind: [*others, pace]}), mode=0o666)
 
 
-def _read_known(folder: Path) -> dict[str, list[ScoringPace]]:
-    try:
-        return msgspec.json.decode((folder / _PACE_FILE).read_bytes(), type=dict[str, list[ScoringPace]])
-    except (OSError, *UNREADABLE):
-        return {}
+def _known_paces(folder: Path) -> dict[str, list[ScoringPace]]:
+    return read_json(folder / _PACE_FILE, dict[str, list[ScoringPace]]) or {}

@@ -1,15 +1,13 @@
 """Run the soft prompt on the model of a context with PEFT: gradients and measurements.
 
-PEFT freezes the weights, may change the model's configuration, and draws random numbers. This module undoes these
-changes after each call. This module computes the embeddings itself, because PEFT would load the tokenizer from the hub
-again. The model stays in evaluation mode, because dropout would depend on the division of a batch among ranks.
+PEFT freezes the weights, may change the model's configuration, and draws random numbers; `attach_soft_prompt` undoes
+this. `embed` replaces PEFT's own embedding, which would load the tokenizer from the hub again. The model stays
+in evaluation mode, because dropout would depend on the division of a batch among ranks.
 
-All results are sums over samples or tokens. The caller adds the sums of all ranks and then divides. Padding is on the
-right, so the results of a row do not depend on other rows (except for rounding). To save memory, only the positions
-before target tokens pass through the output layer.
-
-Accuracy needs no generation. The model generates the target if and only if each target token is the most likely token
-after its predecessors.
+All results are sums over samples or tokens, which the caller adds over all ranks. Padding is on the right, so the
+results of a row do not depend on other rows (except for rounding). To save memory, only the positions before target
+tokens pass through the output layer. Accuracy needs no generation: the model generates the target if and only if each
+target token is the most likely token after its predecessors.
 """
 
 from __future__ import annotations
@@ -39,11 +37,10 @@ def embed(model: Any, ids: Ids) -> torch.Tensor:
 
 
 class SoftPrompt:
-    """A model with a soft prompt before its input. `vectors`: trained parameter, `[tokens, width]`."""
+    """A model with a soft prompt before its input. `vectors`: `[tokens, width]`."""
 
     def __init__(self, wrapped: Any) -> None:
         self.wrapped = wrapped
-        """PEFT's model, which inserts the soft prompt before the embeddings of the input tokens."""
         self.base = wrapped.get_base_model()
 
     @property
@@ -99,7 +96,7 @@ def attach_soft_prompt(model: Any, vectors: torch.Tensor) -> Iterator[SoftPrompt
 
 
 def nearest_tokens(model: Any, vectors: torch.Tensor) -> list[int]:
-    """Return, for each vector, the token whose embedding has the smallest angle to the vector."""
+    """Return the token with the smallest angle to each vector."""
     table = model.get_input_embeddings().weight.detach().float()
     table = table / table.norm(dim=1, keepdim=True).clamp_min(1e-12)
     found: list[int] = (vectors.detach().to(table.device).float() @ table.T).argmax(dim=1).tolist()
@@ -110,19 +107,14 @@ _IGNORED = -100
 
 
 def gradient(soft: SoftPrompt, rows: Sequence[EncodedSample], *, micro_batch: int) -> tuple[torch.Tensor, float, int]:
-    """Return the gradient `[tokens, width]` of the summed loss of `rows`, this loss in nats, and the number of target
-    tokens.
-    """
+    """Return the gradient `[tokens, width]` of the summed loss of `rows`, this loss in nats, and its number of
+    tokens."""
     soft.vectors.grad = None
     loss, tokens = 0.0, 0
     with torch.inference_mode(mode=False), torch.enable_grad():
         for some in chunks(rows, most=micro_batch):
-            if not some:
-                continue
             logits, wanted = _target_logits(soft, some)
-            summed = torch.nn.functional.cross_entropy(
-                logits.flatten(0, 1), wanted.flatten(), ignore_index=_IGNORED, reduction="sum"
-            )
+            summed = _summed_loss(logits, wanted)
             summed.backward()
             loss += float(summed.detach())
             tokens += sum(len(row.target) for row in some)
@@ -134,20 +126,19 @@ def gradient(soft: SoftPrompt, rows: Sequence[EncodedSample], *, micro_batch: in
 def measure(
     soft: SoftPrompt, rows: Sequence[EncodedSample], *, metric: Metric, tokenizer: Any, batch: int
 ) -> MetricSums:
-    """Measure loss and accuracy of `rows`. If the metric is ROUGE-L or BLEU, measure these as well."""
+    """Measure loss, accuracy, and if wanted ROUGE-L or BLEU."""
     found = MetricSums()
     with torch.inference_mode():
         for some in chunks(sorted(rows, key=len, reverse=True), most=batch):
-            if some:
-                found += _score(soft, some)
-                if metric in (Metric.ROUGE, Metric.BLEU):
-                    for row, text in zip(some, write(soft, some, tokenizer=tokenizer), strict=True):
-                        found += of_text(text, row.text)
+            found += _score(soft, some)
+            if metric in (Metric.ROUGE, Metric.BLEU):
+                for row, text in zip(some, write(soft, some, tokenizer=tokenizer), strict=True):
+                    found += of_text(text, row.text)
     return found
 
 
 def write(soft: SoftPrompt, rows: Sequence[EncodedSample], *, tokenizer: Any) -> list[str]:
-    """Generate text greedily after the prompt and each source, up to twice the tokens of the longest target."""
+    """Generate text greedily, up to twice the tokens of the longest target."""
     device = soft.device
     width = max(len(row.source) for row in rows)
     pad = [width - len(row.source) for row in rows]
@@ -172,11 +163,14 @@ def write(soft: SoftPrompt, rows: Sequence[EncodedSample], *, tokenizer: Any) ->
     return [str(tokenizer.decode(_until(ids, end), skip_special_tokens=True)).strip() for ids in made.tolist()]
 
 
+def _summed_loss(logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    flat, targets = logits.flatten(0, 1), wanted.flatten()
+    return torch.nn.functional.cross_entropy(flat, targets, ignore_index=_IGNORED, reduction="sum")
+
+
 def _score(soft: SoftPrompt, rows: Sequence[EncodedSample]) -> MetricSums:
     logits, wanted = _target_logits(soft, rows)
-    losses = torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1), wanted.flatten(), ignore_index=_IGNORED, reduction="sum"
-    )
+    losses = _summed_loss(logits, wanted)
     right = ((logits.argmax(dim=-1) == wanted) | (wanted == _IGNORED)).all(dim=1)
     return MetricSums(
         samples=float(len(rows)), tokens=float(sum(len(row.target) for row in rows)), loss=float(losses),

@@ -3,15 +3,13 @@
 A soft prompt is a small number of vectors before the embeddings of the input. Gradient descent trains only these
 vectors (Lester et al., arXiv:2104.08691; PromptTuner §2, §5.1).
 
-Ranks are synchronous, and each rank has the whole model. Every rank computes the summed loss of its part of the batch,
-and the gradient of this loss. The losses, gradients and token counts of all ranks are added. Every rank then divides by
-the number of tokens and makes the same optimizer step. Therefore the number of ranks affects only rounding.
+Ranks are synchronous, and each rank has the whole model. The summed losses of all parts of a batch, their gradients and
+token counts are added. Every rank then divides by the number of tokens and makes the same optimizer step. Therefore the
+number of ranks affects only rounding. If the progress report of a rank raises `Evicted`, the rank announces this in the
+next exchange, and all ranks stop after the same iteration with the same checkpoint.
 
-If the progress report of a rank raises `Evicted`, the rank announces the eviction in the next exchange. All ranks then
-stop after the same iteration with the same checkpoint.
-
-A checkpoint is a safetensors file with a JSON header. Reading a checkpoint runs no code. A job can resume on any number
-of devices. If the file is unreadable, the job logs a warning and starts from the beginning.
+A checkpoint is in the safetensors format with a JSON header, so reading it runs no code. A job can resume on any number
+of devices.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -33,7 +30,6 @@ from stoker.contexts import payloads
 from stoker.contexts.ambient import Evicted
 from stoker.decoding import UNREADABLE
 from stoker.errors import ConfigError
-from stoker.run_folder import write_whole
 from stoker.tuning.encoding import (
     EncodedSample,
     Ids,
@@ -52,13 +48,12 @@ from stoker.tuning.passes import SoftPrompt, attach_soft_prompt, embed, gradient
 
 log = logging.getLogger(__name__)
 
-FILE = "checkpoint.safetensors"
 _HEADER = "stoker"
 _PROMPT, _BEST, _OPTIMIZER = "prompt", "best", "optimizer."
 
 
 class Header(msgspec.Struct, frozen=True):
-    """The header of a checkpoint. `job`: digest of the settings that affect the results."""
+    """`job`: digest of the settings that affect the results."""
 
     job: str
     iteration: int
@@ -69,7 +64,7 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class TuningState(msgspec.Struct, frozen=True):
-    """A checkpoint: the soft prompt `[tokens, width]`, the best soft prompt so far, and the optimizer's tensors."""
+    """A checkpoint: the soft prompts `[tokens, width]` (last, best), and the optimizer's tensors."""
 
     header: Header
     prompt: torch.Tensor
@@ -86,10 +81,7 @@ def pack_state(state: TuningState) -> bytes:
 
 
 def unpack_state(data: bytes, *, job: str) -> TuningState | None:
-    """Decode a checkpoint. Return None for empty or invalid `data`; invalid data also logs a warning.
-
-    Raises ConfigError for a checkpoint of another job.
-    """
+    """Decode a checkpoint; None if empty, or with a warning if invalid. Raises ConfigError for another job's."""
     if not data:
         return None
     try:
@@ -112,19 +104,6 @@ def unpack_state(data: bytes, *, job: str) -> TuningState | None:
     return state
 
 
-def read_checkpoint_file(folder: Path) -> bytes:
-    try:
-        return (folder / FILE).read_bytes()
-    except FileNotFoundError:
-        return b""
-    except OSError as error:
-        raise ConfigError(f"{folder / FILE}: cannot be read: {error.strerror}", file=str(folder / FILE)) from None
-
-
-def write_file(folder: Path, data: bytes) -> None:
-    write_whole(folder, data, name=FILE)
-
-
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     held: dict[str, Any] = optimizer.state_dict()["state"].get(0, {})
     return {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
@@ -136,28 +115,26 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, torch
 
 
 class TunableModel(Protocol):
-    """The model to tune: a causal LM context (`stoker.contexts.language_model.CausalLM`)."""
+    """A causal LM context (`stoker.contexts.language_model.CausalLM`)."""
 
     model: Any
     tokenizer: Any
 
 
 class TuningProgress(msgspec.Struct, frozen=True):
-    """The progress of a job. `loss`: mean loss per target token of the batch. `metric`: value of the metric at the
-    last evaluation. `left_s`: upper bound of the seconds left. `checkpoint`: new checkpoint of rank 0, if any.
-    """
+    """`loss`: mean loss per target token of the batch. `metric`: value at the last evaluation. `left_s`: upper bound.
+    `checkpoint`: new checkpoint of rank 0, if any."""
 
     iteration: int
     iterations: int
     loss: float
     metric: float
-    iteration_s: float
     left_s: float | None
     checkpoint: bytes = b""
 
 
 Report = Callable[[TuningProgress], None]
-"""A function that receives the progress of a job, and may raise `Evicted`."""
+"""Receives the progress, and may raise `Evicted`."""
 
 
 def tune(
@@ -169,37 +146,23 @@ def tune(
     size: int = 1,
     rendezvous: str = "",
     start: bytes = b"",
-    folder: Path | None = None,
     report: Report | None = None,
     limit_s: float = 120.0,
 ) -> Tuned:
-    """Run a job as one rank. The model is unchanged afterwards.
-
-    The ranks connect at `rendezvous`, a `host:port` on the machine of rank 0.
-
-    Args:
-        start: A checkpoint from a report.
-        folder: Folder of checkpoints. The run resumes from the newer of its checkpoint and `start`.
-        limit_s: Maximum seconds to wait for other ranks.
-
-    Raises:
-        ConfigError: The job has no prompt, too few or too long samples, an unreachable target, or the checkpoint of
-            another job.
-        ExchangeError: A rank does not join or is lost.
-        Evicted: `report` raised Evicted. The exception has a checkpoint.
-    """
+    """Run a job as one rank. The model is unchanged afterwards. `rendezvous`: `host:port` of rank 0. `start`: a
+    checkpoint. `limit_s`: maximum wait for other ranks. Raises ConfigError for a job without a prompt, with too few or
+    too long samples, an unreachable target, or the checkpoint of another job; ExchangeError if a rank is missing;
+    Evicted with a checkpoint if `report` raises it."""
     clock = PartClock()
     with contextlib.ExitStack() as stack:
         with clock.time(Part.START):
             exchange = stack.enter_context(
                 meet(
                     rank=rank, size=size, rendezvous=rendezvous, job=purpose(context, job, samples),
-                    device=model_device_name(context), limit_s=limit_s,
+                    device=str(model_device(context)), limit_s=limit_s,
                 )
             )  # fmt: skip
-        return tune_with_exchange(
-            exchange, context, job, samples, clock=clock, start=start, folder=folder, report=report
-        )
+        return tune_with_exchange(exchange, context, job, samples, clock=clock, start=start, report=report)
 
 
 def tune_with_exchange(
@@ -210,33 +173,31 @@ def tune_with_exchange(
     *,
     clock: PartClock,
     start: bytes = b"",
-    folder: Path | None = None,
     report: Report | None = None,
     begun: Callable[[int], None] | None = None,
 ) -> Tuned:
-    """Run a job like `tune`, but with ranks that are already connected. Add the seconds of the job's parts to `clock`.
-    Before the first iteration, call `begun` with the number of iterations of earlier runs.
-    """
+    """Run a job with connected ranks. `clock` counts its parts. `begun` gets the number of earlier iterations first."""
     with clock.time(Part.DATA):
         rows = _EncodedJob(context, job, samples)
         digest = purpose(context, job, samples, rows.prompt)
     with contextlib.ExitStack() as stack:
         with clock.time(Part.START):
-            state = _begin(context, rows.prompt, exchange, digest=digest, start=start, folder=folder)
+            state = _begin(context, rows.prompt, exchange, digest=digest, start=start)
             soft = stack.enter_context(attach_soft_prompt(context.model, state.prompt))
-            run = _RankRun(job, context.tokenizer, rows, soft, exchange, state, clock, folder=folder, report=report)
+            run = _RankRun(job, context.tokenizer, rows, soft, exchange, state, clock, report=report)
         run.go(begun)
         return run.result()
 
 
 def purpose(context: TunableModel, job: Job, samples: Sequence[Sample], *more: Any) -> str:
-    """Return a digest (16 hex digits) that must be equal on all ranks: job settings, samples, and model shape."""
+    """Return a digest of job settings, samples and model shape, equal on all ranks."""
     shape = type(context.model).__name__, sum(parameter.numel() for parameter in context.model.parameters())
     return digest_job(job, digest_samples(samples), shape, *more)
 
 
-def model_device_name(context: TunableModel) -> str:
-    return str(context.model.get_input_embeddings().weight.device)
+def model_device(context: TunableModel) -> torch.device:
+    device: torch.device = context.model.get_input_embeddings().weight.device
+    return device
 
 
 class _EncodedJob:
@@ -253,17 +214,11 @@ class _EncodedJob:
         refuse_unreachable(job, [sample.target for sample in parts.evaluation])
 
 
-def _begin(
-    context: TunableModel, prompt: Ids, exchange: Exchange, *, digest: str, start: bytes, folder: Path | None
-) -> TuningState:
-    """Return the newest checkpoint of rank 0, or its initial state. All ranks return the same state."""
+def _begin(context: TunableModel, prompt: Ids, exchange: Exchange, *, digest: str, start: bytes) -> TuningState:
+    """Return the checkpoint `start` of rank 0, or its initial state, on all ranks."""
     data = b""
     if exchange.rank == 0:
-        kept = [
-            unpack_state(start, job=digest),
-            unpack_state(read_checkpoint_file(folder), job=digest) if folder is not None else None,
-        ]
-        found = max((state for state in kept if state is not None), key=lambda one: one.header.iteration, default=None)
+        found = unpack_state(start, job=digest)
         if found is None:
             vectors = embed(context.model, prompt)
             found = TuningState(Header(job=digest, iteration=0), vectors, vectors, {})
@@ -277,17 +232,17 @@ def _begin(
 class _RankRun:
     def __init__(
         self, job: Job, tokenizer: Any, rows: _EncodedJob, soft: SoftPrompt, exchange: Exchange, state: TuningState,
-        clock: PartClock, *, folder: Path | None, report: Report | None,
+        clock: PartClock, *, report: Report | None,
     ) -> None:  # fmt: skip
         self._job, self._tokenizer, self._rows = job, tokenizer, rows
         self._soft, self._exchange, self._clock = soft, exchange, clock
-        self._folder, self._report = folder, report
+        self._report = report
         self._optimizer = _optimizer(job, soft)
         restore_optimizer(self._optimizer, state.optimizer)
         clock.add_earlier_seconds(state.header.spent_s)
         self._header = state.header
         self._best = state.best
-        self._pace = IterationPace(batch=job.training.batch, evaluate_every=job.until.evaluate_every)
+        self._pace = IterationPace(evaluate_every=job.until.evaluate_every)
         self._saved_at = time.monotonic()
         self._first_step_at = 0.0
         self._leaving = False
@@ -297,12 +252,6 @@ class _RankRun:
     def _ended(self) -> bool:
         return self._header.reached is not None or self._header.iteration >= self._job.until.iterations
 
-    @property
-    def _end(self) -> TuningEnd:
-        if self._diverged:
-            return TuningEnd.DIVERGED
-        return TuningEnd.ITERATIONS if self._header.reached is None else TuningEnd.REACHED
-
     def go(self, begun: Callable[[int], None] | None) -> None:
         if not self._header.points:
             self._evaluate()
@@ -310,23 +259,20 @@ class _RankRun:
             begun(self._header.iteration)
         warm = False
         while not self._ended:
-            began, communicated = time.perf_counter(), self._clock.spent_s()[Part.COMMUNICATION.value]
+            began = time.perf_counter()
             loss, asked = self._step()
             if not math.isfinite(loss):
                 self._diverged = True
                 return
-            iteration_s = time.perf_counter() - began
             if warm:
-                exchange_s = self._clock.spent_s()[Part.COMMUNICATION.value] - communicated
-                self._pace.add(iteration_s, devices=self._exchange.size, communication_s=exchange_s)
+                self._pace.iterations_s.append(time.perf_counter() - began)
             warm = True
             iteration = self._header.iteration
             if iteration % self._job.until.evaluate_every == 0 or iteration == self._job.until.iterations:
                 self._evaluate()
             if asked and not self._ended:
-                data = self._checkpoint(write=self._exchange.rank == 0)
-                raise Evicted(payloads.dumps(data, what="checkpoint"))
-            self._report_progress(loss, iteration_s, self._checkpoint() if self._due() else b"")
+                raise Evicted(payloads.dumps(self._checkpoint(), what="checkpoint"))
+            self._report_progress(loss, self._checkpoint() if self._due() else b"")
 
     def result(self) -> Tuned:
         self._soft.place(self._best)
@@ -336,9 +282,10 @@ class _RankRun:
         adapter, config = self._soft.files()
         spent_s = self._clock.spent_s()
         best = header.best or header.points[-1]
+        reached = TuningEnd.ITERATIONS if header.reached is None else TuningEnd.REACHED
         return Tuned(
             name=self._job.name, metric=until.metric, reach=until.reach,
-            end=self._end, iterations=header.iteration,
+            end=TuningEnd.DIVERGED if self._diverged else reached, iterations=header.iteration,
             iterations_to_accuracy=header.reached, initial=self._job.prompt.initial,
             text=str(self._tokenizer.decode(nearest_tokens(self._soft.base, self._best))), best=best,
             held_out=Point(best.iteration, held_out.value(until.metric), held_out.value(Metric.LOSS)),
@@ -372,7 +319,7 @@ class _RankRun:
         began, until = time.perf_counter(), self._job.until
         with self._clock.time(Part.EVALUATION):
             tally = self._measure(self._rows.evaluation)
-        self._pace.add_evaluation(time.perf_counter() - began)
+        self._pace.evaluations_s.append(time.perf_counter() - began)
         point = Point(self._header.iteration, tally.value(until.metric), tally.value(Metric.LOSS))
         reached = until.metric.reached(point.metric, until.reach)
         best = self._header.best
@@ -392,28 +339,25 @@ class _RankRun:
         return MetricSums.from_numbers(exchange.sum(sums).tolist())
 
     def _due(self) -> bool:
-        wanted = self._folder is not None or self._report is not None
         every_s = self._job.training.checkpoint_every_s
-        return self._exchange.rank == 0 and wanted and time.monotonic() - self._saved_at >= every_s
+        has_reader = self._exchange.rank == 0 and self._report is not None
+        return has_reader and time.monotonic() - self._saved_at >= every_s
 
-    def _checkpoint(self, *, write: bool = True) -> bytes:
+    def _checkpoint(self) -> bytes:
         with self._clock.time(Part.CHECKPOINTS):
             header = msgspec.structs.replace(self._header, spent_s=self._clock.spent_s())
             data = pack_state(TuningState(header, self._soft.vectors, self._best, optimizer_tensors(self._optimizer)))
-            if write and self._folder is not None:
-                write_file(self._folder, data)
         self._saved_at = time.monotonic()
         return data
 
-    def _report_progress(self, loss: float, iteration_s: float, checkpoint: bytes) -> None:
+    def _report_progress(self, loss: float, checkpoint: bytes) -> None:
         if self._report is None:
             return
         done, most = self._header.iteration, self._job.until.iterations
-        left = self._pace.time_left(most - done, devices=self._exchange.size)
-        left_s = 0.0 if self._ended else None if left is None else left.seconds
+        left_s = 0.0 if self._ended else self._pace.left_s(most - done)
         metric = self._header.points[-1].metric
         try:
-            self._report(TuningProgress(done, most, loss, metric, iteration_s, left_s, checkpoint))
+            self._report(TuningProgress(done, most, loss, metric, left_s, checkpoint))
         except Evicted:
             # All ranks must stop together, after the next exchange, which announces the eviction.
             self._leaving = True
@@ -421,14 +365,10 @@ class _RankRun:
 
 def _optimizer(job: Job, soft: SoftPrompt) -> torch.optim.Optimizer:
     rate = job.training.learning_rate
-    match job.training.optimizer:
-        case Optimizer.ADAMW:
-            return torch.optim.AdamW([soft.vectors], lr=rate, weight_decay=0.0)
-        case Optimizer.SGD:
-            return torch.optim.SGD([soft.vectors], lr=rate, momentum=0.9)
+    if job.training.optimizer is Optimizer.ADAMW:
+        return torch.optim.AdamW([soft.vectors], lr=rate, weight_decay=0.0)
+    return torch.optim.SGD([soft.vectors], lr=rate, momentum=0.9)
 
 
 def _is_better_point(point: Point, best: Point, *, metric: Metric) -> bool:
-    if point.metric == best.metric:
-        return point.loss < best.loss
-    return metric.better(point.metric, best.metric)
+    return point.loss < best.loss if point.metric == best.metric else metric.better(point.metric, best.metric)

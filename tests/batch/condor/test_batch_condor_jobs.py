@@ -314,10 +314,10 @@ def test_jobs_avoid_excluded_machines_and_can_require_a_machine(pool: Pool, subm
         ("b1", AllowedNodes(exclude=("n1", "n2", "n4")), "n3"),
         ("b2", AllowedNodes(only="n2"), "n2"),
     ):
-        job = batch.submit_placed(BlockId(block), allowed)
+        job = batch.submit(BlockId(block), allowed)
         seen(batch, job, ENDED)
         assert pool.ad(job)["LastRemoteHost"].rstrip("@").endswith(f"@{there}")
-    job = batch.submit_placed(B7, AllowedNodes(exclude=("n1", "n2", "n3", "n4")))
+    job = batch.submit(B7, AllowedNodes(exclude=("n1", "n2", "n3", "n4")))
     until(lambda: look(batch, job).no_node, why="no machine is left")
 
 

@@ -106,9 +106,9 @@ def _is_near(job: FailedJob, located: Located | None) -> bool:
 def last_lines(lines: list[str]) -> Located:
     skipped = max(0, len(lines) - LAST_LINES)
     numbered = [LogLine(at, line) for at, line in enumerate(lines[skipped:], skipped + 1)]
-    spell = Episode(skipped + 1, ())
+    spell = Episode(())
     for line in numbered:
-        if spell.has_open_traceback and spell.add_line_to_traceback(line.number, line.text):
+        if spell.open and spell.add_line_to_traceback(line.number, line.text):
             continue
         if TRACEBACK in line.text:
             spell.begin_traceback(line.number, line.text)

@@ -13,7 +13,7 @@ from stoker.datafile import read_rows, text_field
 from stoker.errors import ConfigError
 
 Key = NewType("Key", str)
-"""Identity of a prompt: 32 hex digits of the hash of its text."""
+"""32 hex digits of the hash of a prompt."""
 
 
 def key_of(text: str) -> Key:
@@ -53,13 +53,8 @@ def read_candidates(path: Path) -> list[Candidate]:
     """
     found: dict[Key, Candidate] = {}
     for row in read_rows(path):
-        one = Candidate(
-            text=text_field(row, "text", file=path).strip(),
-            source=str(row.fields.get("source") or ""),
-            name=str(row.fields.get("name") or ""),
-            licence=str(row.fields.get("licence") or ""),
-            task=str(row.fields.get("task") or ""),
-        )
+        origin = {name: str(row.fields.get(name) or "") for name in ("source", "name", "licence", "task")}
+        one = Candidate(text_field(row, "text", file=path).strip(), **origin)  # type: ignore[arg-type]
         found.setdefault(one.key, one)
     if not found:
         raise ConfigError(f"{path}: has no prompts", file=str(path))
@@ -73,7 +68,7 @@ _LONGEST_WORD = 40
 
 
 def instruction(targets: Sequence[str]) -> str:
-    """Return an instruction to generate texts like `targets`. Up to 8 short targets are listed in the instruction."""
+    """Return an instruction to generate texts like `targets`, which lists up to 8 short ones."""
     words = list(dict.fromkeys(target.strip() for target in targets))
     if len(words) <= _MOST_WORDS and all(len(word) <= _LONGEST_WORD for word in words):
         return f"Answer with one of these: {', '.join(sorted(words))}."

@@ -1,19 +1,17 @@
 """The structure of a bank: clusters, each with a representative, and groups within large clusters.
 
 **Features.** Some dimensions of a language model's hidden states are hundreds of times larger than others and nearly
-constant over texts (Timkey and van Schijndel, "All bark and no bite", EMNLP 2021; PromptTuner §5.2). As proposed in
-the former paper, each dimension is centred and divided by its standard deviation over the bank's prompts. Each feature
-is then scaled to length one. The centres and divisors are fixed when a bank is built.
+constant over texts (PromptTuner §5.2). As proposed by Timkey and van Schijndel ("All bark and no bite", EMNLP 2021),
+each dimension is centred and divided by its standard deviation over the bank's prompts when a bank is built. Each
+feature is then scaled to length one.
 
 **K-medoids** with cosine distances (PromptTuner §4.3.1) is PAM with the cost computation of FasterPAM (Schubert and
-Rousseeuw, Information Systems 101, 2021). Each point is tried as a replacement for all K medoids at once, and an
-improving swap is made immediately. A pass costs O(n^2) instead of O(K n^2). PAM's BUILD chooses the initial medoids
-without random numbers, so every machine gets the same result. A swap must reduce the total cost by more than the share
-`_LEAST`, because otherwise rounding could prevent the end of the loop.
+Rousseeuw, Information Systems 101, 2021): each point is tried as a replacement for all K medoids at once, and an
+improving swap is made immediately, so a pass costs O(n^2) instead of O(K n^2). PAM's BUILD chooses the initial medoids
+without random numbers, so every machine gets the same result.
 
-**Insertion and replacement** (§4.3.3). A new prompt joins the cluster with the nearest representative (the medoid of
-the cluster). If the bank exceeds its capacity, the candidate nearest to this representative is removed. The paper
-leaves some cases open. We decide:
+**Insertion and replacement** (§4.3.3). A new prompt joins the cluster with the nearest representative (its medoid), and
+a full bank removes the candidate nearest to this representative. The paper leaves some cases open. We decide:
 
 - If the bank already has the text, the record of this text is replaced.
 - A representative is never removed, but the new prompt may be refused.
@@ -22,16 +20,15 @@ leaves some cases open. We decide:
 - Representatives stay until the bank is rebuilt.
 
 **Groups** are our addition, because the largest cluster has over a hundred members. If a lookup reaches a group of more
-than `largest_group` members, K-medoids divides the group. The number of subgroups is about the square root of the
-number of members. A change of the cluster discards its subgroups. The paper found three layers for the whole bank too
-costly to build (§4.3.4).
+than `largest_group` members, K-medoids divides it into subgroups, about the square root of this number. The paper found
+three layers for the whole bank too costly to build (§4.3.4).
 """
 
 from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -43,9 +40,9 @@ Array = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.intp]
 
 _LEAST = 1e-6
-"""Minimum cost reduction of a swap of medoids, as a share of the total cost."""
+"""Minimum cost reduction of a swap, as a share of the total. Otherwise rounding could prevent the end of the loop."""
 _PASSES = 100
-"""Maximum number of passes over all points. Usually fewer than ten passes are needed."""
+"""Maximum number of passes over all points."""
 
 
 def cosine_distances(one: Array, other: Array) -> Array:
@@ -55,32 +52,21 @@ def cosine_distances(one: Array, other: Array) -> Array:
 
 
 def k_medoids(distances: Array, *, k: int) -> tuple[Indices, Indices]:
-    """Return the medoids as ascending indices `[min(k, n)]`, and the number of each point's medoid `[n]`.
-
-    `distances` `[n, n]` must be symmetric. Raises ValueError if k or n is 0.
-    """
+    """Return the medoids as ascending indices `[min(k, n)]`, and the number of each point's medoid `[n]`, for symmetric
+    `distances` `[n, n]`. Raises ValueError if k or n is 0."""
     n = len(distances)
     if k < 1 or n == 0:
         raise ValueError(f"{k} medoids of {n} points: both must be 1 or more")
     if k >= n:
         return np.arange(n), np.arange(n)
     medoids = np.sort(_improve_medoids_by_swaps(distances, _choose_initial_medoids(distances, k=k)))
-    return medoids, nearest_medoids(distances, medoids)
-
-
-def nearest_medoids(distances: Array, medoids: Indices) -> Indices:
-    """Return the number of each point's nearest medoid (the first if equally near). A medoid gets its own number."""
-    owners: Indices = np.argmin(distances[:, medoids], axis=1)
+    owners = np.argmin(distances[:, medoids], axis=1)  # the first if equally near
     owners[medoids] = np.arange(len(medoids))
-    return owners
-
-
-def medoid_cost(distances: Array, medoids: Indices) -> float:
-    return float(np.min(distances[:, medoids], axis=1).sum(dtype=np.float64))
+    return medoids, owners
 
 
 def _choose_initial_medoids(distances: Array, *, k: int) -> list[int]:
-    """Choose `k` points as medoids, one after the other. Each choice reduces the cost most (PAM's BUILD)."""
+    """Choose `k` medoids, each of which reduces the cost most (PAM's BUILD)."""
     chosen = [int(np.argmin(distances.sum(axis=0, dtype=np.float64)))]
     near = distances[chosen[0]].copy()
     while len(chosen) < k:
@@ -92,7 +78,7 @@ def _choose_initial_medoids(distances: Array, *, k: int) -> list[int]:
 
 
 def _improve_medoids_by_swaps(distances: Array, medoids: list[int]) -> Indices:
-    """Replace medoids by other points until a whole pass over all points finds no lower cost."""
+    """Replace medoids until a pass over all points finds no lower cost."""
     own, k, n = np.array(medoids), len(medoids), len(distances)
     nearest, near, second = _nearest_two_medoids(distances, own)
     since, point = 0, 0
@@ -117,7 +103,7 @@ def _improve_medoids_by_swaps(distances: Array, medoids: list[int]) -> Indices:
 
 
 def _nearest_two_medoids(distances: Array, medoids: Indices) -> tuple[Indices, Array, Array]:
-    """Return each point's nearest medoid, its distance, and the distance of the second nearest medoid."""
+    """Return each point's nearest medoid, its distance, and that of the second nearest."""
     to = distances[:, medoids]
     nearest = np.argmin(to, axis=1)
     rows = np.arange(len(to))
@@ -134,10 +120,6 @@ class Scale(msgspec.Struct, frozen=True):
     centre: Array
     spread: Array
 
-    @property
-    def width(self) -> int:
-        return len(self.centre)
-
     def unit(self, features: Array) -> Array:
         """Return raw features `[n, width]` scaled to rows of length 1. A feature at the centre becomes 0."""
         scaled = (features - self.centre) / self.spread
@@ -149,9 +131,8 @@ class Scale(msgspec.Struct, frozen=True):
 def compute_feature_scale(features: Array) -> Scale:
     """Return the scale of raw features `[n, width]`. A constant dimension has divisor 1."""
     spread = features.std(axis=0)
-    return Scale(
-        centre=features.mean(axis=0).astype(np.float32), spread=np.where(spread > 1e-12, spread, 1.0).astype(np.float32)
-    )
+    spread = np.where(spread > 1e-12, spread, 1.0)
+    return Scale(centre=features.mean(axis=0).astype(np.float32), spread=spread.astype(np.float32))
 
 
 CLUSTERS = 50
@@ -159,11 +140,11 @@ CLUSTERS = 50
 CAPACITY = 3000
 """Maximum number of candidates in a bank (§4.3.3)."""
 LARGEST_GROUP = 32
-"""Maximum number of members of a group. A lookup divides larger groups into subgroups."""
+"""A lookup divides larger groups into subgroups."""
 
 
 class CandidateGroup(msgspec.Struct, frozen=True):
-    """A group of candidates: the representative, then the other members by distance to the representative."""
+    """The representative, then the others by distance to it."""
 
     members: tuple[Key, ...]
 
@@ -174,11 +155,10 @@ class CandidateGroup(msgspec.Struct, frozen=True):
 
 class InsertionOutcome(enum.Enum):
     ADDED = "added"
-    """The prompt was added. Another candidate may have been removed."""
     UPDATED = "updated"
-    """The bank already had the text, and the record of this text was replaced."""
+    """The record of a known text was replaced."""
     REFUSED = "refused"
-    """The bank is full, and this prompt would be removed first."""
+    """This prompt would be removed first."""
 
 
 class Insertion(msgspec.Struct, frozen=True):
@@ -188,22 +168,15 @@ class Insertion(msgspec.Struct, frozen=True):
 
 
 class Layers:
-    """The candidates of a bank in clusters. `vectors`: features scaled to length 1. The first member of a cluster is
-    the representative."""
+    """The candidates of a bank in clusters, each with its representative first, and their features scaled to length
+    1."""
 
     def __init__(
-        self,
-        candidates: Mapping[Key, Candidate],
-        vectors: Mapping[Key, Array],
-        clusters: Sequence[Sequence[Key]],
-        *,
-        scale: Scale,
-        capacity: int = CAPACITY,
-        largest_group: int = LARGEST_GROUP,
+        self, clusters: Sequence[Sequence[tuple[Candidate, Array]]], *, scale: Scale, capacity: int, largest_group: int
     ) -> None:
-        self.candidates = dict(candidates)
-        self.vectors = dict(vectors)
-        self.clusters = [list(members) for members in clusters]
+        self.candidates = {one.key: one for members in clusters for one, _ in members}
+        self.vectors = {one.key: vector for members in clusters for one, vector in members}
+        self.clusters = [[one.key for one, _ in members] for members in clusters]
         self.scale = scale
         self.capacity = capacity
         self.largest_group = largest_group
@@ -213,15 +186,6 @@ class Layers:
 
     def __len__(self) -> int:
         return len(self.candidates)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self.candidates
-
-    def __iter__(self) -> Iterator[Candidate]:
-        return iter(self.candidates.values())
-
-    def cluster_index(self, key: Key) -> int:
-        return self._home[key]
 
     # ---- insertion and replacement
 
@@ -245,9 +209,8 @@ class Layers:
         return Insertion(did=InsertionOutcome.ADDED, cluster=cluster, removed=self._nearest(largest)[0])
 
     def apply(self, candidate: Candidate, vector: Array, insertion: Insertion) -> None:
+        """Carry out a plan that is not REFUSED."""
         key = candidate.key
-        if insertion.did is InsertionOutcome.REFUSED:
-            return
         self.candidates[key] = candidate
         if insertion.did is InsertionOutcome.UPDATED:
             return
@@ -258,13 +221,8 @@ class Layers:
         if insertion.removed is not None:
             self._remove(insertion.removed)
 
-    def trim(self) -> list[Key]:
-        """Remove candidates beyond the capacity, each from the largest cluster. Return the removed keys."""
-        gone = []
-        while len(self) > self.capacity and len(self.clusters[largest := self._largest_cluster_index()]) > 1:
-            gone.append(self._nearest(largest)[0])
-            self._remove(gone[-1])
-        return gone
+    def remove_from_largest_cluster(self) -> None:
+        self._remove(self._nearest(self._largest_cluster_index())[0])
 
     def _remove(self, key: Key) -> None:
         cluster = self._home.pop(key)
@@ -330,9 +288,8 @@ def build(
     capacity: int = CAPACITY,
     largest_group: int = LARGEST_GROUP,
 ) -> Layers:
-    """Cluster candidates by their raw features `[n, width]`. Raises ValueError without candidates or for non-finite
-    features.
-    """
+    """Cluster candidates by their raw features `[n, width]`. Raises ValueError without candidates or for a non-finite
+    feature."""
     if not candidates or len(candidates) != len(features):
         raise ValueError(f"a bank of {len(candidates)} candidates with {len(features)} features cannot be made")
     if not np.isfinite(features).all():
@@ -342,18 +299,11 @@ def build(
     distances = cosine_distances(units, units)
     np.fill_diagonal(distances, 0.0)
     medoids, owners = k_medoids(distances, k=min(k, capacity))
-    keys = [candidate.key for candidate in candidates]
     clusters = [
-        [keys[medoid], *(keys[i] for i in np.flatnonzero(owners == number) if i != medoid)]
+        [(candidates[i], units[i]) for i in (medoid, *(i for i in np.flatnonzero(owners == number) if i != medoid))]
         for number, medoid in enumerate(medoids)
     ]
-    layers = Layers(
-        dict(zip(keys, candidates, strict=True)),
-        dict(zip(keys, units, strict=True)),
-        clusters,
-        scale=scale,
-        capacity=capacity,
-        largest_group=largest_group,
-    )
-    layers.trim()
+    layers = Layers(clusters, scale=scale, capacity=capacity, largest_group=largest_group)
+    while len(layers) > capacity:
+        layers.remove_from_largest_cluster()
     return layers

@@ -1,13 +1,11 @@
 """Search a bank for the initial prompt of a task, with a limit on the number of scored prompts.
 
-PromptTuner §4.3.2 scores every representative, then every member of the best representative's cluster. A score is
-equation 1, the mean loss of a few samples' targets after the prompt. `two_layers` implements the search of the paper
-for comparison.
+PromptTuner §4.3.2 scores every representative, then every member of the best representative's cluster (`two_layers`). A
+score is equation 1, the mean loss of a few samples' targets after the prompt.
 
 `look_up` searches best bin first (Beis and Lowe, CVPR 1997; over hierarchies of clusters: Muja and Lowe, PAMI 2014).
 Groups are queued by the score of their representatives, and the best group is processed next. A large group is replaced
-by its subgroups, after their representatives are scored. In a small group, all members are scored. The scorer receives
-all candidates of a step as one batch.
+by its subgroups, after their representatives are scored. In a small group, all members are scored, as one batch.
 """
 
 from __future__ import annotations
@@ -24,27 +22,21 @@ from stoker.tuning.bank.candidates import Candidate, Key
 from stoker.tuning.bank.layers import CandidateGroup, Layers
 
 Score = Callable[[Sequence[str]], Sequence[float]]
-"""A function that returns the loss of each prompt for the task. The loss is `nan` if a prompt cannot be scored."""
+"""Returns the loss of each prompt for the task; `nan` if a prompt cannot be scored."""
 
 SAVING = 12
-"""The default limit of a lookup in a large bank is the bank's size divided by this number (`default_score_limit`)."""
+"""The default limit in a large bank is its size divided by this number."""
 
 
 class LookupResult(msgspec.Struct, frozen=True):
     candidate: Candidate
     loss: float
     losses: dict[Key, float]
-    """Loss of each scored candidate; `inf` if scoring was impossible."""
-    steps: tuple[int, ...]
-    """Number of candidates in each batch that the lookup scored."""
+    """`inf` if scoring was impossible."""
 
     @property
     def scores(self) -> int:
         return len(self.losses)
-
-    def best(self, count: int) -> list[Key]:
-        """Return the `count` candidates with the lowest loss, best first."""
-        return sorted(self.losses, key=self.losses.__getitem__)[:count]
 
 
 def default_score_limit(layers: Layers) -> int:
@@ -54,11 +46,8 @@ def default_score_limit(layers: Layers) -> int:
 
 
 def look_up(layers: Layers, score: Score, *, limit: int = 0) -> LookupResult:
-    """Return the candidate with the lowest loss among at most `limit` scored candidates (0: `default_score_limit`).
-
-    All representatives are scored, even if their number exceeds `limit`. Raises StokerError if the number of losses is
-    wrong, or if no loss is finite.
-    """
+    """Return the candidate with the lowest loss among at most `limit` scored ones (0: `default_score_limit`), but score
+    all representatives. Raises StokerError if the number of losses is wrong, or no loss is finite."""
     search = _Search(layers, score, limit=max(limit or default_score_limit(layers), len(layers.clusters)))
     search.wait(layers.tops())
     while search.waiting and search.remaining:
@@ -79,13 +68,6 @@ def two_layers(layers: Layers, score: Score) -> LookupResult:
     return search.found()
 
 
-def score_all_candidates(layers: Layers, score: Score) -> LookupResult:
-    """Score every candidate, to compare the result with those of faster lookups."""
-    search = _Search(layers, score, limit=len(layers))
-    search.ask(list(layers.candidates))
-    return search.found()
-
-
 class _Search:
     def __init__(self, layers: Layers, score: Score, *, limit: int) -> None:
         self._layers = layers
@@ -93,7 +75,6 @@ class _Search:
         self._limit = limit
         self.losses: dict[Key, float] = {}
         self.waiting: list[tuple[float, int, int, CandidateGroup]] = []
-        self._steps: list[int] = []
         self._turns = itertools.count()
 
     @property
@@ -101,7 +82,7 @@ class _Search:
         return self._limit - len(self.losses)
 
     def wait(self, groups: Sequence[tuple[int, CandidateGroup]]) -> None:
-        """Score the groups' representatives within the limit, and queue the groups with a scored representative."""
+        """Score the representatives within the limit, and queue the groups with a score."""
         self.ask([group.representative for _, group in groups])
         for cluster, group in groups:
             if group.representative in self.losses:
@@ -121,7 +102,6 @@ class _Search:
             raise StokerError(
                 f"the scorer returned {len(losses)} losses for {len(fresh)} prompts; it must return one loss per prompt"
             )
-        self._steps.append(len(fresh))
         for key, loss in zip(fresh, losses, strict=True):
             self.losses[key] = math.inf if math.isnan(loss) else float(loss)
 
@@ -131,9 +111,4 @@ class _Search:
             raise StokerError(
                 f"none of {len(self.losses)} prompts has a loss that is a number; check the task's samples"
             )
-        return LookupResult(
-            candidate=self._layers.candidates[best],
-            loss=self.losses[best],
-            losses=self.losses,
-            steps=tuple(self._steps),
-        )
+        return LookupResult(candidate=self._layers.candidates[best], loss=self.losses[best], losses=self.losses)

@@ -1,0 +1,20 @@
+"""Fetches objects for tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from stoker.pilot.transfer.board import FetchOutcome, ObjectSource
+from stoker.pilot.transfer.fetch import ObjectFetch
+
+
+def get(name: str, target: Path, *, addresses: Iterable[str], key: bytes) -> FetchOutcome:
+    """Fetch an object to `target`, completely or not at all."""
+    draft = target.with_name(f".{target.name}.draft")
+    fetch = ObjectFetch(name, key=key)
+    fetch.offer(ObjectSource(address=address, origin=True) for address in addresses)
+    outcome = fetch.run(draft, alone_s=0.0)
+    os.replace(draft, target)
+    return outcome
