@@ -116,7 +116,7 @@ Text = str | tuple[str, str]
 _SLOTS = 16
 
 
-class EmbedOptions(TypedDict, total=False):
+class EmbeddingOptions(TypedDict, total=False):
     """Options of `EncoderModel.embed_array`."""
 
     pooling: str
@@ -250,7 +250,7 @@ class EncoderModel:
         """
         return len(self._rows([text], truncate=False, check=False)[0].ids)
 
-    def embed(self, texts: Sequence[str], **options: Unpack[EmbedOptions]) -> list[list[float]]:
+    def embed(self, texts: Sequence[str], **options: Unpack[EmbeddingOptions]) -> list[list[float]]:
         """Return the embedding of each text, `[texts][width]`.
 
         Args:

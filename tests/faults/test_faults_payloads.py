@@ -347,6 +347,6 @@ def test_too_large_functions_contexts_and_checkpoints_are_refused(shared):
         stoker.progress(1, 2, state=bytes(size))
         return size
 
-    with pytest.raises(errors.SerializationError, match="checkpoint of 100 MB is too large"):
+    with pytest.raises(errors.SerializationError, match="checkpoint of 100 MB is larger than"):
         report(100_000_000).result(60)
     assert report(15_000_000).result(60) == 15_000_000

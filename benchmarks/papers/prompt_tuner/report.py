@@ -174,7 +174,7 @@ def write(record: Record) -> str:
         fixed_costs=quoted_records.fixed_costs(), prompt_spread=quoted_records.prompt_spread(),
         chosen_prompt=quoted_records.chosen_prompt(),
         few=f"{grid.judge.few} seeds" if grid.judge.few > 1 else "1 seed", many=len(grid.judge.seeds),
-        others=other_load_rows(page),
+        others=other_load_rows(page), **bar_shares(page),
         unpaid=mean_text(page.some.times(MEDIUM, PARTS[0].system, waiting=False), digits=2),
         held=f"{fmean(run.waiting_s / run.paid_s for run in page.some.runs(MEDIUM, PARTS[0].system)):.0%}",
     )  # fmt: skip
@@ -295,6 +295,34 @@ def heavy_load_rows(page: Page) -> Rows:
         said = [paper.TABLE_7[group.name][system.policy] for system in systems]
         numbers = (*(one.violations for one in said), *(one.cost for one in said))
         yield [f"{group.name}, the paper", *(f"{number:g}" for number in numbers)]
+
+
+def bar_shares(page: Page) -> dict[str, Any]:
+    """Return which bars the sets meet whose late jobs are within the limit of the paper's, by two values of a set."""
+    near = [one for one in page.sets if MAIN[0].deviation(MAIN[0].of(one)) <= page.grid.judge.conflict]
+    of = {place: _bars_of(one) for place, one in enumerate(near)}
+
+    def row(what: str, places: Sequence[int]) -> list[str]:
+        means = [f"{fmean(of[place][0][n] for place in places):.{digits}f}" for n, digits in enumerate((1, 2, 1, 2))]
+        return [what, f"{len(places)}", *means, *(f"{sum(of[place][1][n] for place in places)}" for n in range(4))]
+
+    rows = [row("all", range(len(near)))] if near else []
+    for name in ("prepare_s", "widest"):
+        values = [float(one.choice.values(page.grid)[name]) for one in near]
+        for value in sorted(set(values)):
+            rows += [row(f"`{name}` = {value:g}", [place for place, each in enumerate(values) if each == value])]
+    both = sum(met[2] and met[3] for _, met in of.values())
+    return {"near": len(near), "both": both or "no", "deciding": iter(rows)}
+
+
+def _bars_of(one: Evaluation) -> tuple[list[float], list[bool]]:
+    """Return points and relative cost of INFless (literal) and ElasticFlow, and whether each meets its bar."""
+    found, met = list[float](), list[bool]()
+    for system in (LITERAL, ELASTIC_FLOW):
+        values = one.points(MEDIUM, system).mean, one.times(MEDIUM, system).mean
+        found += values
+        met += [value >= bar for value, bar in zip(values, BARS[system.policy], strict=True)]
+    return found, met
 
 
 def other_load_rows(page: Page) -> Rows:
