@@ -112,7 +112,7 @@ class TextSink(Protocol):
         """Add a text as the next piece. Return False if the client must first acknowledge pieces."""
 
     def send(self) -> None:
-        """Send the texts of all sinks of the library."""
+        """Send the collected texts of all sinks of the library to the pilot."""
 
 
 class RelayedTexts(Iterable[str]):

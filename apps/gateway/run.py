@@ -143,7 +143,7 @@ def serve(
                 run_server(gateway)
             if loaded.over is not None:
                 raise SessionError(
-                    f"the gateway ends: {loaded.over}; the same command serves again, at the same address"
+                    f"the gateway ends: {loaded.over}; to serve again at the same address, run the same command"
                 )
             screen.line(f"the gateway has ended; session {loaded.id} keeps running: stoker down {loaded.id} ends it")
     return 0

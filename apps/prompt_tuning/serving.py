@@ -77,7 +77,7 @@ def _find_or_add_base_model(text: str, options: SubmissionOptions, ready: Checke
 
 
 def _table(name: str, settings: dict[str, str], *, after: str) -> str:
-    """Return a table of a models file, to be appended to the text `after`."""
+    """Return a TOML table that the caller appends to a models file. `after`: the text of the file."""
     key = name if re.fullmatch(r"[\w-]+", name, re.ASCII) else _quoted(name)
     lines = [f"[models.{key}]", *(f"{each} = {_quoted(value)}" for each, value in settings.items())]
     gap = "" if not after else "\n" if after.endswith("\n") else "\n\n"

@@ -101,7 +101,7 @@ def set_sources(manager: Manager, sources: Iterable[Source]) -> None:
     for source in sources:
         known = before.get(source.name) or SourceState(source)
         known.source = source
-        known.held_for = known.hold = known.stopped = ""  # the site file may have been corrected
+        known.held_for = known.hold = known.stopped = ""  # try again: the site file may be corrected
         state.sources[source.name] = known
     manager.demand_changed = True
 

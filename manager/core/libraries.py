@@ -368,7 +368,7 @@ def order_sleep(manager: Manager, library: Library) -> None:
 
 
 def order_wake(manager: Manager, library: Library) -> None:
-    """Wake a library. Raise PolicyError if it does not sleep, or its memory before the sleep is not free."""
+    """Wake a library. Raise PolicyError if it is not asleep, or if its memory before the sleep is not free now."""
     if library.state is not LibraryState.ASLEEP or not library.slept:
         raise PolicyError(f"library {library.id} is {library.state.value}; only a sleeping library can be woken")
     promise(library, max(library.awake_bytes, library.promised_bytes))

@@ -270,7 +270,7 @@ def _choose_origin_reader(transfers: Transfers, object: Object, fetch: Fetch) ->
 
 
 def _needs_origin_read(transfers: Transfers, fetch: Fetch) -> bool:
-    """Return True if enough peers could not serve the fetch, or if no peer can be its sure source."""
+    """Return True if too many peers failed to serve this fetch, or if no peer is certain to have the object."""
     object = fetch.object
     if len(fetch.failed) >= transfers.patience:
         return True

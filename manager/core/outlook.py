@@ -20,7 +20,7 @@ from stoker.protocol.pace import WorkPace
 from stoker.protocol.status import MapStatus
 from stoker.protocol.to_manager import MapReport
 
-MOST_MAPS = 1000  # Maximum number of open maps that are remembered per program
+MOST_MAPS = 1000  # Maximum number of unfinished maps that are remembered per program
 
 
 def record_map_report(state: State, client: Client, report: MapReport) -> None:

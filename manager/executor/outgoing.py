@@ -35,7 +35,7 @@ A = TypeVar("A")
 
 
 class Waiter(Protocol):
-    """Receives the ends of calls on the I/O thread: exactly one `settle` or `fail` for each call."""
+    """Receives the result of each call on the I/O thread, by exactly one call of `settle` or `fail`."""
 
     def settle(self, end: CallEnd) -> bool:
         """Receive a call's end. Return True to get `flush` after the last end of the frame."""

@@ -1,4 +1,4 @@
-"""Progress: the bar of a map, and log lines while its calls wait.
+"""Shows the progress bar of a `map`, and logs lines while calls of the map wait.
 
 Results from an earlier run count as done, but not in the rate. If stderr is a pipe, a line every 10 seconds replaces
 the bar.

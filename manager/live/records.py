@@ -233,7 +233,7 @@ def _files_beside(journal: Path) -> list[Path]:
 
 
 def remove_old_kept(journal: Path, *, needed: Collection[Path] = ()) -> None:
-    """Remove the oldest damaged and renamed files, except `needed` ones."""
+    """Delete the oldest files that were renamed because they were damaged. Files in `needed` stay."""
     damaged = sorted(journal.parent.glob(f"{journal.name}.damaged-*"))
     for path in damaged[:-KEPT]:
         if path not in needed:

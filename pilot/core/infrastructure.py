@@ -141,7 +141,7 @@ DEVICE_FAILED = 119  # the device failed in a call, so this process can no longe
 NODE_FAILED = 120  # several calls in a row failed because of a fault of the node
 NOT_CLEARED = 121  # the library could not remove data of a call
 
-OF_ITS_PILOT = frozenset({FOLDER_GONE, NOT_SETTLED, DEVICE_FAILED, NODE_FAILED})  # not the fault of a loading context
+OF_ITS_PILOT = frozenset({FOLDER_GONE, NOT_SETTLED, DEVICE_FAILED, NODE_FAILED})  # the pilot failed, not the context
 OF_THE_INFRASTRUCTURE = frozenset({DEVICE_FAILED, NODE_FAILED})  # not the fault of the calls
 
 SAID_BY_CODE = {

@@ -263,7 +263,7 @@ class PilotLibrary:
         self.moving_since = 0.0  # when the order to sleep or wake was sent; 0 = no open order
 
         self.slots = 0  # concurrent calls that the library reported; 0 = not ready, or as in the recipe
-        self.cache: TokenCache | None = None  # weights and token cache, as the library reported
+        self.cache: TokenCache | None = None  # sizes of weights and token cache, from the library
         self.resident_bytes = 0
         self.device_bytes = 0  # measured bytes on the GPU with the highest use; 0 = unknown
         self.is_settled = False  # True once the device reservation is based on a measurement or an order

@@ -246,7 +246,7 @@ def line_answer(request: dict[str, Any], number: int) -> str:
     return f'{{"step": "{step}", "total_steps": "4000", "seconds_per_step": "250"}}'
 
 
-def test_progress_query_returns_before_its_log_format_is_learned(
+def test_progress_query_does_not_wait_for_an_unknown_log_format(
     session: SessionFolder, endpoint: FakeEndpoint, tmp_path: Path
 ):
     endpoint.answer = line_answer

@@ -103,7 +103,7 @@ def test_queue_frees_memory_of_calls_removed_from_its_middle() -> None:
     assert queue.take(one, 5) == [calls[0]]
 
 
-def test_reading_the_first_calls_is_independent_of_queue_length() -> None:
+def test_time_to_read_the_first_calls_ignores_queue_length() -> None:
     queue, one = Queue(), group(0)
     calls = [call(n, one) for n in range(3000)]
     queue.extend(calls)

@@ -202,7 +202,7 @@ def let_go(file: Path) -> None:
     os.close(writer)
 
 
-def test_batch_system_that_is_slow_to_open_is_reported(
+def test_slow_start_of_the_batch_interface_is_reported(
     manager: ManagerEnd, hanging_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(factory_factory, "OPEN_LIMIT_S", 0.5)

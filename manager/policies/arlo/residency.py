@@ -154,7 +154,7 @@ class AllocateRuntimes(LoadWhereWanted):
         return view.now >= plan.due_at and self._arrivals.has_arrivals_since(family, plan.made_at)
 
     def _calls(self, context: Context, family: Sequence[Context], now: float, *, waiting: bool) -> int:
-        """Count recent calls of this runtime, and of shorter ones that cannot be loaded; twice if `waiting`."""
+        """Count recent calls of this runtime and of shorter runtimes that cannot be loaded; doubled if `waiting`."""
         count, at = 0, family.index(context)
         for each in reversed(family[: at + 1]):
             if each is not context and not has_too_many_failed_loads(each):
