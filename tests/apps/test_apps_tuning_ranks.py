@@ -77,12 +77,14 @@ def test_tuning_works_with_more_ranks_than_samples_in_a_batch(alone):
 
 @pytest.mark.long
 def test_job_continues_without_a_lost_rank(alone, tmp_path):
-    answers, _ = tuned(3, each={1: {"die_at": 6}, 0: {"folder": tmp_path}})
+    kept = tmp_path / "checkpoint"
+    answers, _ = tuned(3, each={1: {"die_at": 6}, 0: {"checkpoint": kept}})
     assert answers[1] is None
     for rank in (0, 2):
         assert isinstance(answers[rank], exchange.ExchangeError), answers
         assert f"rank {rank} of 3 lost a rank" in str(answers[rank])
-    answers, _ = tuned(2, each={0: {"folder": tmp_path}})
+    assert kept.exists()
+    answers, _ = tuned(2, each={0: {"checkpoint": kept}})
     assert all(same(answer, alone) for answer in answers)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from stoker.manager import main
@@ -50,9 +51,15 @@ def stop_at(step: str, mark: Path) -> None:
     elif step == "half a snapshot":
         before(snapshot._Pickler, "state_of", skip=20)
     elif step == "no name":
-        own: Any = SimpleNamespace(**vars(os))  # a private copy of `os`, because other modules sync session.json
-        snapshot.os = own
-        before(own, "fsync")
+        real_draft = snapshot.draft_of
+
+        @contextmanager
+        def unnamed(path: Path, **how: Any) -> Iterator[Path]:
+            with real_draft(path, **how) as draft:
+                yield draft
+                stop(mark)
+
+        vars(snapshot)["draft_of"] = unnamed
     elif step == "before removal":
         before(records, "older_files")
 

@@ -82,7 +82,8 @@ def wait_until_served(where: str) -> None:
 
 def tune(spec: dict[str, Any]) -> Any:
     """Run `tuning.tune` of the tiny model with the spec's options. `die_at`: the forward pass in which the process is
-    killed. `leave_at`: the iteration at whose report it must leave.
+    killed. `leave_at`: the iteration at whose report it must leave. `checkpoint`: file of the last checkpoint, from
+    which the job continues.
     """
     from tuning import tiny
 
@@ -91,10 +92,15 @@ def tune(spec: dict[str, Any]) -> Any:
 
     context = tiny.context()
     die_at, leave_at = spec.pop("die_at", 0), spec.pop("leave_at", 0)
+    kept = spec.pop("checkpoint", None)
+    if kept is not None and kept.exists():
+        spec["start"] = kept.read_bytes()
     if die_at:
         kill_in_pass(context.model, die_at)
 
     def report(progress: TuningProgress) -> None:
+        if kept is not None and progress.checkpoint:
+            kept.write_bytes(progress.checkpoint)
         if progress.iteration == leave_at:
             raise Evicted(b"")
 
