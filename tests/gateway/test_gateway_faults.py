@@ -107,7 +107,7 @@ def test_gateway_ends_with_its_session_and_can_restart(gateway, world):
     until(lambda: gateway.has_ended, why="the end of the gateway")
     said = "".join(gateway.said)
     assert f"the gateway ends: session {session} is over: stoker down" in said
-    assert "the same command serves again, at the same address" in said
+    assert "to serve again at the same address, run the same command" in said
     gateway.start()
     assert (gateway.url, gateway.session == session) == (url, False)
     with client_of(gateway) as client:
