@@ -93,7 +93,9 @@ class CausalLM:
                 build_inference_engine, self._runner, self._prompts.texts(), engine=engine, cache_bytes=cache_bytes,
                 took=self._steps.took, graphs=graphs, adapters=self.adapters,
             )  # fmt: skip
-            self._thread = EngineThread(make, computing=compute_context_for_device(str(self._runner.device)))
+            self._thread = EngineThread(
+                make, computing=compute_context_for_device(str(self._runner.device)), stepped=self._steps.add_step
+            )
             if engine != "auto":
                 _ = self._thread.engine  # raises an error now if the model does not support the engine
         else:

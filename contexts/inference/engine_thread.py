@@ -129,16 +129,22 @@ class Generation:
 
 
 class EngineThread:
-    """An engine, made at first use, its thread, and the requests of all slots. Computes within `computing()`."""
+    """An engine, made at first use, its thread, and the requests of all slots. Computes within `computing()`.
+
+    `stepped` is called after each step with its seconds, from accepting requests until the tokens are sent, without
+    waits for the device.
+    """
 
     def __init__(
         self,
         make: Callable[[], InferenceEngine],
         *,
         computing: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+        stepped: Callable[[float], None] | None = None,
     ) -> None:
         self._make = make
         self._computing = computing
+        self._stepped = stepped
         self._engine: InferenceEngine | None = None
         self._turn = threading.RLock()  # the owner may use the model; the engine thread owns the lock during a step
         self._inbox: deque[Generation | int] = deque()
@@ -335,16 +341,20 @@ class EngineThread:
                 if self._over:
                     return
             with self._turn:
+                began = time.monotonic()
                 self._accept_requests()
                 if not (self._open or self._jobs):
                     continue
                 if turns is not None:
                     due_at = min((each.due_at for each in self._open.values()), default=inf) if turns.shared else inf
+                    asked = time.monotonic()
                     turns.begin(due_at=due_at, step_s=self._step_s, work=self._engine_work)
-                began = time.monotonic()
+                    began += time.monotonic() - asked
                 with self._computing():
                     if self._open:
                         self._step()
+                        if self._stepped is not None:
+                            self._stepped(time.monotonic() - began)
                     if self._jobs:
                         _run_job(*self._jobs.popleft())
                 took_s = time.monotonic() - began

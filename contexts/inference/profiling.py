@@ -42,9 +42,11 @@ class StepCollector:
         self._fresh = StepModel()
         self._taken = threading.Event()
         self._steps = 0
+        self._last: StepSample | None = None
         self._lock = threading.Lock()
 
     def took(self, step: Step, length: int, seconds: float) -> None:
+        """Keep a step that the engine computed in `seconds` until `add_step`."""
         self._steps += 1
         if self.paused or self._steps <= COLD_STEPS:
             return
@@ -52,11 +54,21 @@ class StepCollector:
         mean = float(length)
         if step.prefill:
             tokens, mean = sum(step.tokens), mean_attended_tokens(list(zip(step.starts, step.tokens, strict=True)))
-        sample = StepSample(step.prefill, tokens, mean, seconds)
+        self._last = StepSample(step.prefill, tokens, mean, seconds)
+
+    def add_step(self, seconds: float) -> None:
+        """Add the last step. `seconds`: its whole time, with accepting requests before it and sending tokens after it.
+
+        The next step begins only then, unless the device computes it meanwhile.
+        """
+        sample, self._last = self._last, None
+        if sample is None:
+            return
+        sample = msgspec.structs.replace(sample, seconds=max(sample.seconds, seconds))
         with self._lock:
             used, deviation = self.known.learn(sample)
             if deviation is not None:
-                self._fresh.count_error(deviation, prefill=step.prefill)
+                self._fresh.count_error(deviation, prefill=sample.prefill)
             self._fresh.add(used)
 
     def replace_known_times(self, times: StepTimes) -> None:

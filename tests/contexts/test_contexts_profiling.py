@@ -164,7 +164,12 @@ def test_profiler_measures_an_engine_and_leaves_it_idle(kind: str) -> None:
 @pytest.mark.usefixtures("one_thread")
 def test_every_step_of_the_continuous_engine_becomes_a_sample() -> None:
     collector = StepCollector()
-    engine = make_engine(took=collector.took)
+
+    def took(step: Step, length: int, seconds: float) -> None:
+        collector.took(step, length, seconds)
+        collector.add_step(seconds)
+
+    engine = make_engine(took=took)
     ask_all(engine, most=12)
     times, load = collector.take(), engine.load()
     assert times.samples == load.steps - COLD_STEPS

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.contexts.batching import Step
-from stoker.contexts.inference.profiling import StepCollector
+from stoker.contexts.inference.profiling import COLD_STEPS, StepCollector
 from stoker.contexts.performance import PerformanceStore
 from stoker.contexts.step_times import (
     MOST_CELLS,
@@ -120,14 +120,19 @@ def test_powers_of_two_and_tokens_of_a_step_are_counted() -> None:
 
 def test_step_times_are_collected_during_calls() -> None:
     collector = StepCollector()
+
+    def step(step: Step, length: int, seconds: float) -> None:
+        collector.took(step, length, seconds)
+        collector.add_step(seconds)
+
     read, write = Step(True, (1, 2), (64, 64), (0, 0)), Step(False, (1, 2), (1, 1), (64, 64))
     for request in range(10, 14):
         # the slow first steps of a kind are left out
-        collector.took(Step(True, (request,), (64,), (0,)), 64, 9.0)
-    collector.took(read, 128, 0.5)
+        step(Step(True, (request,), (64,), (0,)), 64, 9.0)
+    step(read, 128, 0.5)
     for _ in range(2):
-        collector.took(write, 65, 0.02)
-    collector.took(Step(True, (1,), (64,), (64,)), 64, 0.4)  # 64 tokens have been read before
+        step(write, 65, 0.02)
+    step(Step(True, (1,), (64,), (64,)), 64, 0.4)  # 64 tokens have been read before
     times = collector.take()
     assert [(cell.tokens, cell.length, cell.seconds) for cell in times.prefill] == [(64, 96, 0.4), (128, 32, 0.5)]
     assert times.decode == (StepCell(2, 65, 0.02, 2),)
@@ -138,6 +143,15 @@ def test_step_times_are_collected_during_calls() -> None:
     assert collector.urgent, "a profile is taken at once"
     assert collector.take().samples == len(GRID)
     assert not collector.urgent
+
+
+def test_step_time_includes_sending_the_tokens() -> None:
+    collector = StepCollector()
+    for _ in range(COLD_STEPS + 1):
+        collector.took(Step(False, (1,), (1,), (64,)), 64, 0.02)
+        collector.add_step(0.025)
+    collector.add_step(0.5)  # launched a step whose tokens the engine has not read yet
+    assert [cell.seconds for cell in collector.take().decode] == [0.025]
 
 
 def test_step_times_of_two_sessions_are_added_in_the_store(tmp_path: Path) -> None:
