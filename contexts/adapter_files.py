@@ -1,4 +1,4 @@
-"""Read the files of a PEFT adapter without a GPU library: its kind, and whether it fits a base model.
+"""Read a PEFT adapter's files without a GPU library: the adapter's kind, and whether the adapter fits a base model.
 
 A LoRA adds `x A^T B^T * scale` to the result of a projection (arXiv:2106.09685). A soft prompt is a list of vectors
 ahead of the prompt's embeddings (arXiv:2104.08691).
@@ -24,7 +24,7 @@ VECTORS = "prompt_embeddings"
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "qkv": ("q_proj", "k_proj", "v_proj"), "out": ("o_proj",), "up": ("gate_proj", "up_proj"), "down": ("down_proj",),
 }  # fmt: skip
-"""Projections of a layer that have the same input, by group."""
+"""Groups of a layer's projections that have the same input."""
 _KEY = re.compile(r"(?:base_model\.model\.)?(model\.layers\.(\d+)\.(?:self_attn|mlp)\.(\w+))\.lora_([AB])\.weight")
 _LARGEST_HEADER = 100_000_000
 _UNSUPPORTED = {
@@ -42,7 +42,7 @@ class BaseShapes(msgspec.Struct, frozen=True):
 
 
 class LowRank(msgspec.Struct, frozen=True):
-    """The LoRA of one projection: its two tensors, and the factor of their product."""
+    """The LoRA of one projection: the names of two tensors, and the factor of their product."""
 
     layer: int
     projection: str
@@ -52,7 +52,7 @@ class LowRank(msgspec.Struct, frozen=True):
 
 
 class AdapterFiles(msgspec.Struct, frozen=True):
-    """The content of an adapter's files. `virtual_tokens`: length of a soft prompt (LoRA: 0)."""
+    """The content of an adapter's files. `virtual_tokens`: length of a soft prompt; 0 for a LoRA."""
 
     folder: str
     virtual_tokens: int
@@ -64,7 +64,7 @@ class AdapterFiles(msgspec.Struct, frozen=True):
         return max((self.shapes[each.down][0] for each in self.low_rank), default=0)
 
     def check_fits_base_model(self, base: BaseShapes | None) -> None:
-        """Raise ValueError for a base of other sizes."""
+        """Raise ValueError if the base model has other sizes."""
         if base is not None and (why := self._misfit(base)):
             raise ValueError(f"{self.folder} is an adapter of another base: {why}; give its own base model")
 
@@ -84,7 +84,7 @@ class AdapterFiles(msgspec.Struct, frozen=True):
 
 
 def read_adapter_files(folder: str) -> AdapterFiles:
-    """Read an adapter's files. Raises ValueError if Stoker cannot serve it."""
+    """Read an adapter's files. Raises ValueError if Stoker cannot serve the adapter."""
     there = Path(folder)
     for name in (CONFIG, WEIGHTS):
         if not (there / name).is_file():
@@ -104,7 +104,7 @@ def read_adapter_files(folder: str) -> AdapterFiles:
 
 
 def check_adapter(folder: str, *, base: str) -> None:
-    """Raise ValueError if Stoker cannot serve an adapter, or if it does not fit the base model.
+    """Raise ValueError if Stoker cannot serve an adapter, or if the adapter does not fit the base model.
 
     Args:
         folder: Folder of the adapter.
@@ -115,7 +115,7 @@ def check_adapter(folder: str, *, base: str) -> None:
 
 @functools.lru_cache(maxsize=256)
 def virtual_tokens(folder: str) -> int:
-    """Return the tokens of a soft prompt; 0 for a LoRA. Raises ValueError."""
+    """Return the length of a soft prompt; 0 for a LoRA. Raises ValueError."""
     return read_adapter_files(folder).virtual_tokens
 
 
@@ -168,7 +168,9 @@ def _scale(there: Path, config: dict[str, Any], module: str, *, rank: int) -> fl
 
 
 def read_safetensors_header(file: Path) -> tuple[dict[str, Any], int]:
-    """Return the facts of a file's tensors by name, and the byte at which they begin. Raises OSError, ValueError."""
+    """Return the header entry of each tensor by name, and the byte at which the tensors begin. Raises OSError,
+    ValueError.
+    """
     with file.open("rb") as opened:
         size = int.from_bytes(opened.read(8), "little")
         if size > _LARGEST_HEADER:

@@ -30,7 +30,7 @@ def load_model(
     path: str, *, dtype: str = "auto", snapshot: bool = True, name: str = "", threads: int = 0, engine: str = "auto",
     graphs: bool = False, settings: EngineSettings = _NO_SETTINGS, adapters: Mapping[str, str] | None = None,
 ) -> CausalLM:  # fmt: skip
-    """Load the model at `path` on this library's devices, as in `causal_lm`. `name`: cache name of its object."""
+    """Load the model at `path` on this library's devices, as in `causal_lm`. `name`: cache name of the model."""
     began = time.monotonic()
     if threads:
         torch.set_num_threads(threads)

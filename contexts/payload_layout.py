@@ -30,7 +30,7 @@ _ENTRY = struct.Struct("<QQ?7x")  # offset, length, writable
 
 
 def join_parts(magic: bytes, first: bytes, rest: Sequence[Buffer]) -> list[Buffer]:
-    """Return the parts of a payload, with a head."""
+    """Return a head and the aligned parts of a payload."""
     offset = _HEAD.size + _ENTRY.size * (1 + len(rest))
     table, parts = [], list[Buffer]()
     for raw in (memoryview(part) for part in (first, *rest)):
@@ -82,7 +82,7 @@ _SECRET = re.compile(r"token|secret|passw|passphrase|credential|api_?key|auth", 
 
 
 def short_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], *, names: Sequence[str] = ()) -> str:
-    """Return arguments as short text: `(3, name='x')`. `names`: parameters of `args`."""
+    """Return arguments as short text: `(3, name='x')`. `names`: parameter names of `args`."""
     shown = zip_longest(names[: len(args)], args, fillvalue="")
     parts = [_short_unless_secret(name, value) for name, value in shown]
     parts += [f"{name}={_short_unless_secret(name, value)}" for name, value in kwargs.items()]

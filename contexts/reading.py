@@ -1,4 +1,4 @@
-"""Read texts with a causal model."""
+"""Compute hidden states and losses with a causal model."""
 
 from __future__ import annotations
 

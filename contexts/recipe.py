@@ -37,9 +37,9 @@ class Awareness(enum.Enum):
 
 
 class ObjectRef(msgspec.Struct, frozen=True):
-    """A file or folder named by its content, which was read from `source`.
+    """A file or folder named by its content. `source`: path of the content.
 
-    `inode` and `changed_ns` identify the file; 0 if unknown, or if it was changed within the last two seconds.
+    `inode` and `changed_ns` identify the file; 0 if unknown, or if the file changed within the last two seconds.
     """
 
     name: str
@@ -85,8 +85,8 @@ class Recipe(msgspec.Struct, frozen=True):
 
     `key` identifies the content; `name` is for users (`llm-7f3a`). `loader`: cloudpickle of `(function, args, kwargs)`.
     `preload`: modules that the zygote imports. `slots`: concurrent calls of a library (0: see `slots_of`).
-    `calls_per_library`: 0 = unlimited. `arguments`: as short text. `longest_input`: in tokens (0 = any). `home`: the
-    program's folder. `named`: cache names of relative paths in `files`.
+    `calls_per_library`: 0 = unlimited. `arguments`: loader arguments as short text. `longest_input`: maximum tokens (0
+    = any). `home`: the program's folder. `named`: cache names of relative paths in `files`.
     """
 
     key: str
@@ -132,7 +132,7 @@ Size = str | Literal[0] | None
 
 
 class RecipeOptions(TypedDict, total=False):
-    """Options of `stoker.context` that recipes of models have too."""
+    """Options of `stoker.context` that ready-made model recipes also accept."""
 
     memory: Size
     device_memory: Size

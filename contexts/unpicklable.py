@@ -72,7 +72,7 @@ def _search(value: Any, error: BaseException, *, what: str) -> tuple[str, Any, B
     seen: set[int] = set()
     for _ in range(_DEPTH):
         seen.add(id(culprit))
-        # The parts of a future or handle are irrelevant.
+        # Do not search the parts of a future or an open handle.
         parts = () if future_kind(culprit) or is_open_handle(culprit) else _parts(culprit)
         for step, part in parts:
             if id(part) in seen:

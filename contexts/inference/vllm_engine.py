@@ -348,7 +348,7 @@ def vllm_sampling_params(sampling: Sampling, *, ends: frozenset[int]) -> Samplin
 
 
 def chances_of(token: int, told: dict[int, Any], *, most: int) -> tuple[float, tuple[TokenChance, ...]]:
-    """Return the log-likelihoods of a token and of the likeliest tokens. `told`: vLLM's by token."""
+    """Return the log-likelihoods of a token and of the likeliest tokens. `told`: vLLM's log-likelihoods by token."""
     ordered = sorted(told.items(), key=lambda chance: -chance[1].logprob)
     likeliest = tuple(TokenChance(id, chance.logprob) for id, chance in ordered[:most])
     return float(told[token].logprob), likeliest
