@@ -66,20 +66,22 @@ class AdapterFiles(msgspec.Struct, frozen=True):
     def check_fits_base_model(self, base: BaseShapes | None) -> None:
         """Raise ValueError if the base model has other sizes."""
         if base is not None and (why := self._misfit(base)):
-            raise ValueError(f"{self.folder} is an adapter of another base: {why}; give its own base model")
+            raise ValueError(
+                f"{self.folder} is an adapter of another base model: {why}; use the base model of this adapter"
+            )
 
     def _misfit(self, base: BaseShapes) -> str:
         found = self.shapes.get(VECTORS)
         if found is not None and found[1] != base.width:
-            return f"its soft prompt has {found[1]} numbers a token, and the base has {base.width}"
+            return f"its soft prompt has {found[1]} numbers per token, and the base model has {base.width}"
         for each in self.low_rank:
             if each.layer >= base.layers:
-                return f"it has layer {each.layer}, and the base has {base.layers} layers"
+                return f"it has layer {each.layer}, and the base model has {base.layers} layers"
             wanted = base.projections[each.projection]
             has = self.shapes[each.down][1], self.shapes[each.up][0]
             if has != wanted:
                 where = f"{each.projection} of layer {each.layer}"
-                return f"{where} is {has[0]} to {has[1]}, in the base {wanted[0]} to {wanted[1]}"
+                return f"{where} maps {has[0]} to {has[1]} numbers, but {wanted[0]} to {wanted[1]} in the base model"
         return ""
 
 
@@ -99,7 +101,7 @@ def read_adapter_files(folder: str) -> AdapterFiles:
         raise ValueError(f"{there / CONFIG}: peft_type = {kind!r:.60} is not supported; use {LORA} or {SOFT_PROMPT}")
     if unsupported := [(name, what) for name, what in _UNSUPPORTED.items() if config.get(name)]:
         name, what = unsupported[0]
-        raise ValueError(f"{there / CONFIG}: {name} = {config[name]!r:.60}: {what} is not supported, only plain LoRA")
+        raise ValueError(f"{there / CONFIG}: {name} = {config[name]!r:.60}: {what} is not supported; use plain LoRA")
     return AdapterFiles(folder, 0, _find_lora_pairs(there, config, shapes), shapes)
 
 
@@ -147,7 +149,7 @@ def _find_lora_pairs(there: Path, config: dict[str, Any], shapes: dict[str, tupl
     for (layer, projection, module), names in sorted(found.items()):
         down, up = (shapes.get(names.get(part, ""), ()) for part in "AB")
         if len(down) != 2 or len(up) != 2 or not down[0] or down[0] != up[1]:
-            raise ValueError(f"{there / WEIGHTS}: lora_A and lora_B of {module} do not fit together")
+            raise ValueError(f"{there / WEIGHTS}: the shapes of lora_A and lora_B of {module} do not match")
         pairs.append(LowRank(layer, projection, names["A"], names["B"], _scale(there, config, module, rank=down[0])))
     if not pairs:
         raise ValueError(f"{there / WEIGHTS} holds no LoRA weights")

@@ -223,7 +223,7 @@ def progress(done: float, total: float = 0, metric: float = 0.0, state: Any = No
     packed = b"" if made is None else payloads.dumps(made, what="checkpoint")
     if len(packed) > MOST_STATE_BYTES:
         size, most = show_bytes(len(packed)), show_bytes(MOST_STATE_BYTES)
-        advice = "write it to a file that other pilots see too, and give its name as the state"
+        advice = "write the checkpoint to a shared file, and pass the name of the file as the state"
         raise SerializationError(f"the checkpoint of {size} is larger than {most}; {advice}", what="checkpoint")
     if scope.hook(float(done), float(total), float(metric), packed):
         raise Evicted(packed)

@@ -92,8 +92,8 @@ def _describe_open_handle(value: Any) -> OpenHandle:
 @functools.cache
 def warn_about_finalizer(name: str) -> None:
     logger.warning(
-        "%s has a __del__, which runs also when the library deletes its copy: it must not remove files that the program"
-        " still needs; pass the path instead (logged once)",
+        "%s has a __del__ method, which also runs when the library deletes its copy. The method must not remove files"
+        " that the program still needs. Pass the path instead (logged once)",
         name,
     )
 

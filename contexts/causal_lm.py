@@ -251,9 +251,9 @@ def check_graphs(graphs: Any, *, engine: str, devices: int = 1) -> None:
     if not isinstance(graphs, bool):
         problem = "write True or False"
     elif graphs and engine in ("static", "vllm"):
-        problem = f"the engine {engine} does not support graphs, an option of the continuous engine; leave one out"
+        problem = f"the engine {engine} does not support graphs; use the continuous engine, or leave graphs out"
     elif graphs and devices != 1:
-        problem = f"graphs capture the steps of one device, and devices={devices!r}; leave one out"
+        problem = f"graphs support one device only, and devices={devices!r}; leave graphs or devices out"
     if problem:
         raise RecipeError(f"causal_lm(graphs={graphs!r}): {problem}", option="graphs")
 

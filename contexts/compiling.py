@@ -122,7 +122,7 @@ def _keep(place: Path, compile: Compile[Made]) -> tuple[Made] | None:
     except OSError as error:
         if failed:
             raise
-        log.warning("compiled code is not kept in %s: %s", place.parent, error)
+        log.warning("compiled code cannot be stored in %s: %s", place.parent, error)
     return (found[0],) if found else None
 
 
@@ -158,7 +158,7 @@ def _replace(place: Path, cache: Path, *, made_s: float) -> None:
     try:
         make_folder(place, write, source="torch.compile", made_s=made_s)
     except OSError as error:
-        log.warning("compiled code is not kept in %s: %s", place.parent, error)
+        log.warning("compiled code cannot be stored in %s: %s", place.parent, error)
 
 
 @contextlib.contextmanager

@@ -108,7 +108,7 @@ def _runtime_options(length: Any, batch: Any, compiled: Any) -> dict[str, Any]:
     elif compiled not in (True, False, "auto") or type(compiled) not in (bool, str):
         option, problem = "compiled", 'write True, False or "auto"'
     elif not length and (batch != 1 or compiled != "auto"):
-        option, problem = "batch" if batch != 1 else "compiled", "this is an option of a runtime; give length=, too"
+        option, problem = "batch" if batch != 1 else "compiled", "only a runtime has this option; give length=, too"
     options = {"length": length, "batch": batch, "compiled": compiled}
     if problem:
         raise RecipeError(f"encoder({option}={options[option]!r}): {problem}", option=option)
@@ -212,7 +212,7 @@ def encoder_family(
         count = TokenCounter(source, most=profile.lengths[-1].tokens if truncate else 0)
         lengths = lengths_that_pay(profile, map(count, texts or ())).tokens
     elif texts is not None:
-        raise RecipeError("encoder_family takes lengths, or texts by which it chooses them; not both", option="texts")
+        raise RecipeError("encoder_family takes lengths, or texts to choose lengths from, not both", option="texts")
     given: Any = lengths
     found = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else ()
     whole = all(type(tokens) is int and tokens >= SHORTEST_RUNTIME for tokens in found)

@@ -51,7 +51,7 @@ def profile_lengths(
     """
     asked = tuple(lengths) or lengths_to_measure(model.longest, step=step)
     if asked[0] < SHORTEST_RUNTIME or any(a >= b for a, b in pairwise(asked)):
-        raise RecipeError(f"lengths to measure must rise, from {SHORTEST_RUNTIME} tokens on; they are {list(asked)}")
+        raise RecipeError(f"lengths must be ascending, {SHORTEST_RUNTIME} tokens or more; they are {list(asked)}")
     if model.longest and asked[-1] > model.longest:
         raise RecipeError(f"{asked[-1]} tokens cannot be measured: the model accepts at most {model.longest}")
     samples: dict[int, list[float]] = {tokens: [] for tokens in asked}
@@ -285,7 +285,9 @@ class EncoderModel:
         if pooling not in ("", *POOLINGS):
             raise ValueError(f"pooling is {pooling!r}: it must be one of {', '.join(POOLINGS)}")
         if not pooling and self.facts.trouble:
-            raise ValueError(f"{self.name} needs another embedding: {self.facts.trouble}; set pooling= to ignore this")
+            raise ValueError(
+                f"{self.name} needs an unsupported embedding: {self.facts.trouble}; set pooling= to ignore this"
+            )
         rows = self._rows(texts, truncate=truncate)
         found = self._joined.run(pooling or self.facts.pooling, rows, batch_size=self._batch(batch_size))
         vectors = np.stack(found) if found else np.zeros((0, 0), dtype=np.float32)
@@ -327,7 +329,7 @@ class EncoderModel:
 
     def _rows(self, texts: Sequence[Text], *, truncate: bool, check: bool = True) -> list[TokenRow]:
         if isinstance(texts, str):
-            raise ValueError("texts must be a list of texts, and is one text; write [text]")
+            raise ValueError("texts must be a list of texts, not one text; write [text]")
         pairs = [text if isinstance(text, tuple) else (text,) for text in texts]
         if len({len(pair) for pair in pairs}) > 1:
             raise ValueError("some texts are pairs and some are not; classify them in two calls")

@@ -42,10 +42,10 @@ class EngineSettings(msgspec.Struct, frozen=True):
         if type(length) is not int or length < 0:
             raise RecipeError(f"max_model_len = {length!r} is not a number of tokens", option="max_model_len")
         if not isinstance(self.chat_template, str):
-            raise RecipeError("chat_template is the text of a template", option="chat_template")
+            raise RecipeError("chat_template must be the text of a template", option="chat_template")
         for name in self.vllm:
             if name in _ELSEWHERE:
-                raise RecipeError(f"vllm: {name} is set by {_ELSEWHERE[name]} here; write that instead", option="vllm")
+                raise RecipeError(f"vllm: use Stoker's {_ELSEWHERE[name]} instead of {name}", option="vllm")
             if name in _OWN:
                 raise RecipeError(f"vllm: Stoker sets {name} itself; leave it out", option="vllm")
         if self.vllm and engine != "vllm":

@@ -274,7 +274,7 @@ def make_recipe(
 def _check_loader_returns_value(loader: Loader) -> None:
     name, what, advice = _name_of(loader), describe_generator(loader), "write `return` instead"
     if not what and is_async(loader):
-        what, advice = "an async function", "write `def`, and asyncio.run(...) in it where it awaits"
+        what, advice = "an async function", "write `def`, and call asyncio.run(...) instead of `await`"
     if what:
         told = "a loader is a plain function that returns the context, which stays until its library ends"
         raise RecipeError(f"{name} is {what}; {told}: {advice}", loader=name)

@@ -270,13 +270,13 @@ class ModelRunner:
             _, together = self._prefill([ids], tails=tails, keep=False)
             apart = self._extend(self._prefill([ids], tails=None, keep=False)[0], tails)
         except Exception as error:
-            log.warning("this architecture accepts no tree mask (%s); each label gets a row", error)
+            log.warning("this architecture accepts no tree mask (%s); each label is read in its own row", error)
             return False
         pairs = zip(together[0], apart[0], strict=True)
         off = max(float((one - other).abs().max()) for one, other in pairs if len(one))
         limit = 1e-2 if self.model.dtype == torch.float32 else 0.5
         if off > limit:
-            log.warning("this architecture ignores a tree mask (off by %.2g); each label gets a row", off)
+            log.warning("this architecture ignores a tree mask (off by %.2g); each label is read in its own row", off)
         return off <= limit
 
     def _padded(self, rows: Sequence[Ids]) -> tuple[torch.Tensor, int]:

@@ -53,7 +53,7 @@ class RuntimeLengths(msgspec.Struct, frozen=True):
     def why(self) -> str:
         """Reason for the choice, as a sentence."""
         if len(self.tokens) == 1:
-            return f"one runtime of {self.tokens[0]} tokens: shorter ones would save less than {LEAST_GAIN:.0%}"
+            return f"one runtime of {self.tokens[0]} tokens: shorter runtimes would save less than {LEAST_GAIN:.0%}"
         listed = ", ".join(map(str, self.tokens))
         return f"runtimes of {listed} tokens: {1 - self.mean_s / self.alone_s:.0%} less time than the longest alone"
 

@@ -53,7 +53,7 @@ def load_context(recipe: Recipe, objects: Mapping[str, str]) -> Any:
     context = function(*args, **kwargs)
     if isinstance(context, CoroutineType):
         context.close()
-        raise RecipeError(f"the loader of {recipe.name} returned a coroutine: run it there, with asyncio.run(...)")
+        raise RecipeError(f"the loader of {recipe.name} returned a coroutine: call asyncio.run(...) in the loader")
     return context
 
 
@@ -67,7 +67,7 @@ def slots_of(recipe: Recipe, context: Any, *, device_memory_bytes: int) -> int:
     answer = method(device_memory_bytes)
     if type(answer) is not int or not 1 <= answer <= MOST_AT_ONCE:
         told = f"slots({device_memory_bytes}) of the context {recipe.name} returned {answer!r}"
-        raise RecipeError(f"{told}: it must be a whole number of calls at once, 1 to {MOST_AT_ONCE:,}")
+        raise RecipeError(f"{told}: it must be a whole number of concurrent calls, 1 to {MOST_AT_ONCE:,}")
     return answer
 
 

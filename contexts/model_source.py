@@ -173,7 +173,7 @@ class TokenCounter:
         if not isinstance(parts, tuple) or not 1 <= len(parts) <= 2 or not all(isinstance(part, str) for part in parts):
             raise RecipeError(
                 f"the tokens of {text!r:.60} cannot be counted: the function's first argument must be a text, a pair"
-                ' of texts or a list of these; else call it with its length, features={"input_length": ...}'
+                ' of texts or a list of these; or give the length of the input, features={"input_length": ...}'
             )
         with self._lock:
             count = len(self._tokenizer.encode(*parts).ids)
@@ -218,7 +218,7 @@ def _read(source: str) -> Any:
             file = hf_hub_download(source, _FILE)
         tokenizer = Tokenizer.from_file(file)
     except Exception as error:  # `tokenizers` raises plain `Exception`
-        why = f"tokens are counted by its {_FILE}, which save_pretrained of a fast tokenizer writes"
+        why = f"Stoker counts tokens with its {_FILE}, which save_pretrained of a fast tokenizer writes"
         raise RecipeError(f"the tokenizer of {source} cannot be read ({error}): {why}", path=source) from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -243,7 +243,7 @@ def read_sentence_facts(read: Read) -> SentenceFacts:
     modules = [each for each in _object(read("modules.json"), list) or () if isinstance(each, dict)]
     types = [str(each.get("type", "")).rpartition(".")[2] for each in modules]
     other = [name for name in types if name not in ("Transformer", "Pooling", "Normalize")]
-    trouble = f"its modules.json lists {', '.join(other)}, which is not computed here" if other else ""
+    trouble = f"its modules.json lists {', '.join(other)}, which Stoker does not compute" if other else ""
     folders = [
         str(each.get("path") or "1_Pooling") for each, name in zip(modules, types, strict=True) if name == "Pooling"
     ]

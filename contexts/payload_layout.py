@@ -64,7 +64,7 @@ def module_table(data: Any) -> bytes:
 
 def _entries(data: Any) -> list[tuple[int, int, bool]]:
     if data[:1] not in (WITH_BUFFERS, WITH_MODULES):
-        raise SerializationError(f"{len(data)} bytes that are not a pickled value", what="payload")
+        raise SerializationError(f"these {len(data)} bytes are not a pickled value", what="payload")
     try:
         _, version, _, more = _HEAD.unpack_from(data)
         table = [_ENTRY.unpack_from(data, _HEAD.size + _ENTRY.size * index) for index in range(more + 1)]

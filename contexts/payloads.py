@@ -257,7 +257,7 @@ def _exception_body(error: BaseException) -> bytes:
         except Exception:
             lost.append(name)
     if lost:
-        note = f"left in the library, because they can't be pickled: {', '.join(lost)}"
+        note = f"attributes left in the library, because they can't be pickled: {', '.join(lost)}"
         kept["__notes__"] = [*kept.get("__notes__", ()), note]
     args: Any = error.args
     with suppress(Exception):

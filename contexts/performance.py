@@ -81,7 +81,7 @@ class Measurements:
                 return db
             except (OSError, sqlite3.DatabaseError) as error:
                 if not _is_damage(error) and "no such column" not in str(error):
-                    log.warning("%s cannot be opened (%s); measurements are not remembered", self.path, error)
+                    log.warning("%s cannot be opened (%s); measurements are not stored", self.path, error)
                     return None
                 self._rename_damaged_database(error)
         return None
@@ -93,14 +93,14 @@ class Measurements:
             self._rename_damaged_database(error)
             self._db = self._open()
         else:
-            log.warning("a measurement was not kept in %s: %s", self.path, error)
+            log.warning("a measurement cannot be stored in %s: %s", self.path, error)
 
     def _rename_damaged_database(self, error: Exception) -> None:
         aside = self.path.with_name(f"{self.path.name}.damaged-{int(time.time())}")
         for suffix in ("", "-wal", "-shm"):
             with suppress(FileNotFoundError):
                 self.path.with_name(self.path.name + suffix).replace(aside.with_name(aside.name + suffix))
-        log.warning("%s was damaged (%s) and is now %s; measuring starts again", self.path, error, aside.name)
+        log.warning("%s was damaged (%s) and is renamed to %s; measuring starts again", self.path, error, aside.name)
 
 
 def _is_damage(error: Exception) -> bool:

@@ -105,7 +105,7 @@ class PromptReader:
 
     def rows(self, prompts: Sequence[str], *, prefix: str = "", batch_size: int = 0) -> list[Ids]:
         if isinstance(prompts, str):
-            raise ValueError("prompts must be a list of texts, and is one text; write [prompt]")
+            raise ValueError("prompts must be a list of texts, not one text; write [prompt]")
         if batch_size < 0:
             raise ValueError(f"batch_size must be 1 or more, or 0 for any, not {batch_size}")
         rows = self.encode([prefix + prompt for prompt in prompts])

@@ -221,7 +221,7 @@ def _seconds(option: str, value: str | float, *, none_left: str = "it leaves no 
 def _limits(least: Any, most: Any, keep_alive: Any) -> LibraryLimits:
     _count("min_libraries", least, least=0)
     if most is not None and _count("max_libraries", most, least=1) < least:
-        raise _wrong("min_libraries", least, f"max_libraries = {most} allows no more than that")
+        raise _wrong("min_libraries", least, f"max_libraries = {most} allows no more libraries")
     kept_s = None if keep_alive is None else _seconds("keep_alive", keep_alive, none_left="")
     return LibraryLimits(least, most or 0, kept_s)
 
@@ -230,7 +230,7 @@ def _count(option: str, value: Any, *, least: int, most: int = MOST_AT_ONCE, aut
     if type(value) is not int or value < least:
         raise _wrong(option, value, f"write a whole number, {least} or more{auto}")
     if value > most:
-        raise _wrong(option, value, f"it must be {most:,} at most")
+        raise _wrong(option, value, f"it must be at most {most:,}")
     return value
 
 

@@ -152,13 +152,13 @@ def _load_through_snapshot(path: str, *, dtype: Any, devices: tuple[str, ...], n
         try:
             made = make_snapshot(place, lambda: _read(path, dtype=dtype, devices=("cpu",)), source=path)
         except OSError as error:
-            log.warning("no snapshot of %s in %s: %s; it is loaded without one", path, place.parent, error)
+            log.warning("no snapshot of %s in %s: %s; the model is loaded without one", path, place.parent, error)
             break
         try:
             loaded = _read(str(place), dtype=dtype, devices=devices)
         except Exception as error:
             aside = rename_damaged_snapshot(place)
-            log.warning("the snapshot %s cannot be loaded (%s); moved to %s, made again", place, error, aside.name)
+            log.warning("cannot load the snapshot %s (%s); it is now %s and is made again", place, error, aside.name)
         else:
             return loaded, _offer(place, is_new=made)
     return _read(path, dtype=dtype, devices=devices), "without a snapshot"

@@ -98,7 +98,7 @@ def _stored(name: str, entry: _Entry, file: Path, begin: int) -> StoredTensor:
     first, end = entry.data_offsets
     size = dtype.itemsize * math.prod(entry.shape)
     if first < 0 or min(entry.shape, default=0) < 0 or end - first != size:
-        raise ValueError(f"{file}: {name} does not fit its place; the file is damaged")
+        raise ValueError(f"{file}: the size of {name} does not match its shape; the file is damaged")
     return StoredTensor(name, str(file), begin + first, size, dtype, entry.shape)
 
 

@@ -256,7 +256,7 @@ def check_sampling(sampling: Sampling) -> None:
             raise ValueError(f"{name} must be a whole number, {least} or more, not {value!r}")
     for stop in sampling.stop:
         if not isinstance(stop, str) or not stop:
-            raise ValueError(f"a stop text must be a text that is not empty, not {stop!r}")
+            raise ValueError(f"a stop text must be a non-empty string, not {stop!r}")
     check_options(sampling.engine_options, json_schema=sampling.json_schema)
 
 

@@ -185,7 +185,7 @@ class ContinuousEngine:
             tokens = (cache_bytes - for_prefixes - for_graphs) // self._store.token_bytes
             if tokens < SMALLEST_ROW_TOKENS:
                 raise ValueError(
-                    f"{cache_bytes} bytes hold {tokens} tokens of this model's key-value cache; no request fits there"
+                    f"{cache_bytes} bytes hold {tokens} tokens of this model's key-value cache, too few for any request"
                 )
         self._settle()
         before = self._batch.limits
@@ -194,7 +194,7 @@ class ContinuousEngine:
             why = self._batch.why_not(prompt=request.prompt, most=request.most)
             if why:
                 self._batch.limits = before
-                raise ValueError(f"a request that is open would not fit any more: {why}")
+                raise ValueError(f"an open request would no longer fit: {why}")
         self._prefixes.set_limit(for_prefixes)
         self._budget = cache_bytes
         if self._ahead is not None:

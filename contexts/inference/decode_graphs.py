@@ -92,7 +92,7 @@ class CudaGraphs:
 def cuda_graphs(device: torch.device) -> CudaGraphs | None:
     if device.type == "cuda":
         return CudaGraphs(device)
-    log.info("graphs=True has no effect on %s: a step is captured on a CUDA device only; steps run eagerly", device)
+    log.info("graphs=True has no effect on %s: only CUDA devices can capture steps, so steps run eagerly", device)
     return None
 
 
@@ -215,7 +215,7 @@ class DecodeGraphs:
             return self._give_up(f"the first capture failed ({type(error).__name__}: {error})")
         self.drop()
         if not off < (1e-3 if self._decoder.dtype == torch.float32 else 0.15):
-            return self._give_up(f"captured steps write other tokens (off by {off:.2g} of their spread)")
+            return self._give_up(f"captured steps differ from eager steps by {off:.2g} standard deviations")
         return True
 
     # ---- captures
@@ -240,7 +240,7 @@ class DecodeGraphs:
             held, self._most = self.held_bytes, len(shape.requests) // 2
             self.drop()
             log.warning(
-                "graphs of %d rows use %s, and the limit is %s: larger steps than %d rows run eagerly",
+                "graphs of %d rows use %s, and the limit is %s: steps of more than %d rows run eagerly",
                 len(shape.requests), show_bytes(held), show_bytes(self.limit_bytes), self._most,
             )  # fmt: skip
             return False

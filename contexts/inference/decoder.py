@@ -377,7 +377,7 @@ def build_lean_decoder(model: Any, *, packs: torch.dtype | None = None) -> tuple
     except Exception as error:  # other versions of Transformers may have other modules
         return None, f"its modules are not as expected ({type(error).__name__}: {error})"
     if off > (1e-3 if model.dtype == torch.float32 else 0.15):
-        return None, f"its own modules compute other values (off by {off:.2g} of their spread)"
+        return None, f"the model's own modules compute other values (off by {off:.2g} standard deviations)"
     return decoder, ""
 
 

@@ -161,7 +161,7 @@ ON_GPU: DecodeAttention = attend_with_grouped_queries
 """With a mask, PyTorch's `enable_gqa` copies keys and values for each head on a GPU and computes in `float32`."""
 
 
-NOT_FINITE = "the model's numbers for the next token are not finite"
+NOT_FINITE = "the model's logits for the next token are not finite"
 
 
 class TokenDraw:

@@ -223,7 +223,7 @@ class Grammars:
             why = f"a {_WORDS[option]} needs the package llguidance ({error}); pip install 'stoker[models]'"
             raise OptionRefused(option, why) from error
         except Exception as error:
-            why = f"llguidance cannot read this model's tokenizer, so its texts follow no {_WORDS[option]}"
+            why = f"llguidance cannot read this model's tokenizer, so its texts cannot follow a {_WORDS[option]}"
             raise OptionRefused(option, f"{why}: {_shortened(error)}") from error
         import llguidance
 
