@@ -1,4 +1,4 @@
-"""Recipes of contexts, the digests and files of recipes, and built-in contexts.
+"""Recipes, the digests and files of recipes, and ready-made contexts.
 
 Each name is imported on first use, so importing this package imports no GPU library.
 """
@@ -78,7 +78,8 @@ def __getattr__(name: str) -> Any:
     except KeyError:
         raise AttributeError(f"module 'stoker.contexts' has no attribute {name!r}") from None
     module = importlib.import_module(home)
-    # `causal_lm` and `encoder` name a module and a function in it. The import has bound the name to the module.
+    # `causal_lm` and `encoder` each name a module and a function in that module. The import has bound the name to the
+    # module, so bind the name to the function.
     value = getattr(module, name)
     globals()[name] = value
     return value

@@ -1,4 +1,4 @@
-"""Read the files of a PEFT adapter without a GPU library: its kind, and whether it fits a base model.
+"""Read a PEFT adapter's files without a GPU library: the adapter's kind, and whether the adapter fits a base model.
 
 A LoRA adds `x A^T B^T * scale` to the result of a projection (arXiv:2106.09685). A soft prompt is a list of vectors
 ahead of the prompt's embeddings (arXiv:2104.08691).
@@ -24,7 +24,7 @@ VECTORS = "prompt_embeddings"
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "qkv": ("q_proj", "k_proj", "v_proj"), "out": ("o_proj",), "up": ("gate_proj", "up_proj"), "down": ("down_proj",),
 }  # fmt: skip
-"""Projections of a layer that have the same input, by group."""
+"""Groups of a layer's projections that have the same input."""
 _KEY = re.compile(r"(?:base_model\.model\.)?(model\.layers\.(\d+)\.(?:self_attn|mlp)\.(\w+))\.lora_([AB])\.weight")
 _LARGEST_HEADER = 100_000_000
 _UNSUPPORTED = {
@@ -42,7 +42,7 @@ class BaseShapes(msgspec.Struct, frozen=True):
 
 
 class LowRank(msgspec.Struct, frozen=True):
-    """The LoRA of one projection: its two tensors, and the factor of their product."""
+    """The LoRA of one projection: the names of two tensors, and the factor of their product."""
 
     layer: int
     projection: str
@@ -52,7 +52,7 @@ class LowRank(msgspec.Struct, frozen=True):
 
 
 class AdapterFiles(msgspec.Struct, frozen=True):
-    """The content of an adapter's files. `virtual_tokens`: length of a soft prompt (LoRA: 0)."""
+    """The content of an adapter's files. `virtual_tokens`: length of a soft prompt; 0 for a LoRA."""
 
     folder: str
     virtual_tokens: int
@@ -64,27 +64,29 @@ class AdapterFiles(msgspec.Struct, frozen=True):
         return max((self.shapes[each.down][0] for each in self.low_rank), default=0)
 
     def check_fits_base_model(self, base: BaseShapes | None) -> None:
-        """Raise ValueError for a base of other sizes."""
+        """Raise ValueError if the base model has other sizes."""
         if base is not None and (why := self._misfit(base)):
-            raise ValueError(f"{self.folder} is an adapter of another base: {why}; give its own base model")
+            raise ValueError(
+                f"{self.folder} is an adapter of another base model: {why}; use the base model of this adapter"
+            )
 
     def _misfit(self, base: BaseShapes) -> str:
         found = self.shapes.get(VECTORS)
         if found is not None and found[1] != base.width:
-            return f"its soft prompt has {found[1]} numbers a token, and the base has {base.width}"
+            return f"its soft prompt has {found[1]} numbers per token, and the base model has {base.width}"
         for each in self.low_rank:
             if each.layer >= base.layers:
-                return f"it has layer {each.layer}, and the base has {base.layers} layers"
+                return f"it has layer {each.layer}, and the base model has {base.layers} layers"
             wanted = base.projections[each.projection]
             has = self.shapes[each.down][1], self.shapes[each.up][0]
             if has != wanted:
                 where = f"{each.projection} of layer {each.layer}"
-                return f"{where} is {has[0]} to {has[1]}, in the base {wanted[0]} to {wanted[1]}"
+                return f"{where} maps {has[0]} to {has[1]} numbers, but {wanted[0]} to {wanted[1]} in the base model"
         return ""
 
 
 def read_adapter_files(folder: str) -> AdapterFiles:
-    """Read an adapter's files. Raises ValueError if Stoker cannot serve it."""
+    """Read an adapter's files. Raises ValueError if Stoker cannot serve the adapter."""
     there = Path(folder)
     for name in (CONFIG, WEIGHTS):
         if not (there / name).is_file():
@@ -99,12 +101,12 @@ def read_adapter_files(folder: str) -> AdapterFiles:
         raise ValueError(f"{there / CONFIG}: peft_type = {kind!r:.60} is not supported; use {LORA} or {SOFT_PROMPT}")
     if unsupported := [(name, what) for name, what in _UNSUPPORTED.items() if config.get(name)]:
         name, what = unsupported[0]
-        raise ValueError(f"{there / CONFIG}: {name} = {config[name]!r:.60}: {what} is not supported, only plain LoRA")
+        raise ValueError(f"{there / CONFIG}: {name} = {config[name]!r:.60}: {what} is not supported; use plain LoRA")
     return AdapterFiles(folder, 0, _find_lora_pairs(there, config, shapes), shapes)
 
 
 def check_adapter(folder: str, *, base: str) -> None:
-    """Raise ValueError if Stoker cannot serve an adapter, or if it does not fit the base model.
+    """Raise ValueError if Stoker cannot serve an adapter, or if the adapter does not fit the base model.
 
     Args:
         folder: Folder of the adapter.
@@ -115,7 +117,7 @@ def check_adapter(folder: str, *, base: str) -> None:
 
 @functools.lru_cache(maxsize=256)
 def virtual_tokens(folder: str) -> int:
-    """Return the tokens of a soft prompt; 0 for a LoRA. Raises ValueError."""
+    """Return the length of a soft prompt; 0 for a LoRA. Raises ValueError."""
     return read_adapter_files(folder).virtual_tokens
 
 
@@ -147,7 +149,7 @@ def _find_lora_pairs(there: Path, config: dict[str, Any], shapes: dict[str, tupl
     for (layer, projection, module), names in sorted(found.items()):
         down, up = (shapes.get(names.get(part, ""), ()) for part in "AB")
         if len(down) != 2 or len(up) != 2 or not down[0] or down[0] != up[1]:
-            raise ValueError(f"{there / WEIGHTS}: lora_A and lora_B of {module} do not fit together")
+            raise ValueError(f"{there / WEIGHTS}: the shapes of lora_A and lora_B of {module} do not match")
         pairs.append(LowRank(layer, projection, names["A"], names["B"], _scale(there, config, module, rank=down[0])))
     if not pairs:
         raise ValueError(f"{there / WEIGHTS} holds no LoRA weights")
@@ -168,7 +170,9 @@ def _scale(there: Path, config: dict[str, Any], module: str, *, rank: int) -> fl
 
 
 def read_safetensors_header(file: Path) -> tuple[dict[str, Any], int]:
-    """Return the facts of a file's tensors by name, and the byte at which they begin. Raises OSError, ValueError."""
+    """Return the header entry of each tensor by name, and the byte at which the tensors begin. Raises OSError,
+    ValueError.
+    """
     with file.open("rb") as opened:
         size = int.from_bytes(opened.read(8), "little")
         if size > _LARGEST_HEADER:

@@ -1,7 +1,7 @@
 """Functions that user code calls inside a library, for example to get the device or to report progress.
 
-The *library* scope is global in the process. The *call* scope is a context variable of each slot; a thread of the
-user's function uses the newest call's scope. `CallStop.ask` wakes the waiting threads of a call, which then raise
+The *library* scope is global in the process. The *call* scope is a context variable of each slot. The user's own
+threads use the scope of the newest call. `CallStop.ask` wakes the waiting threads of a call, and these threads raise
 `Evicted`.
 """
 
@@ -26,7 +26,7 @@ from stoker.units import show_bytes
 
 
 class Evicted(BaseException):
-    """Ends a call that must stop. Not an `Exception`, because retry loops catch those.
+    """Ends a call that must stop. Derives from BaseException, because retry loops catch `Exception`.
 
     Args:
         state: Pickled checkpoint of the call.
@@ -56,7 +56,7 @@ class CallStop:
             raise Evicted
 
     def wakes(self, wake: Callable[[], None]) -> None:
-        """Call `wake` at a stop request: up to twice, in any thread."""
+        """Call `wake` after a stop request, at most twice and in any thread."""
         self._wakes[wake] = None
         if self.asked:
             wake()
@@ -66,7 +66,7 @@ class CallStop:
 
 
 def causes(error: BaseException) -> Iterable[BaseException]:
-    """Return an exception and all its causes, contexts and members of groups."""
+    """Return an exception, its causes and contexts, and the members of exception groups."""
     found: dict[int, BaseException] = {}
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -84,10 +84,10 @@ def is_caused_by_eviction(error: BaseException) -> bool:
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class Gang:
-    """The rank of this process in its gang (the processes that run one call together), from 0 to `size` - 1.
+    """This process's rank in a gang (the processes that run one call together), from 0 to `size` - 1.
 
-    Rank 0 waits at `rendezvous` (`host:port`) with `listener`, which closes with the call unless the function has
-    called `detach`. The port is open to the network, so check that each peer knows `key`.
+    Rank 0 listens at `rendezvous` (`host:port`) on `listener`. Stoker closes this socket with the call, unless the
+    function has called `detach`. The port is open to the network, so check that each peer knows `key`.
     """
 
     rank: int
@@ -116,11 +116,11 @@ class TextSink(Protocol):
 
 
 class RelayedTexts(Iterable[str]):
-    """Texts that a function yields as one object, and the library sends as pieces."""
+    """Texts that a function yields as one object. The library sends these texts as pieces."""
 
     @abstractmethod
     def send_to(self, sink: TextSink) -> Generator[str, None, None]:
-        """Yield the texts that a sink does not accept; pass it the others.
+        """Yield the texts that `sink` does not accept; first offer each text to `sink`.
 
         Args:
             sink: Receives texts in the engine's thread.
@@ -133,13 +133,13 @@ ALONE = Gang(rank=0, size=1)
 
 
 MOST_STATE_BYTES = 16_000_000
-"""Maximum bytes of a checkpoint, which must fit into one frame."""
+"""Maximum bytes of a checkpoint, which must fit into one protocol frame."""
 
 ProgressHook = Callable[[float, float, float, bytes], bool]
 """Takes `done, total, metric, state` (pickled). Returns True for an evicted call."""
 TokenDues = Callable[[int], tuple[float, float]]
 SnapshotHook = Callable[[str, str, float], None]
-"""Takes a snapshot's form and folder, and the seconds to write it."""
+"""Takes a snapshot's form (its name), its folder, and the seconds of its creation."""
 
 
 class _ProcessScope(NamedTuple):
@@ -223,7 +223,7 @@ def progress(done: float, total: float = 0, metric: float = 0.0, state: Any = No
     packed = b"" if made is None else payloads.dumps(made, what="checkpoint")
     if len(packed) > MOST_STATE_BYTES:
         size, most = show_bytes(len(packed)), show_bytes(MOST_STATE_BYTES)
-        advice = "write it to a file that other pilots see too, and give its name as the state"
+        advice = "write the checkpoint to a shared file, and pass the name of the file as the state"
         raise SerializationError(f"the checkpoint of {size} is larger than {most}; {advice}", what="checkpoint")
     if scope.hook(float(done), float(total), float(metric), packed):
         raise Evicted(packed)
@@ -233,7 +233,7 @@ def saved_state(default: Any = None) -> Any:
     """Return the checkpoint that this call saved before its eviction.
 
     Args:
-        default: Value without a checkpoint.
+        default: Value to return without a checkpoint.
     """
     scope = _current()
     return payloads.loads(scope.state, keep_classes=True) if scope is not None and scope.state else default
@@ -257,15 +257,15 @@ def gang(*, limit_s: float = 60.0) -> Gang:
 
 
 def token_dues(prompt_tokens: int) -> tuple[float, float]:
-    """Return when the call's first token is due, and the seconds per later token."""
+    """Return the time when the call's first token is due, and the seconds between later tokens."""
     scope = _current()
     return scope.dues(prompt_tokens) if scope is not None and scope.dues is not None else (math.inf, 0.0)
 
 
 def current_call_stop(*, own_thread: bool = False) -> CallStop:
-    """Return the stop request of the running call; outside of a call, a new one.
+    """Return the stop request of the running call; outside of a call, a new stop request.
 
-    Unless `own_thread`, a thread of the user gets the request of the only running call.
+    If only one call runs, a thread of the user gets that call's request too, unless `own_thread`.
     """
     scope = _call.get()
     if scope is None and not own_thread and len(_running) == 1:
@@ -308,12 +308,12 @@ def offer_snapshot(form: str, folder: str | os.PathLike[str], *, made_s: float) 
 
 
 def device_memory_bytes() -> int:
-    """Return the declared bytes on each PyTorch device of this library; 0 if undeclared."""
+    """Return the declared bytes of memory on each PyTorch device of this library; 0 if undeclared."""
     return memory_of(_library.device_memory_bytes) if _library is not None else 0
 
 
 def memory_of(device_bytes: int) -> int:
-    """Convert bytes per device of the pilot to bytes per PyTorch device. All CPU devices are one, `cpu`."""
+    """Convert bytes per device of the pilot to bytes per PyTorch device. PyTorch has one CPU device, `cpu`."""
     names = devices()
     return device_bytes * (len(names) if names[0] == "cpu" else 1)
 
@@ -322,9 +322,10 @@ def enter_library(
     *, device: str | tuple[str, ...] = "cpu", context: Any = None, objects: Mapping[str, str] | None = None,
     offer: SnapshotHook | None = None, device_memory_bytes: int = 0,
 ) -> None:  # fmt: skip
-    """Set the library scope: before the loader runs, and again with the loaded context.
+    """Set the library scope. Called before the loader runs, and again with the loaded context.
 
-    `device`: names on the pilot (`cuda:3`). `objects`: local paths by cache name and snapshot form; None keeps them.
+    `device`: names on the pilot (`cuda:3`). `objects`: local paths by cache name or snapshot form; None keeps the known
+    paths.
     """
     global _library
     named: list[str] = []

@@ -3,13 +3,13 @@
 A *prefill* step reads prompts and writes a request's first token. A *decode* step writes one more token per request
 (SLINFER §III-A). Engine, pilot and simulator follow these rules:
 
-- Requests join in the order of their due times, then of their arrival, while the batch has rows and cache memory.
-- A prefill step reads at most `prefill_tokens` tokens. Further prefill steps of a prompt alternate with decode steps.
+- Requests join while the batch has rows and cache memory: the earliest due time first, then the earliest arrival.
+- A prefill step reads at most `prefill_tokens` tokens. Several prefill steps of one prompt alternate with decode steps.
 With `mixes`, prefill steps include the decoding requests (Sarathi-Serve, arXiv:2403.02310 §4).
 - A request reserves cache memory for its prompt and its expected output: the mean output of ended requests (SLINFER eq.
-2), within what it has written and its limit.
-- If memory is short for a growing reservation, the request with the latest due token (SLINFER §VII-D) leaves the batch,
-and its tokens are read again later.
+2), at least the written tokens and at most the request's limit.
+- If a reservation must grow and memory is short, the request with the latest due token (SLINFER §VII-D) leaves the
+batch. A later prefill step reads its tokens again.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ SMALLEST_ROW_TOKENS = 64
 class BatchLimits(msgspec.Struct, frozen=True):
     """Limits of one batch and of one engine step; 0 = unlimited.
 
-    `mixes`: decoding requests join prefill steps. `page_tokens`: tokens per cache page (vLLM), or 0 for rows of powers
-    of two.
+    `mixes`: True if decoding requests join prefill steps. `page_tokens`: tokens per cache page (vLLM), or 0 for rows of
+    powers of two.
     """
 
     rows: int = 32
@@ -52,7 +52,7 @@ class BatchLimits(msgspec.Struct, frozen=True):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One forward pass. Per request: `tokens` to read, and `starts`, the tokens already in the cache.
+    """One forward pass. `tokens`: per request, tokens to read. `starts`: per request, tokens already in the cache.
 
     `writing`: number of decoding requests. `evicted`: requests that lose their cache before the step.
     """
@@ -75,9 +75,9 @@ class Step(msgspec.Struct, frozen=True):
 
 
 class BatchedRequest(msgspec.Struct):
-    """A request with `read` tokens in the cache and `made` of at most `most` written tokens.
+    """A request. `read`: tokens in the cache. `made`: written tokens, at most `most`.
 
-    After the first, tokens are due `tpot_s` seconds apart (0: no due time).
+    After the first token, a token is due every `tpot_s` seconds (0: no due time).
     """
 
     id: int
@@ -103,7 +103,7 @@ class BatchedRequest(msgspec.Struct):
 
     @property
     def unread(self) -> int:
-        """Tokens to read before the next is written; 1 during decoding."""
+        """Tokens to read before the next token is written; 1 during decoding."""
         return self.length - self.read
 
     @property
@@ -149,14 +149,14 @@ class RunningBatch:
         return ""
 
     def add(self, id: int, *, prompt: int, most: int, due_at: float = math.inf, tpot_s: float = 0.0) -> None:
-        """Add a waiting request. Raises ValueError if it can never fit into the cache."""
+        """Raises ValueError if the request can never fit into the cache."""
         if why := self.why_not(prompt=prompt, most=most):
             raise ValueError(why)
         self._arrivals += 1
         self._wait(BatchedRequest(id, prompt, most, self._arrivals, due_at, tpot_s))
 
     def next(self) -> Step | None:
-        """Return the next step. The caller must compute the step and call `did`."""
+        """The caller must compute the returned step and call `did`."""
         evicted = self.make_room()
         self._admit()
         unread = [request for request in self.running.values() if not request.decodes]
@@ -259,7 +259,7 @@ class RunningBatch:
                 evicted.append(self._evict())
             if request.id in self.running:
                 request.reserved = size
-        while self.running and self._room() < 0:  # the limit `cache_tokens` was reduced
+        while self.running and self._room() < 0:  # the limit `cache_tokens` has become smaller than the reservations
             evicted.append(self._evict())
         return tuple(evicted)
 

@@ -1,8 +1,8 @@
 """Pickle the user's own functions, classes and modules by value, with cloudpickle.
 
-Programs compare type variables and sentinels with `is`, so each is pickled with an id, and a process has one copy of
-it. Classes of sent modules are pickled by name, with the simple attributes that the program has set. Open files are
-refused, because a copy in a library would write to another place, or delete the original temporary file.
+Programs compare type variables and sentinels with `is`. Therefore these objects are pickled with an id, and a process
+has one copy per id. Classes of sent modules are pickled by name, with the simple attributes that the program has set.
+Open files are refused, because a copy in a library would write to another place, or delete the original temporary file.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class OpenHandle(pickle.PicklingError):
 
 
 def is_open_handle(value: Any) -> bool:
-    """True for an open file or archive, and for a temporary file or folder, unless it can be sent."""
+    """True for an open file or archive, or a temporary file or folder, that cannot be sent."""
     if not isinstance(value, SUSPECTS) or _stream_name(value) or isinstance(value, io.BytesIO | io.StringIO):
         return False
     is_own = type(value).__module__.partition(".")[0] in sys.stdlib_module_names
@@ -92,8 +92,8 @@ def _describe_open_handle(value: Any) -> OpenHandle:
 @functools.cache
 def warn_about_finalizer(name: str) -> None:
     logger.warning(
-        "%s has a __del__, which runs also when the library deletes its copy: it must not remove files that the program"
-        " still needs; pass the path instead (logged once)",
+        "%s has a __del__ method, which also runs when the library deletes its copy. The method must not remove files"
+        " that the program still needs. Pass the path instead (logged once)",
         name,
     )
 
@@ -110,7 +110,7 @@ _MOST_ITEMS = 64
 
 
 def is_plain(value: Any, depth: int) -> bool:
-    """True for a small value of builtin types, in at most `depth` levels of containers."""
+    """True for a small value of builtin types in at most `depth` nested containers."""
     kind = type(value)
     if kind in _ATOMS:
         return True
@@ -157,7 +157,7 @@ def _attributes_except(value: Any, *names: str) -> dict[str, Any]:
 
 
 def _reduce_lru_cache(value: Any) -> Any:
-    if not hasattr(value, "cache_parameters"):  # not made by `lru_cache`, so its options are unknown
+    if not hasattr(value, "cache_parameters"):  # created without `functools.lru_cache`, so the options are unknown
         return None
     options = value.cache_parameters()
     attributes = _attributes_except(value, "__wrapped__", "cache_parameters")
@@ -251,7 +251,7 @@ _ids_of_sentinels: dict[int, str] = {}
 def _reduce_sentinel(value: object) -> Any:
     identity = _ids_of_sentinels.get(id(value))
     if identity is None:
-        if len(_sentinels) >= _MOST_SENTINELS:  # a program with so many sentinels does not compare them
+        if len(_sentinels) >= _MOST_SENTINELS:  # a program with 10,000 sentinels does not compare sentinels
             return None
         identity = uuid.uuid4().hex
         _sentinels[identity] = value

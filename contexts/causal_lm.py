@@ -151,20 +151,21 @@ def causal_lm(
     """Return the recipe of a causal language model. The context is a `stoker.contexts.language_model.CausalLM`.
 
     Args:
-        path: A folder from `save_pretrained`, a `.safetensors` file in such a folder, or a `.gguf` file, which Stoker
-            sends to the pilot. Or a name on the model hub, which the library downloads. Empty: `default_model()`.
+        path: A folder from `save_pretrained`, a `.safetensors` file in this folder, or a `.gguf` file. Stoker sends the
+            folder or file to the pilot. With a name on the model hub, the library downloads the model. Empty:
+            `default_model()`.
         dtype: `float32`, `bfloat16`, `float16` (or `fp32`, `bf16`, `fp16`). `auto`: float32 on a CPU, and the model's
             own dtype on a GPU.
         snapshot: Store a converted copy on the pilot's disk, for faster loads.
         threads: CPU threads of one library; 0 uses the pilot's setting (one per core).
-        engine: `continuous`: all calls share one running batch. `static`: batches that start and end together, for any
-            architecture. `transformers`: `continuous` if the architecture allows it, or `static`. `vllm`: vLLM. `auto`:
-            `vllm` if it can be imported and the device is a GPU, or `transformers`.
-        graphs: Capture decode steps as CUDA graphs (`continuous`). No effect on a CPU.
+        engine: `continuous`: all calls share one running batch. `static`: batches whose texts start and end together,
+            for any architecture. `transformers`: `continuous` if the architecture allows it, otherwise `static`.
+            `vllm`: vLLM. `auto`: `vllm` if vLLM is installed and the device is a GPU, otherwise `transformers`.
+        graphs: Capture decode steps as CUDA graphs (only the engine `continuous`). No effect on a CPU.
         devices: Devices of one node that share the model. vLLM splits each layer (tensor parallelism); the other
             engines place some of the layers on each device.
         adapters: Folders of PEFT adapters (LoRA, or soft prompts of `stoker tune`) by name, for
-            `complete(adapter=...)`. `auto` then means `transformers`.
+            `complete(adapter=...)`. With adapters, `auto` means `transformers`.
         max_model_len: Maximum tokens of a prompt and its continuation; 0: the model's limit.
         chat_template: Text of a chat template (Jinja), instead of the model's template.
         vllm: Engine arguments of vLLM, for example `{"quantization": "fp8"}`. Requires `engine="vllm"`.
@@ -218,7 +219,7 @@ def model_recipe(
     """Return the recipe of a language model with your own loader.
 
     Args:
-        loader: Accepts `path`, and by name `dtype`, `snapshot`, `threads` and (unless `auto`) `engine`.
+        loader: Accepts `path`, and the keyword arguments `dtype`, `snapshot`, `threads` and (unless `auto`) `engine`.
         path, dtype, snapshot, threads, engine: As in `causal_lm`.
         preload: More modules that a pilot imports in advance.
         arguments: More arguments of the loader.
@@ -250,9 +251,9 @@ def check_graphs(graphs: Any, *, engine: str, devices: int = 1) -> None:
     if not isinstance(graphs, bool):
         problem = "write True or False"
     elif graphs and engine in ("static", "vllm"):
-        problem = f"the engine {engine} does not support graphs, an option of the continuous engine; leave one out"
+        problem = f"the engine {engine} does not support graphs; use the continuous engine, or leave graphs out"
     elif graphs and devices != 1:
-        problem = f"graphs capture the steps of one device, and devices={devices!r}; leave one out"
+        problem = f"graphs support one device only, and devices={devices!r}; leave graphs or devices out"
     if problem:
         raise RecipeError(f"causal_lm(graphs={graphs!r}): {problem}", option="graphs")
 

@@ -72,7 +72,7 @@ _VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
 def compile_once(form: str, compile: Compile[Made]) -> tuple[Made, str]:
-    """Return the result of `compile` and its origin."""
+    """Return the result of `compile` and the origin of its code."""
     place = snapshot_folder() / form
     received = received_snapshot(place) if form else None
     if received and (had := _from_snapshot(received[0], compile, place=place)):
@@ -106,7 +106,7 @@ def _offer_snapshot(place: Path, how: str) -> str:
 
 
 def _keep(place: Path, compile: Compile[Made]) -> tuple[Made] | None:
-    """Compile into a new snapshot. Return None if it exists, or the disk refused it before compiling."""
+    """Compile into a new snapshot. Return None without compiling if the snapshot exists or cannot be created."""
     found: list[Made] = []
     failed = False
 
@@ -122,12 +122,12 @@ def _keep(place: Path, compile: Compile[Made]) -> tuple[Made] | None:
     except OSError as error:
         if failed:
             raise
-        log.warning("compiled code is not kept in %s: %s", place.parent, error)
+        log.warning("compiled code cannot be stored in %s: %s", place.parent, error)
     return (found[0],) if found else None
 
 
 def _from_snapshot(source: Path, compile: Compile[Made], *, place: Path) -> tuple[Made, bool] | None:
-    """Return the result of `compile` with a copy of `source`, and True if `place` has other code now."""
+    """Run `compile` with a copy of `source`. Return the result, and True if new code replaced `place`."""
     try:
         with _temporary_folder() as folder:
             cache = folder / _CACHE
@@ -158,7 +158,7 @@ def _replace(place: Path, cache: Path, *, made_s: float) -> None:
     try:
         make_folder(place, write, source="torch.compile", made_s=made_s)
     except OSError as error:
-        log.warning("compiled code is not kept in %s: %s", place.parent, error)
+        log.warning("compiled code cannot be stored in %s: %s", place.parent, error)
 
 
 @contextlib.contextmanager
@@ -181,15 +181,17 @@ def redirect_inductor_cache(folder: Path) -> Iterator[None]:
 
 Answer = TypeVar("Answer")
 Inputs = Callable[[], dict[str, torch.Tensor]]
-"""Creates a network's inputs in the computing thread: tensors from outside of inference mode need other code."""
+"""Creates a network's inputs in the computing thread, because tensors created outside of inference mode need other
+compiled code.
+"""
 BACKEND: str | Callable[..., Any] = "inductor"
 _FORMAT = 1
 _RUNS = 3
-"""Runs after compiling: one warms up a CUDA graph, one records the graph, and one runs it."""
+"""Runs after compiling: the first warms up a CUDA graph, the second records it, and the third runs it."""
 
 
 class Compiler:
-    """Compiles networks for inputs of one shape, and runs them in its own thread."""
+    """Compiles networks for inputs of one shape, and runs the networks in its own thread."""
 
     def __init__(self, device: str, *, form: str = "") -> None:
         self.how = "not compiled"
@@ -223,7 +225,7 @@ class Compiler:
 
 
 def wants_compiling(device: str, wanted: bool | str) -> bool:
-    """`auto` means on a GPU."""
+    """With `auto`, compile only on a GPU."""
     return wanted is True or (wanted == "auto" and not device.startswith("cpu"))
 
 

@@ -1,11 +1,11 @@
 """Compute the digest of a value's *content*, including code. The digest is equal in every process.
 
-A walk visits the parts of the value in a fixed order, and adds the type, length and content of each to a SHA-256:
+A walk visits the parts of the value in a fixed order, and adds each part's type, length and content to a SHA-256 hash:
 
-- Code: bytecode, constants, names, nested code; defaults, closure, and each global that the code refers to. No file
-names, line numbers, or module name. It depends on Python's minor version.
+- Code: bytecode, constants, names, nested code; defaults, closure, and each global that the code refers to. The digest
+excludes file names, line numbers and the module name. It depends on Python's minor version.
 - Installed code: its name and its distribution's version (`user_code`).
-- Cycles: a repeated definition is the number of its first visit; a container inside itself, the number of nesting
+- Cycles: for a repeated definition, the number of its first visit; for a container inside itself, the number of nesting
 levels.
 - Paths, methods, arrays and tensors: their parts. Other objects: `__reduce_ex__`.
 """
@@ -123,7 +123,7 @@ _DEEPEST = 200
 
 
 def digest_of(*parts: Any, names: Sequence[str] = ()) -> str:
-    """Return a digest (64 hex digits) of values. RecipeError names the values by `names`."""
+    """Return a digest (64 hex digits) of values. `names`: names of the values for a RecipeError."""
     walk = _DigestWalk()
     walk.text("stoker-content-3")
     walk.text(f"python {sys.version_info.major}.{sys.version_info.minor}")
@@ -133,7 +133,7 @@ def digest_of(*parts: Any, names: Sequence[str] = ()) -> str:
 
 
 def digest_of_item(item: Any) -> str:
-    """Return a digest (32 hex digits) of an item. Without code, it is equal in all Python versions."""
+    """Return a digest (32 hex digits) of an item. Without code, the digest is equal in all Python versions."""
     walk = _DigestWalk()
     walk.visit(item)
     return walk.hash.hexdigest()[:32]
@@ -230,7 +230,7 @@ class _DigestWalk:
     # ---- definitions: functions, classes, modules
 
     def _definition(self, value: Any, feed: Any, installed: str = "") -> None:
-        """Add a definition, or its number after the first visit. `installed`: tag of installed code."""
+        """Add a definition; after the first visit, add only its number. `installed`: tag of installed code."""
         number = self._definitions.get(id(value))
         if number is not None:
             self.raw("again", b"%d" % number)
@@ -337,7 +337,7 @@ class _DigestWalk:
                 self.visit(value)
                 if isinstance(value, types.ModuleType) and not is_installed(value.__name__):
                     self._state(value, names)
-            except RecipeError:  # pickling raises an error if the value is sent
+            except RecipeError:  # if the value is sent, pickling raises the error
                 del self._above[depth:], self._path[path:]
 
     def _visit_imported_modules(self, code: types.CodeType, package: str) -> None:
@@ -354,7 +354,7 @@ class _DigestWalk:
             return
         if source is not None:
             self._sources[source] = len(self._sources)
-        if source is None or (code := code_of(source)) is None:  # an extension, or made by a program
+        if source is None or (code := code_of(source)) is None:  # an extension, or a module that a program has made
             self.open("nameless-source", 1)
             self.text(name)
             return

@@ -1,4 +1,4 @@
-"""Ready-made contexts: an encoder for embeddings and classification, and families of its runtimes.
+"""Ready-made contexts: an encoder for embeddings and classification, and families of an encoder's runtimes.
 
     from stoker import app, encoder_family
 
@@ -67,13 +67,14 @@ def encoder(
     """Return the recipe of an encoder. The context is a `stoker.contexts.encoding.EncoderModel`.
 
     Args:
-        path: A folder from `save_pretrained` or sentence-transformers, which Stoker sends to the pilot. Or a name on
-            the model hub, which the library downloads.
+        path: A folder from `save_pretrained` or sentence-transformers, which Stoker sends to the pilot. With a name on
+            the model hub, the library downloads the model.
         dtype, threads: As in `stoker.causal_lm`.
-        length: Tokens, 3 or more. Makes the context a *runtime*, which pads each text to this length. A longer text
-            raises InputTooLongError unless it is truncated. 0: no runtime.
-        batch: Texts in a batch of the runtime, including padding.
-        compiled: `"auto"` compiles a runtime on a GPU and ignores failures. With `True`, a failure fails the load.
+        length: Number of tokens, 3 or more. The context becomes a *runtime*, which pads each text to this length. A
+            longer text raises InputTooLongError unless it is truncated. 0: no runtime.
+        batch: Texts per batch of the runtime; smaller batches are padded.
+        compiled: `"auto"` compiles a runtime on a GPU and ignores failures. With `True`, the load fails if compiling
+            fails.
         slots: Concurrent calls in one library, whose texts share batches.
         **options: Other options of `stoker.context`.
 
@@ -107,7 +108,7 @@ def _runtime_options(length: Any, batch: Any, compiled: Any) -> dict[str, Any]:
     elif compiled not in (True, False, "auto") or type(compiled) not in (bool, str):
         option, problem = "compiled", 'write True, False or "auto"'
     elif not length and (batch != 1 or compiled != "auto"):
-        option, problem = "batch" if batch != 1 else "compiled", "this is an option of a runtime; give length=, too"
+        option, problem = "batch" if batch != 1 else "compiled", "only a runtime has this option; give length=, too"
     options = {"length": length, "batch": batch, "compiled": compiled}
     if problem:
         raise RecipeError(f"encoder({option}={options[option]!r}): {problem}", option=option)
@@ -120,7 +121,7 @@ sys.modules[__name__].__class__ = CallableModule
 class Family(msgspec.Struct, frozen=True):
     """The runtimes of one model, shortest first.
 
-    `count` returns the number of tokens in a call's first argument. None: each call states its length
+    `count` returns the number of tokens in a call's first argument. Without `count`, each call states its length
     (`features={"input_length": ...}`).
     """
 
@@ -138,7 +139,7 @@ class Family(msgspec.Struct, frozen=True):
         return tuple(recipe.longest_input for recipe in self.recipes)
 
     def serving(self, tokens: int) -> tuple[Recipe, ...]:
-        """Return the contexts for an input, shortest first.
+        """Return the recipes that accept an input, shortest first.
 
         Args:
             tokens: Length of the input.
@@ -161,7 +162,7 @@ def family(runtimes: Mapping[int, Recipe], *, count: Callable[[Any], int] | None
     """Return a family of contexts.
 
     Args:
-        runtimes: Recipes by longest input in tokens.
+        runtimes: Recipes by maximum input in tokens.
         count: Returns the number of tokens in a call's first argument. None: each call states its length in `features`.
 
     Raises:
@@ -184,12 +185,14 @@ def encoder_family(
 ) -> Family:
     """Return a family of runtimes. `encoder(path, length=...)` creates each runtime.
 
-    The first argument of a call is a text, a pair of texts (a tuple), or a list of these. The longest text counts.
+    The first argument of a call is a text, a pair of texts (a tuple), or a list of these. The longest text selects the
+    runtime.
 
     Args:
         path: As in `encoder`.
-        lengths: Numbers of tokens, ascending. None: chosen from the profile of `stoker run encoder_lengths`.
-        texts: Expected texts, for the choice of lengths. Without texts, all measured lengths are equally likely.
+        lengths: Numbers of tokens, ascending. None: Stoker chooses from the profile of `stoker run encoder_lengths`.
+        texts: Expected texts, from which Stoker chooses the lengths. Without texts, all measured lengths are equally
+            likely.
         truncate: True if the function truncates texts, so that longer texts use the longest runtime.
         **options: Options of `encoder`.
 
@@ -209,7 +212,7 @@ def encoder_family(
         count = TokenCounter(source, most=profile.lengths[-1].tokens if truncate else 0)
         lengths = lengths_that_pay(profile, map(count, texts or ())).tokens
     elif texts is not None:
-        raise RecipeError("encoder_family takes lengths, or texts by which it chooses them; not both", option="texts")
+        raise RecipeError("encoder_family takes lengths, or texts to choose lengths from, not both", option="texts")
     given: Any = lengths
     found = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else ()
     whole = all(type(tokens) is int and tokens >= SHORTEST_RUNTIME for tokens in found)

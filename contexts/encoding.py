@@ -1,4 +1,4 @@
-"""An encoder as a context for embeddings and classification, and its time profile by text length.
+"""An encoder context for embeddings and classification, and a profile of its times by text length.
 
 An embedding is the mean of the last hidden states (`mean`), or the last hidden state of the first (`cls`) or last token
 (`last`). Padding is masked.
@@ -37,7 +37,7 @@ from stoker.errors import InputTooLongError, RecipeError
 REPEATS = 30
 _FEWEST_REPEATS = 5
 _LIMIT_S = 90.0
-"""Seconds after which a profile stops once each length has `_FEWEST_REPEATS` repeats."""
+"""Time limit of a profile in seconds; each length still gets `_FEWEST_REPEATS` repeats."""
 _WARM_UP = 3
 
 
@@ -47,11 +47,11 @@ def profile_lengths(
 ) -> EncoderProfile:  # fmt: skip
     """Return the time profile of a model for ascending `lengths` (default: `lengths_to_measure`).
 
-    Raises RecipeError, and ContextError if a runtime cannot be compiled.
+    Raises RecipeError for invalid lengths, ContextError if compiling fails.
     """
     asked = tuple(lengths) or lengths_to_measure(model.longest, step=step)
     if asked[0] < SHORTEST_RUNTIME or any(a >= b for a, b in pairwise(asked)):
-        raise RecipeError(f"lengths to measure must rise, from {SHORTEST_RUNTIME} tokens on; they are {list(asked)}")
+        raise RecipeError(f"lengths must be ascending, {SHORTEST_RUNTIME} tokens or more; they are {list(asked)}")
     if model.longest and asked[-1] > model.longest:
         raise RecipeError(f"{asked[-1]} tokens cannot be measured: the model accepts at most {model.longest}")
     samples: dict[int, list[float]] = {tokens: [] for tokens in asked}
@@ -202,14 +202,14 @@ class EncoderModel:
 
     @property
     def origin(self) -> str:
-        """Origin of a runtime's compiled code; empty if it is not compiled."""
+        """Origin of a runtime's compiled code; empty if the runtime is not compiled."""
         return self._compiler.how if self._compiler is not None else ""
 
     def compile(self, compiler: Compiler) -> None:
         """Compile the network of a runtime. Afterwards the compiler's thread computes batches.
 
         Args:
-            compiler: If it fails, the runtime is unchanged.
+            compiler: If the compiler fails, the runtime is unchanged.
         """
         kind, rows = "classify" if self.labels else "embed", self._rows([""], truncate=True, check=False)
         self._networks[kind] = compiler.compile(self._networks[kind], lambda: self._inputs(rows)[0])
@@ -276,7 +276,7 @@ class EncoderModel:
             texts: The texts.
             pooling: `mean`, `cls` or `last`; empty: the model's default.
             normalize: Scale each embedding to length 1.
-            batch_size: Maximum texts per batch; a runtime may lower it.
+            batch_size: Maximum texts per batch; a runtime may have smaller batches.
             truncate: Cut texts that are too long.
 
         Raises:
@@ -285,7 +285,9 @@ class EncoderModel:
         if pooling not in ("", *POOLINGS):
             raise ValueError(f"pooling is {pooling!r}: it must be one of {', '.join(POOLINGS)}")
         if not pooling and self.facts.trouble:
-            raise ValueError(f"{self.name} needs another embedding: {self.facts.trouble}; set pooling= to ignore this")
+            raise ValueError(
+                f"{self.name} needs an unsupported embedding: {self.facts.trouble}; set pooling= to ignore this"
+            )
         rows = self._rows(texts, truncate=truncate)
         found = self._joined.run(pooling or self.facts.pooling, rows, batch_size=self._batch(batch_size))
         vectors = np.stack(found) if found else np.zeros((0, 0), dtype=np.float32)
@@ -296,7 +298,7 @@ class EncoderModel:
     def classify(
         self, texts: Sequence[Text], *, batch_size: int = 32, truncate: bool = False
     ) -> list[dict[str, float]]:
-        """Return the probability of each label for each text. A regression model returns its numbers.
+        """Return the probability of each label for each text. A regression model returns its outputs.
 
         Probabilities sum to 1, unless the model's config makes labels independent.
 
@@ -327,7 +329,7 @@ class EncoderModel:
 
     def _rows(self, texts: Sequence[Text], *, truncate: bool, check: bool = True) -> list[TokenRow]:
         if isinstance(texts, str):
-            raise ValueError("texts must be a list of texts, and is one text; write [text]")
+            raise ValueError("texts must be a list of texts, not one text; write [text]")
         pairs = [text if isinstance(text, tuple) else (text,) for text in texts]
         if len({len(pair) for pair in pairs}) > 1:
             raise ValueError("some texts are pairs and some are not; classify them in two calls")

@@ -1,4 +1,4 @@
-"""Settings of a language model's engine. The library validates their values when it loads the model."""
+"""Settings of a language model's engine. The library validates setting values when it loads the model."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _OWN = frozenset(
 
 
 class EngineSettings(msgspec.Struct, frozen=True):
-    """Settings of an engine: maximum tokens of a prompt and its continuation (0: the model's limit), text of a chat
-    template (empty: the model's), and engine arguments of vLLM.
+    """Settings of an engine. `max_model_len`: maximum tokens of a prompt and its continuation (0: the model's limit).
+    `chat_template`: text of a template (empty: the model's). `vllm`: engine arguments of vLLM.
     """
 
     max_model_len: int = 0
@@ -42,10 +42,10 @@ class EngineSettings(msgspec.Struct, frozen=True):
         if type(length) is not int or length < 0:
             raise RecipeError(f"max_model_len = {length!r} is not a number of tokens", option="max_model_len")
         if not isinstance(self.chat_template, str):
-            raise RecipeError("chat_template is the text of a template", option="chat_template")
+            raise RecipeError("chat_template must be the text of a template", option="chat_template")
         for name in self.vllm:
             if name in _ELSEWHERE:
-                raise RecipeError(f"vllm: {name} is set by {_ELSEWHERE[name]} here; write that instead", option="vllm")
+                raise RecipeError(f"vllm: use Stoker's {_ELSEWHERE[name]} instead of {name}", option="vllm")
             if name in _OWN:
                 raise RecipeError(f"vllm: Stoker sets {name} itself; leave it out", option="vllm")
         if self.vllm and engine != "vllm":
@@ -53,7 +53,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
             raise RecipeError(f'{names}: only vLLM supports this; write engine = "vllm"', option="engine")
 
     def longest(self, models: int) -> int:
-        """Return the maximum number of tokens of a text.
+        """Return the maximum tokens of a prompt and its continuation.
 
         Args:
             models: The model's limit in tokens; 0: unknown.
@@ -84,7 +84,7 @@ class EngineSettings(msgspec.Struct, frozen=True):
         except TemplateSyntaxError as error:
             raise StokerError(f"chat_template: line {error.lineno}: {error.message}") from error
         except Exception:
-            return  # the template may require other messages
+            return  # the template may require other messages than this test message
 
 
 def check_vllm_arguments(given: Collection[str], known: Collection[str], *, version: str) -> None:

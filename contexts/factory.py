@@ -47,13 +47,13 @@ def loader_of(key: str) -> tuple[Loader, dict[str, Any]] | None:
 
 
 def first_rebound_name(key: str) -> str:
-    """Return the first name of a recipe's loader that was rebound after the recipe was created, or ""."""
+    """Return the first name in a loader that was bound to another object since the recipe's creation, or ""."""
     known = _made.get(key)
     return known.captured.changed() if known is not None and known.loader() is not None else ""
 
 
 class RecipeFactory:
-    """A loader decorated with `@context`. A call returns a Recipe. Made by `context`."""
+    """A loader decorated with `@context`. Calling the factory returns a Recipe. Made by `context`."""
 
     def __init__(self, loader: Loader, options: Mapping[str, Any], *, name: str = "") -> None:
         if not callable(loader):
@@ -85,7 +85,7 @@ class RecipeFactory:
         return RecipeFactory(self.loader, self._given, name=name)
 
     def load_here(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the context loaded in this process, for a test.
+        """Return the context, loaded in this process for a test.
 
         Args:
             *args, **kwargs: Arguments of the loader.
@@ -132,24 +132,25 @@ def context(
     keep_alive: str | float | None = None,
 ) -> Callable[[Loader], RecipeFactory]: ...
 def context(loader: Loader | None = None, /, **options: Any) -> Any:
-    """Turn a loader into a factory of recipes. Use the decorator bare (`@context`) or with options.
+    """Turn a loader into a factory of recipes. Use the decorator as `@context` or with options.
 
     Args:
-        loader: The function that loads the context, if the decorator is bare.
-        memory: Limit of host memory with unit, `"4 GB"`. Undeclared needs are measured.
+        loader: The function that loads the context, for a decorator without options.
+        memory: Limit of host memory with unit, `"4 GB"`. Stoker measures undeclared needs.
         device_memory: Limit of memory on each device.
         disk: Scratch space that a pilot needs to load the context.
         devices: Number of devices of a library.
         kinds: Suitable device kinds, best first (`"cpu"`, `"NVIDIA A10"`). Empty: all kinds.
-        slots: Concurrent calls in one library. `"auto"`: result of the context's `slots(device_memory_bytes)`, or 1.
+        slots: Concurrent calls in one library. `"auto"`: result of the context's method `slots(device_memory_bytes)`,
+            or 1 without this method.
         load_limit: Time limit of the loader.
         files: Paths, or names of the loader's parameters that are paths. Stoker sends the files to the pilot, and the
             loader receives local paths.
-        preload: Modules that a pilot imports before it forks libraries. Default: imports of the loader.
+        preload: Modules that a pilot imports before it forks libraries. Default: modules that the loader uses.
         awareness: State that is kept after a call: `full`, `disk` or `none`.
         calls_per_library: Calls after which a library ends; 1 if `awareness` is not `full`.
-        min_libraries: Libraries that stay loaded when idle. This option and the next two are not part of the key; some
-            policies refuse them (docs/options.md).
+        min_libraries: Libraries that stay loaded when idle. The key excludes this option, `max_libraries` and
+            `keep_alive`; some policies refuse these options (docs/options.md).
         max_libraries: Maximum number of loaded libraries.
         keep_alive: Idle time after which a library is unloaded.
 
@@ -176,7 +177,7 @@ def _decorate(loader: Any, *, options: dict[str, Any]) -> RecipeFactory:
 def recipe_of(
     loader: Loader, args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None, **needs: Any
 ) -> Recipe:
-    """Return the recipe of an undecorated loader, as in the paper's `parsl_spec`.
+    """Return the recipe of an undecorated loader (`parsl_spec` in Pervasive Context Management).
 
     Args:
         loader: The function that loads the context.
@@ -185,7 +186,7 @@ def recipe_of(
         **needs: Options of `@context`.
 
     Raises:
-        RecipeError: An argument or an option is unsuitable.
+        RecipeError: An argument or an option is invalid.
     """
     if not isinstance(loader, RecipeFactory):
         if not callable(loader):
@@ -240,7 +241,7 @@ def make_recipe(
     arguments = payload_layout.short_arguments(args, kwargs, names=names) if args or kwargs else ""
     args, kwargs, objects, named = _replace_file_arguments(loader, args, kwargs, options.files, name=name)
     home = program_folder()
-    # Ready-made loaders of Stoker read no files by relative names.
+    # Stoker's ready-made loaders read no files by relative paths, so the working folder does not matter.
     is_ready_made = str(getattr(loader, "__module__", "")).partition(".")[0] == "stoker"
     parts = [
         "recipe",
@@ -273,7 +274,7 @@ def make_recipe(
 def _check_loader_returns_value(loader: Loader) -> None:
     name, what, advice = _name_of(loader), describe_generator(loader), "write `return` instead"
     if not what and is_async(loader):
-        what, advice = "an async function", "write `def`, and asyncio.run(...) in it where it awaits"
+        what, advice = "an async function", "write `def`, and call asyncio.run(...) instead of `await`"
     if what:
         told = "a loader is a plain function that returns the context, which stays until its library ends"
         raise RecipeError(f"{name} is {what}; {told}: {advice}", loader=name)

@@ -1,7 +1,7 @@
 """The user's state folder on this machine, and the program's working folder.
 
-Another process sees the program's folder if the path has the same inode, and the same device on the same machine. On
-other machines the file system must be a shared one, because copies of a disk image have equal inodes.
+Another process sees the program's folder if the path has the same inode (on the same machine, also the same device). On
+another machine, the file system must be shared, because copies of a disk image have equal inodes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MOUNTS = "/proc/self/mountinfo"
 
 
 class ProgramFolder(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A program's working folder and its umask. `boot`: start of the machine's boot id."""
+    """A program's working folder and its umask. `boot`: first characters of the machine's boot id."""
 
     path: str
     inode: int
@@ -80,7 +80,7 @@ def may_be_shared(path: Path) -> bool:
 
 
 def umask_now() -> int:
-    """Return the umask without setting it: other threads may create files."""
+    """Return the umask, without setting it if possible: other threads may create files."""
     with suppress(OSError), open("/proc/thread-self/status") as file:
         for line in file:
             if line.startswith("Umask:"):

@@ -1,11 +1,11 @@
 """Run a causal model over rows of token ids that share a prefix, and compute log-likelihoods of labels.
 
-Rows are padded on the right. Except for rounding, a row has equal results in every batch. One forward pass reads a
-prompt and all its labels; a mask lets each label attend only to the prompt and to itself (tree attention of SpecInfer,
+Rows are padded on the right. Except for rounding, a row's results do not depend on the batch. One forward pass reads a
+prompt and all its labels. A mask lets each label attend only to the prompt and to itself (tree attention of SpecInfer,
 arXiv:2305.09781).
 
-The keys and values (KV) of common prefixes are computed once. If a new prompt begins like one of the last few, the
-common part becomes a *shared* prefix, unless one of similar length exists.
+The keys and values (KV) of common prefixes are computed once. If a new prompt begins like one of the last 8 prompts,
+the common part becomes a *shared* prefix, unless one of similar length exists.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 KV = TypeVar("KV")
 
 SHORTEST = 8
-"""Tokens of the shortest kept prefix."""
+"""Minimum tokens of a kept prefix."""
 _LONGER = 8
 _RECENT = 8
 
@@ -57,7 +57,7 @@ class PrefixCache(Generic[KV]):
         return sum(prefix.size_bytes for prefix in (*self._shared, *self._recent))
 
     def find(self, rows: Sequence[tuple[int, ...]]) -> tuple[Prefix[KV] | None, int]:
-        """Return the longest kept prefix of all rows, or None, and its usable length."""
+        """Return the kept prefix with the longest part common to all rows (or None), and the length of this part."""
         room = min(map(len, rows)) - 1
         shared, length = self._longest(self._shared, rows, room)
         recent, longer = self._longest(self._recent, rows, room)
@@ -86,7 +86,7 @@ class PrefixCache(Generic[KV]):
         return prefix
 
     def keep_recent_prompt(self, ids: tuple[int, ...], kv: KV, size_bytes: int) -> None:
-        """Keep a whole prompt, unless it needs more than half of the limit."""
+        """Keep a whole prompt that needs at most half of the limit."""
         if size_bytes * 2 <= self.limit_bytes:
             self._recent.append(Prefix(ids, kv, size_bytes))
             self._trim_to_size_limit()
@@ -157,7 +157,7 @@ class ModelRunner:
 
     @functools.cached_property
     def token_bytes(self) -> int:
-        """Measured; 0 if the cache does not grow with tokens."""
+        """Measured bytes per token; 0 if the cache does not grow."""
         if not self.shares:
             return 0
         ids = tuple(range(8))
@@ -205,7 +205,7 @@ class ModelRunner:
         return [[next(logits)[: len(tail)] if tail else torch.empty(0) for tail in some] for some in tails]
 
     def parts(self, row: Ids, *, most: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield the logits of a row in parts, each with its first index."""
+        """Yield a row's logits in parts, each with its first token's index."""
         cache = DynamicCache() if self.shares else None
         everything = None if cache is not None or self._few_logits else self.whole([row])[0]
         ids = torch.tensor([row], device=self.device)
@@ -270,13 +270,13 @@ class ModelRunner:
             _, together = self._prefill([ids], tails=tails, keep=False)
             apart = self._extend(self._prefill([ids], tails=None, keep=False)[0], tails)
         except Exception as error:
-            log.warning("this architecture accepts no tree mask (%s); each label gets a row", error)
+            log.warning("this architecture accepts no tree mask (%s); each label is read in its own row", error)
             return False
         pairs = zip(together[0], apart[0], strict=True)
         off = max(float((one - other).abs().max()) for one, other in pairs if len(one))
         limit = 1e-2 if self.model.dtype == torch.float32 else 0.5
         if off > limit:
-            log.warning("this architecture ignores a tree mask (off by %.2g); each label gets a row", off)
+            log.warning("this architecture ignores a tree mask (off by %.2g); each label is read in its own row", off)
         return off <= limit
 
     def _padded(self, rows: Sequence[Ids]) -> tuple[torch.Tensor, int]:

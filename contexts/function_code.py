@@ -1,7 +1,7 @@
 """Facts about a function: names in its bytecode, whether it yields, its source lines, and its captured objects.
 
 Only a notebook's process has the source lines of its functions, so pickles include them (`SourceLines`). `Captured`
-compares captured objects by identity: if all are immutable, the function's pickle stays valid until a name is bound to
+compares captured objects by identity. If all are immutable, the function's pickle stays valid until a name is bound to
 another object.
 """
 
@@ -118,7 +118,7 @@ LIMIT_CHARACTERS = 65_536
 
 
 class SourceLines:
-    """Marker in a pickled value, which adds the source lines of the functions before it."""
+    """Marker in a pickled value, which adds the source lines of functions pickled before the marker."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return register_source_files, ({},)
@@ -152,7 +152,7 @@ def register_source_files(files: Mapping[str, Mapping[int, list[str]]]) -> None:
             last = first - 1 + len(block)
             lines += ["\n"] * (last - len(lines))
             lines[first - 1 : last] = block
-        # linecache never checks an entry without a file time
+        # linecache keeps an entry without a file time
         linecache.cache[name] = sum(map(len, lines)), None, lines, name
 
 
@@ -163,7 +163,7 @@ _ATOMS = frozenset(map(id, (
     types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType, type(typing.ClassVar),
     type(typing.Literal), type(_MISSING),
 )))  # fmt: skip
-"""Ids of classes with immutable instances; ids, because a metaclass may define `__hash__`."""
+"""Ids of classes with immutable instances. Ids need no `__hash__`, which a metaclass may define."""
 _GENERIC = frozenset(map(id, (
     types.GenericAlias, types.UnionType, *map(type, (
         typing.Optional[int], typing.List[int], typing.Literal[1], typing.Callable[[int], int],  # noqa: UP006, UP045
@@ -206,7 +206,7 @@ class Captured:
                 self.mutable.setdefault(f"the annotations of {one.__name__}", names.annotations)
 
     def changed(self) -> str:
-        """Return the first name that was since bound to another object, or ""."""
+        """Return the first name that is now bound to another object, or ""."""
         for names in self._functions:
             if name := names.changed():
                 return name
@@ -214,7 +214,7 @@ class Captured:
 
 
 class _FunctionNames:
-    """The objects of one function's names, held weakly where possible."""
+    """The objects that one function's names refer to, held weakly where possible."""
 
     __slots__ = ("_code", "_function", "_strong", "_weak", "annotations", "name", "used")
 
@@ -222,7 +222,7 @@ class _FunctionNames:
         self.name = function.__name__
         self.used = tuple(sorted(global_names(function.__code__)))
         self.annotations = dict(_annotations(function))
-        self._function = weakref.ref(function)  # helpers may refer to the function that is the key of a cache
+        self._function = weakref.ref(function)  # weak, because a helper may refer to a function that is a cache key
         self._code = function.__code__
         self._strong = _objects(function, self.used)
         self._weak: list[tuple[int, weakref.ref[Any]]] = []

@@ -1,7 +1,8 @@
-"""Compute rows of many callers in shared batches of similar length.
+"""Compute rows of similar length from many callers in shared batches.
 
-One caller at a time *leads*: it computes batches until its own rows are done. Each batch has the leader's longest
-remaining row and all rows of at least about half its length. Then the caller with the longest wait leads.
+At any time, one caller (the *leader*) computes batches until its own rows are done. Each batch has the leader's longest
+remaining row and rows of similar length (a ratio of about 2 at most). Afterwards, the caller with the longest wait
+leads.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class _Request(Generic[Row, Result]):
 
 
 class JoinedBatches(Generic[Row, Result]):
-    """Batches for `compute(kind, rows)`. `length`: tokens of a row."""
+    """Batches rows for `compute(kind, rows)`. `length` counts a row's tokens."""
 
     def __init__(
         self, compute: Callable[[Hashable, list[Row]], Sequence[Result]], *, length: Callable[[Row], int]
@@ -47,7 +48,7 @@ class JoinedBatches(Generic[Row, Result]):
         self._lock = threading.Lock()
         self._open: list[_Request[Row, Result]] = []
         self._waiting: dict[Hashable, list[tuple[int, int, int, _Request[Row, Result]]]] = {}
-        """By kind, shortest first: (length, unique number, index in the request, request)."""
+        """Waiting rows by kind, shortest first: (length, unique number, index in the request, request)."""
         self._numbers = 0
         self._is_led = False
 

@@ -1,6 +1,6 @@
 """A causal language model as a context.
 
-The engine (`inference/`) writes the texts of all slots in one batch, which affects results only by rounding, and
+The engine (`inference/`) writes the texts of all slots in one batch, which affects results only by rounding. The engine
 computes label scores between two steps.
 """
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from stoker.contexts.inference.vllm_engine import VLLMEngine
 
 _SCORED_AT_ONCE = 8
-"""Prompts whose labels are scored between two steps of the batch."""
+"""Number of prompts scored between two steps of the batch."""
 
 
 class CompletionOptions(TypedDict, total=False):
@@ -128,7 +128,7 @@ class CausalLM:
 
     @property
     def reused_tokens(self) -> int:
-        """Number of prompt tokens that kept prefixes saved."""
+        """Number of prompt tokens already in kept prefixes."""
         return self._own.reused_tokens if self._own is not None else self._model_runner().prefixes.reused_tokens
 
     def slots(self, device_memory_bytes: int = 0) -> int:
@@ -143,7 +143,7 @@ class CausalLM:
             return engine.slots()
 
     def resize(self, *, device_memory_bytes: int) -> None:
-        """Limit the device memory of the model and its cache. Raises ValueError below the weights.
+        """Limit the device memory of the model and its cache. Raises ValueError if the weights do not fit.
 
         Args:
             device_memory_bytes: Limit in bytes, including weights.
@@ -188,7 +188,7 @@ class CausalLM:
 
         Args:
             quick: Take fewer samples.
-            told: Receives the finished share, and 1.0 for the total.
+            told: Receives the finished share, and the total 1.0.
         """
         with self._thread.hold() as engine:
             load, longest = engine.load(), self._prompts.longest
@@ -215,7 +215,7 @@ class CausalLM:
             return None
         least = min(self.longest or UNDECLARED_CACHE_TOKENS, UNDECLARED_CACHE_TOKENS)
         weights, fixed = memory.weights_bytes + PROCESS_BYTES, memory.fixed_tokens
-        if declared:  # the engine keeps a small cache within this memory, as `_limit` does
+        if declared:  # the engine keeps at least a small cache within this memory (see `_limit`)
             weights = min(weights, max(memory.weights_bytes, declared - LEAST_CACHE_BYTES))
         return TokenCache(weights, memory.token_bytes, fixed or least, is_fixed=fixed > 0)
 
@@ -237,8 +237,8 @@ class CausalLM:
         """Return the prompt of one question in the model's chat format.
 
         Args:
-            message: Text of the user.
-            system: Text of the system.
+            message: The user's message.
+            system: The system message.
         """
         ahead = [{"role": "system", "content": system}] if system else []
         return self.chat_prompt([*ahead, {"role": "user", "content": message}])
@@ -249,7 +249,7 @@ class CausalLM:
         return self._prompts.chat_template
 
     def chat_prompt(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
-        """Return the prompt of a conversation. Without a chat format, join the contents.
+        """Return the prompt of a conversation. Without a chat format, join the messages' contents.
 
         Args:
             messages: Messages with `role`, `content` and other fields of the format.
@@ -258,7 +258,7 @@ class CausalLM:
         return self._prompts.chat_prompt(messages, **options)
 
     def virtual_tokens(self, adapter: str) -> int:
-        """Return the tokens of an adapter's soft prompt; 0 for a LoRA. Raises ValueError for an unsuitable adapter.
+        """Return the length of an adapter's soft prompt; 0 for a LoRA. Raises ValueError for an unsuitable adapter.
 
         Args:
             adapter: Name of one of `adapters`.
@@ -380,7 +380,7 @@ class CausalLM:
             prompt: The text to continue, or its token ids.
             max_new_tokens, temperature, top_p, seed, stop: As in `generate`. `prompt_logprobs` allows 0 new tokens.
             logprobs: Number of likeliest tokens to return per token.
-            json_schema: JSON schema that the text follows, unless `max_new_tokens` cuts it.
+            json_schema: JSON schema that the text follows, unless `max_new_tokens` cuts the text.
             engine_options: Options by vLLM's names: `regex`, `choice` (texts) or `grammar` (Lark or GBNF) for the form
                 of the text; `top_k`, `min_p`, `repetition_penalty`, `frequency_penalty`, `presence_penalty`,
                 `logit_bias`, `min_tokens`, `ignore_eos` and `stop_token_ids`.

@@ -1,6 +1,6 @@
 """Split a model's layers over several GPUs, which compute one after the other (docs/decisions/094).
 
-The first device also has the embedding, last norm and head, which may share weights.
+The first device also has the embedding, last norm and head, because these parts may share weights.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from stoker.whole_files import write_whole
 log = logging.getLogger(__name__)
 
 MOST_RUNTIMES = 8
-"""As in the paper for BERT."""
+"""Arlo uses this number for BERT."""
 LEAST_GAIN = 0.05
 """Share of the mean latency that one more length must save. Arlo §3.3 calls less than 5 % tiny."""
 
@@ -43,7 +43,7 @@ class LengthTime(msgspec.Struct, frozen=True):
 
 
 class RuntimeLengths(msgspec.Struct, frozen=True):
-    """Chosen lengths, and the mean latency with them and with only the longest."""
+    """Chosen lengths, their mean latency, and the mean latency of the longest alone."""
 
     tokens: tuple[int, ...]
     mean_s: float
@@ -53,7 +53,7 @@ class RuntimeLengths(msgspec.Struct, frozen=True):
     def why(self) -> str:
         """Reason for the choice, as a sentence."""
         if len(self.tokens) == 1:
-            return f"one runtime of {self.tokens[0]} tokens: shorter ones would save less than {LEAST_GAIN:.0%}"
+            return f"one runtime of {self.tokens[0]} tokens: shorter runtimes would save less than {LEAST_GAIN:.0%}"
         listed = ", ".join(map(str, self.tokens))
         return f"runtimes of {listed} tokens: {1 - self.mean_s / self.alone_s:.0%} less time than the longest alone"
 
@@ -61,9 +61,10 @@ class RuntimeLengths(msgspec.Struct, frozen=True):
 def choose_lengths(
     times: Sequence[LengthTime], texts: Sequence[float] = (), *, most: int = MOST_RUNTIMES
 ) -> RuntimeLengths:
-    """Return the lengths that are worth a runtime. `texts`: expected texts per length."""
+    """Return the lengths that are worth a runtime. `texts`: number of texts per length."""
     texts = texts or [1] * len(times)
-    # Because of noise, a shorter length may be slower than a longer one. Then the longer length's time is used.
+    # Because of noise, a shorter length may be slower than a longer one. In this case, use the time of the longer
+    # length.
     seconds = list(accumulate((each.seconds for each in reversed(times)), min))[::-1]
     before = list(accumulate(texts, initial=0.0))
     last = len(times) - 1
@@ -79,7 +80,7 @@ def choose_lengths(
 def _best_lengths_per_count(
     seconds: Sequence[float], before: Sequence[float], *, most: int
 ) -> list[tuple[float, list[int]]]:
-    """Return the total time and the places of the best 1, 2, ... lengths (dynamic program)."""
+    """Return the total time and the indices of the best 1, 2, ... lengths (dynamic program)."""
     places = range(len(seconds))
     costs = [before[place + 1] * seconds[place] for place in places]
     ways: list[list[int]] = [[place] for place in places]
@@ -99,10 +100,10 @@ def _best_lengths_per_count(
 _FORMAT = 1
 _FOLDER = "encoder-lengths"
 _STEP = 16
-"""Tokens; no kernel has a smaller tile."""
+"""Tokens between lengths; no kernel has a smaller tile."""
 _MOST_LENGTHS = 32
 _USUAL_LONGEST = 512
-"""For a model without a limit."""
+"""Longest length for a model without a limit."""
 
 
 class EncoderProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -133,7 +134,9 @@ class EncoderProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def lengths_to_measure(longest: int, *, step: int = 0) -> tuple[int, ...]:
-    """Return the multiples of `step` (0: at most 32 lengths) below a model's limit (0 = unlimited), and the limit."""
+    """Return the multiples of `step` below `longest` (0 = unlimited), and `longest`. A `step` of 0 gives at most 32
+    lengths.
+    """
     top = longest or _USUAL_LONGEST
     step = step or _STEP * math.ceil(top / (_STEP * _MOST_LENGTHS))
     return (*range(step, top, step), top)
@@ -158,7 +161,7 @@ def lengths_that_pay(profile: EncoderProfile, counts: Iterable[int] = ()) -> Run
 
 
 def keep_encoder_profile(path: str | os.PathLike[str], profile: EncoderProfile) -> Path:
-    """Return the file of a model's profile, stored for later programs.
+    """Return the file with a model's profile, now stored for later programs.
 
     Args:
         path: Folder or hub name of the model.

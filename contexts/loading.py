@@ -1,7 +1,7 @@
 """Load a recipe's context in a library, list a loader's imports, and explain an unreachable model hub.
 
-Without internet access, `huggingface_hub` retries for minutes per file. `HubWatch` reads its log and switches to local
-files.
+Without internet access, `huggingface_hub` retries for minutes per file. `HubWatch` reads the log of `huggingface_hub`
+and switches to local files.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def load_context(recipe: Recipe, objects: Mapping[str, str]) -> Any:
     context = function(*args, **kwargs)
     if isinstance(context, CoroutineType):
         context.close()
-        raise RecipeError(f"the loader of {recipe.name} returned a coroutine: run it there, with asyncio.run(...)")
+        raise RecipeError(f"the loader of {recipe.name} returned a coroutine: call asyncio.run(...) in the loader")
     return context
 
 
@@ -67,7 +67,7 @@ def slots_of(recipe: Recipe, context: Any, *, device_memory_bytes: int) -> int:
     answer = method(device_memory_bytes)
     if type(answer) is not int or not 1 <= answer <= MOST_AT_ONCE:
         told = f"slots({device_memory_bytes}) of the context {recipe.name} returned {answer!r}"
-        raise RecipeError(f"{told}: it must be a whole number of calls at once, 1 to {MOST_AT_ONCE:,}")
+        raise RecipeError(f"{told}: it must be a whole number of concurrent calls, 1 to {MOST_AT_ONCE:,}")
     return answer
 
 
@@ -152,11 +152,11 @@ _UNREACHABLE = re.compile(
 _RETRYING = "No local file found. Retrying"
 """Logged by `huggingface_hub` if the hub does not answer the first request about a file."""
 _CONNECT_S = 2.0
-"""Maximum seconds to connect to the hub: a firewall may never answer."""
+"""Maximum seconds to connect to the hub, because a firewall may never answer."""
 
 
 class HubWatch(logging.Handler):
-    """Log handler for `huggingface_hub`. `unreachable`: the first such message."""
+    """Log handler for `huggingface_hub`. `unreachable`: first message about an unreachable hub."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)

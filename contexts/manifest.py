@@ -1,15 +1,15 @@
 """The manifest of an object: bytes whose digest is the object's name, so that every part can be verified.
 
-It has the SHA-256 digests of each file's 4 MiB parts (0.8 MB for 100 GB; a hash tree of one level, as in BitTorrent).
-Each field is encoded with its length:
+A manifest has the SHA-256 digests of each file's 4 MiB parts (0.8 MB for 100 GB), a hash tree of one level as in
+BitTorrent. Each field is encoded with its length:
 
     a file      "file" mode size digests
     a folder    "folder", then for each entry below the folder, sorted by name: name "file" mode size digests
                                                                                name "folder"
                                                                                name "link" target
 
-A *piece* is sent at once: consecutive whole parts of at most 4 MiB together. This module imports only the standard
-library, for the pilot's starter.
+A *piece* is the unit of sending: consecutive whole parts of at most 4 MiB together. For the pilot's starter, this
+module imports only the standard library.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def load_model(
     path: str, *, dtype: str = "auto", snapshot: bool = True, name: str = "", threads: int = 0, engine: str = "auto",
     graphs: bool = False, settings: EngineSettings = _NO_SETTINGS, adapters: Mapping[str, str] | None = None,
 ) -> CausalLM:  # fmt: skip
-    """Load the model at `path` on this library's devices, as in `causal_lm`. `name`: cache name of its object."""
+    """Load the model at `path` on this library's devices, as in `causal_lm`. `name`: cache name of the model."""
     began = time.monotonic()
     if threads:
         torch.set_num_threads(threads)
@@ -41,7 +41,7 @@ def load_model(
     why = why_vllm(engine, device=device)
     parts = len(ambient.devices())
     if why and engine == "auto" and not can_split_heads_evenly(path, parts):
-        log.info("vLLM cannot split the model's attention heads over %d devices; its layers are split", parts)
+        log.info("vLLM cannot split the attention heads over %d devices; another engine splits the layers", parts)
         why = ""
     if why:
         if graphs:
@@ -57,7 +57,7 @@ def load_model(
             None, serving.prompts.tokenizer, name=Path(path).name, origin=origin, engine=serving, adapters=adapters
         )
     if len(devices) > 1 and graphs:
-        raise StokerError(f"graphs=True captures the steps of one device, and this library has {len(devices)}")
+        raise StokerError(f"graphs=True supports one device only, and this library has {len(devices)} devices")
     loaded, how = load_parts(path, dtype=wanted, devices=devices, snapshot=snapshot, name=name)
     settings.set_chat_template(loaded.tokenizer)
     longest = settings.longest(int(getattr(loaded.model.config, "max_position_embeddings", 0) or 0))
@@ -81,11 +81,11 @@ def why_vllm(engine: str, *, device: str) -> str:
         importlib.import_module("vllm")
     except Exception as error:  # vLLM may be compiled for other devices or for another PyTorch
         if not asked:
-            log.warning("vLLM is installed and does not import (%s); the default engine is used", error)
+            log.warning("vLLM is installed, but its import fails (%s); the default engine is used", error)
             return ""
         if isinstance(error, ModuleNotFoundError) and error.name == "vllm":
             raise StokerError(f'engine="vllm": vLLM is not installed here; {_HOW_TO_INSTALL}') from None
         raise StokerError(
-            f'engine="vllm": vLLM is installed here and does not import ({error}); {_HOW_TO_INSTALL}'
+            f'engine="vllm": vLLM is installed here, but its import fails ({error}); {_HOW_TO_INSTALL}'
         ) from error
     return 'engine="vllm" was given' if asked else "vLLM is installed, and the device is a GPU"

@@ -22,11 +22,13 @@ MODEL_PRELOAD = (
     "stoker.contexts.encoder_loading", "transformers:AutoModelForCausalLM", "transformers:AutoModel",
     "transformers:AutoTokenizer", "transformers:AutoConfig", "transformers:DynamicCache",
 )  # fmt: skip
-"""Imported by a pilot for every ready-made model, so that all share one zygote."""
+"""Modules that a pilot imports for every ready-made model, so that all share one zygote."""
 
 
 class CallableModule(types.ModuleType):
-    """A module that can be called like its function of the same name: a package may bind the name to either."""
+    """A module that can be called like its function of the same name. A package may bind this name to the module or the
+    function.
+    """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return vars(self)[self.__name__.rpartition(".")[2]](*args, **kwargs)
@@ -115,13 +117,13 @@ def check_device_split(source: str, devices: Any, *, engine: str) -> None:
 
 
 def add_token_cache_to_needs(needs: Needs, source: str, *, dtype: str) -> Needs:
-    """Return the needs of a model including its cache, if known."""
+    """Return the needs with the size of the model's cache, if known."""
     config = read_json_object(source, "config.json")
     on_cpu = not needs.kinds or "cpu" in needs.kinds
     token_bytes, longest = _token_bytes(config, dtype=dtype, on_cpu=on_cpu), _number(config, "max_position_embeddings")
     if not token_bytes or not longest:
         return needs
-    declared = needs.device_memory_bytes or needs.memory_bytes  # if both are declared, the GPU memory counts
+    declared = needs.device_memory_bytes or needs.memory_bytes  # if both limits are declared, the GPU memory counts
     if on_cpu:
         declared = max(needs.memory_bytes, needs.device_memory_bytes)
     try:
@@ -171,7 +173,7 @@ class TokenCounter:
         if not isinstance(parts, tuple) or not 1 <= len(parts) <= 2 or not all(isinstance(part, str) for part in parts):
             raise RecipeError(
                 f"the tokens of {text!r:.60} cannot be counted: the function's first argument must be a text, a pair"
-                ' of texts or a list of these; else call it with its length, features={"input_length": ...}'
+                ' of texts or a list of these; or give the length of the input, features={"input_length": ...}'
             )
         with self._lock:
             count = len(self._tokenizer.encode(*parts).ids)
@@ -215,8 +217,8 @@ def _read(source: str) -> Any:
 
             file = hf_hub_download(source, _FILE)
         tokenizer = Tokenizer.from_file(file)
-    except Exception as error:  # the package raises plain exceptions
-        why = f"tokens are counted by its {_FILE}, which save_pretrained of a fast tokenizer writes"
+    except Exception as error:  # `tokenizers` raises plain `Exception`
+        why = f"Stoker counts tokens with its {_FILE}, which save_pretrained of a fast tokenizer writes"
         raise RecipeError(f"the tokenizer of {source} cannot be read ({error}): {why}", path=source) from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -230,7 +232,7 @@ Read = Callable[[str], str | None]
 
 
 class SentenceFacts(msgspec.Struct, frozen=True):
-    """Facts about a sentence encoder. `longest`: maximum tokens of a text. `trouble`: why it is not supported."""
+    """Facts about an encoder. `longest`: maximum tokens of a text. `trouble`: why the encoder is not supported."""
 
     pooling: str = "mean"
     longest: int = 0
@@ -241,7 +243,7 @@ def read_sentence_facts(read: Read) -> SentenceFacts:
     modules = [each for each in _object(read("modules.json"), list) or () if isinstance(each, dict)]
     types = [str(each.get("type", "")).rpartition(".")[2] for each in modules]
     other = [name for name in types if name not in ("Transformer", "Pooling", "Normalize")]
-    trouble = f"its modules.json lists {', '.join(other)}, which is not computed here" if other else ""
+    trouble = f"its modules.json lists {', '.join(other)}, which Stoker does not compute" if other else ""
     folders = [
         str(each.get("path") or "1_Pooling") for each, name in zip(modules, types, strict=True) if name == "Pooling"
     ]

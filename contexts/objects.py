@@ -1,8 +1,8 @@
 """Files and folders as objects, named `<kind>-<digest of the manifest><suffix>` (see `manifest`).
 
-The content of a file is its bytes and the owner's execute permission; of a folder, its names, files, folders and links.
-A link that leads out of the folder counts as its target. Digests of parts are cached by path, size, mtime, ctime and
-inode, except of files that changed within the last two seconds (as in git).
+The content of a file is its bytes and the owner's execute permission. A folder's content is its names, files, folders
+and links. A link that leads out of the folder counts as its target. Digests of parts are cached by path, size, mtime,
+ctime and inode. Files that changed within the last two seconds are excluded (as in git).
 
     <session folder>/objects/index.jsonl        one line per object: {"name": ..., "size_bytes": ..., "source": ...}
 """
@@ -252,7 +252,7 @@ _FILE = "index.jsonl"
 def publish(folder: Path, refs: tuple[ObjectRef, ...]) -> None:
     """Publish objects, so that the session's seed process sends them from their sources. Raises OSError.
 
-    Several clients may append at once. Therefore an unfinished line gets a line end, and is never cut off.
+    Several clients may append at once. Therefore an unfinished line gets a line end; nothing is cut off.
     """
     lines = [json.dumps({"name": ref.name, "size_bytes": ref.size_bytes, "source": ref.source}) + "\n" for ref in refs]
     if not lines:

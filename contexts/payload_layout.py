@@ -30,7 +30,7 @@ _ENTRY = struct.Struct("<QQ?7x")  # offset, length, writable
 
 
 def join_parts(magic: bytes, first: bytes, rest: Sequence[Buffer]) -> list[Buffer]:
-    """Return the parts of a payload, with a head."""
+    """Return a head and the aligned parts of a payload."""
     offset = _HEAD.size + _ENTRY.size * (1 + len(rest))
     table, parts = [], list[Buffer]()
     for raw in (memoryview(part) for part in (first, *rest)):
@@ -64,7 +64,7 @@ def module_table(data: Any) -> bytes:
 
 def _entries(data: Any) -> list[tuple[int, int, bool]]:
     if data[:1] not in (WITH_BUFFERS, WITH_MODULES):
-        raise SerializationError(f"{len(data)} bytes that are not a pickled value", what="payload")
+        raise SerializationError(f"these {len(data)} bytes are not a pickled value", what="payload")
     try:
         _, version, _, more = _HEAD.unpack_from(data)
         table = [_ENTRY.unpack_from(data, _HEAD.size + _ENTRY.size * index) for index in range(more + 1)]
@@ -82,7 +82,7 @@ _SECRET = re.compile(r"token|secret|passw|passphrase|credential|api_?key|auth", 
 
 
 def short_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], *, names: Sequence[str] = ()) -> str:
-    """Return arguments as short text: `(3, name='x')`. `names`: parameters of `args`."""
+    """Return arguments as short text: `(3, name='x')`. `names`: parameter names of `args`."""
     shown = zip_longest(names[: len(args)], args, fillvalue="")
     parts = [_short_unless_secret(name, value) for name, value in shown]
     parts += [f"{name}={_short_unless_secret(name, value)}" for name, value in kwargs.items()]

@@ -1,8 +1,8 @@
 """Convert arguments, results, functions and exceptions to bytes (`payload_layout`). Only libraries and the client
-unpickle these.
+unpickle these bytes.
 
 The pickle of a class by value includes the attributes of the class. With `keep_classes`, a class that the program
-already has ignores the attributes from the library. Threads share a new class once its attributes are set.
+already has ignores the attributes from the library. Threads share a new class, and set its attributes once.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from stoker.errors import RemoteCallError, SerializationError
 _NAMES_A_CLASS = re.compile(rb"class_(?:setstate|by_name)")
 _unfilled: weakref.WeakSet[type] = weakref.WeakSet()
 _filling = threading.RLock()
-"""Never held while other values are unpickled."""
+"""No thread holds this lock while unpickling other values."""
 
 
 class _ClassUnpickler(pickle.Unpickler):
@@ -107,7 +107,7 @@ def dump_parts(value: Any, *, what: str = "argument") -> list[Buffer]:
 
 
 def loads(data: Buffer, *, keep_classes: bool = False) -> Any:
-    """Return the value of `dumps`. Writable arrays in writable `data` are views.
+    """Return the value that `dumps` received. Writable arrays in writable `data` are views.
 
     With `keep_classes`, classes of this process keep their attributes. Raises SerializationError, and exceptions of
     unpickling.
@@ -119,7 +119,7 @@ def loads(data: Buffer, *, keep_classes: bool = False) -> Any:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Return True if Ctrl-C or a signal handler of the program raised the exception."""
+    """True if Ctrl-C or a signal handler of the program raised the exception."""
     if threading.current_thread() is not threading.main_thread():
         return False
     if isinstance(error, KeyboardInterrupt):
@@ -210,7 +210,7 @@ def dump_exception(error: BaseException) -> bytes:
 
 
 def load_exception(data: Buffer) -> BaseException:
-    """Return the exception of `dump_exception`, caused by a RemoteTraceback.
+    """Return the exception that `dump_exception` received, caused by a RemoteTraceback.
 
     An exception that cannot be rebuilt or shown becomes a RemoteCallError (Parsl needs the `repr`).
     """
@@ -232,7 +232,7 @@ def load_exception(data: Buffer) -> BaseException:
 
 
 def _restore_exception_message(message: str, error: Any) -> Any:
-    """Create the exception again if that restores its message: tblib unpickles without `__init__`."""
+    """Create the exception again if that restores its message, because tblib unpickles without `__init__`."""
     try:
         if str(error) == message:
             return error
@@ -257,7 +257,7 @@ def _exception_body(error: BaseException) -> bytes:
         except Exception:
             lost.append(name)
     if lost:
-        note = f"left in the library, because they can't be pickled: {', '.join(lost)}"
+        note = f"attributes left in the library, because they can't be pickled: {', '.join(lost)}"
         kept["__notes__"] = [*kept.get("__notes__", ()), note]
     args: Any = error.args
     with suppress(Exception):
@@ -300,7 +300,7 @@ def dumps_code(
 
 
 def dumps_arguments(value: Any, *, by_name: frozenset[str] = frozenset(), brought: set[str] | None = None) -> bytes:
-    """Return the bytes of a call's arguments and of the modules that they import, except `by_name`.
+    """Return the bytes of a call's arguments and of the modules that they import, except modules in `by_name`.
 
     Adds the names of included modules to `brought`. Raises SerializationError.
     """
@@ -349,7 +349,8 @@ def carried_module_versions(data: Buffer | str) -> Mapping[str, str]:
 
 
 def loads_code(data: Buffer, *, under: CarriedModules = NO_MODULES) -> tuple[Any, CarriedModules]:
-    """Return the value of `dumps_code`, and its modules combined with `under`. Import statements then find these.
+    """Return the value that `dumps_code` received, and its modules combined with `under`. Import statements then find
+    these modules.
 
     Raises SerializationError, and exceptions of unpickling.
     """

@@ -30,7 +30,7 @@ T = TypeVar("T")
 class Measurements:
     """An SQLite file for several processes and threads. Disk errors are only logged.
 
-    `shape`: a query that fails for other tables.
+    `shape`: a query that fails if the columns differ.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, schema: str, shape: str) -> None:
@@ -81,7 +81,7 @@ class Measurements:
                 return db
             except (OSError, sqlite3.DatabaseError) as error:
                 if not _is_damage(error) and "no such column" not in str(error):
-                    log.warning("%s cannot be opened (%s); measurements are not remembered", self.path, error)
+                    log.warning("%s cannot be opened (%s); measurements are not stored", self.path, error)
                     return None
                 self._rename_damaged_database(error)
         return None
@@ -93,14 +93,14 @@ class Measurements:
             self._rename_damaged_database(error)
             self._db = self._open()
         else:
-            log.warning("a measurement was not kept in %s: %s", self.path, error)
+            log.warning("a measurement cannot be stored in %s: %s", self.path, error)
 
     def _rename_damaged_database(self, error: Exception) -> None:
         aside = self.path.with_name(f"{self.path.name}.damaged-{int(time.time())}")
         for suffix in ("", "-wal", "-shm"):
             with suppress(FileNotFoundError):
                 self.path.with_name(self.path.name + suffix).replace(aside.with_name(aside.name + suffix))
-        log.warning("%s was damaged (%s) and is now %s; measuring starts again", self.path, error, aside.name)
+        log.warning("%s was damaged (%s) and is renamed to %s; measuring starts again", self.path, error, aside.name)
 
 
 def _is_damage(error: Exception) -> bool:
@@ -202,7 +202,7 @@ class AvailabilityStore:
         return Availability(
             source,
             tuple(Wait(wait_s, boot_s, DeviceSet(*of)) for wait_s, boot_s, *of in waits),
-            # `record_pilot_stay` writes `lost: preempted`.
+            # `record_pilot_stay` writes both parts as in `lost: preempted`.
             tuple(Stay(stay_s, *ended.partition(": ")[::2]) for stay_s, ended in rows("stays", "stay_s, ended")),
             tuple(PilotCount(*row) for row in rows("counts", "at, session, pilots")),
         )
@@ -340,7 +340,7 @@ class PerformanceStore:
         self._add((recipe_key, kind, what, function, value) for what, value in facts)
 
     def record_pace(self, recipe_key: str, *, kind: str, size: int, pace_s: float) -> None:
-        """Record the seconds of `size` libraries together for a unit of work."""
+        """Record the seconds per unit of work of a gang of `size` libraries."""
         self._add([(recipe_key, kind, "pace_s", str(size), pace_s)])
 
     def record_time_ratio(self, recipe_key: str, *, kind: str, other: str, ratio: float) -> None:

@@ -105,7 +105,7 @@ class PromptReader:
 
     def rows(self, prompts: Sequence[str], *, prefix: str = "", batch_size: int = 0) -> list[Ids]:
         if isinstance(prompts, str):
-            raise ValueError("prompts must be a list of texts, and is one text; write [prompt]")
+            raise ValueError("prompts must be a list of texts, not one text; write [prompt]")
         if batch_size < 0:
             raise ValueError(f"batch_size must be 1 or more, or 0 for any, not {batch_size}")
         rows = self.encode([prefix + prompt for prompt in prompts])
@@ -139,7 +139,7 @@ class PromptReader:
         return token_text(str(self.tokenizer.decode([token])), str(self.tokenizer.convert_ids_to_tokens(token)))
 
     def label_tokens(self, prompts: list[str], rows: list[Ids], labels: Sequence[str]) -> list[list[Ids]]:
-        """Return the tokens of each label after each prompt, tokenized together."""
+        """Tokenize each prompt with each label, and return the tokens of the labels."""
         alone = [ids or (0,) for ids in self.encode(labels, special=False)]
         together = iter(self.encode([prompt + label for prompt in prompts for label in labels]))
         found: list[list[Ids]] = []
@@ -164,11 +164,11 @@ _MARKS = frozenset(
         "[THINK]", "[/THINK]", "<seed:think>", "</seed:think>",
     }
 )  # fmt: skip
-"""Parts of a text even if a tokenizer calls them special."""
+"""Tokens of the text even if a tokenizer calls them special."""
 
 
 def _special_tokens_to_drop(tokenizer: Any) -> frozenset[int] | None:
-    """Return the special tokens that are not part of a text; None if no special token is."""
+    """Return the special tokens to drop from a text; None to drop all special tokens."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     special = {id: str(token) for id, token in added.items() if token.special}
     dropped = frozenset(id for id, text in special.items() if text not in _MARKS)

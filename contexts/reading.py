@@ -1,4 +1,4 @@
-"""Read texts with a causal model."""
+"""Compute hidden states and losses with a causal model."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def mean_losses(
     A sample is a pair (input, target). Raises ValueError.
     """
     if not samples:
-        raise ValueError("there are no samples to score prompts by")
+        raise ValueError("scoring prompts needs at least one sample")
     rows = list(prompts)
     if () in rows:
         raise ValueError(f"prompt {rows.index(())} is empty; a model needs at least one token")
@@ -88,12 +88,12 @@ def _check(model: CausalLM, rows: list[Ids], inputs: list[Ids], targets: list[Id
         whole = longest + len(one) + len(target)
         if reads and whole > reads:
             told = f"sample {number} has {whole} tokens with a prompt of {longest} before it"
-            raise ValueError(f"{told}; the model accepts at most {reads}. Shorten it, or the prompts")
+            raise ValueError(f"{told}; the model accepts at most {reads}. Shorten the sample or the prompts")
 
 
 def _tokens(model: CausalLM, texts: Sequence[str], *, most: int) -> list[Ids]:
     if isinstance(texts, str):
-        raise ValueError("texts must be a list of texts, and is one text; write [text]")
+        raise ValueError("texts must be a list of texts, not one text; write [text]")
     if not texts:
         return []
     # A tokenizer reads a whole text before it cuts the text. Therefore pass only the beginning of a long text.

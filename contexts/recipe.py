@@ -37,9 +37,9 @@ class Awareness(enum.Enum):
 
 
 class ObjectRef(msgspec.Struct, frozen=True):
-    """A file or folder named by its content, which was read from `source`.
+    """A file or folder named by its content. `source`: path of the content.
 
-    `inode` and `changed_ns` identify the file; 0 if unknown, or if it was changed within the last two seconds.
+    `inode` and `changed_ns` identify the file; 0 if unknown, or if the file changed within the last two seconds.
     """
 
     name: str
@@ -85,8 +85,8 @@ class Recipe(msgspec.Struct, frozen=True):
 
     `key` identifies the content; `name` is for users (`llm-7f3a`). `loader`: cloudpickle of `(function, args, kwargs)`.
     `preload`: modules that the zygote imports. `slots`: concurrent calls of a library (0: see `slots_of`).
-    `calls_per_library`: 0 = unlimited. `arguments`: as short text. `longest_input`: in tokens (0 = any). `home`: the
-    program's folder. `named`: cache names of relative paths in `files`.
+    `calls_per_library`: 0 = unlimited. `arguments`: loader arguments as short text. `longest_input`: maximum tokens (0
+    = any). `home`: the program's folder. `named`: cache names of relative paths in `files`.
     """
 
     key: str
@@ -132,7 +132,7 @@ Size = str | Literal[0] | None
 
 
 class RecipeOptions(TypedDict, total=False):
-    """Options of `stoker.context` that recipes of models have too."""
+    """Options of `stoker.context` that ready-made model recipes also accept."""
 
     memory: Size
     device_memory: Size
@@ -221,7 +221,7 @@ def _seconds(option: str, value: str | float, *, none_left: str = "it leaves no 
 def _limits(least: Any, most: Any, keep_alive: Any) -> LibraryLimits:
     _count("min_libraries", least, least=0)
     if most is not None and _count("max_libraries", most, least=1) < least:
-        raise _wrong("min_libraries", least, f"max_libraries = {most} allows no more than that")
+        raise _wrong("min_libraries", least, f"max_libraries = {most} allows no more libraries")
     kept_s = None if keep_alive is None else _seconds("keep_alive", keep_alive, none_left="")
     return LibraryLimits(least, most or 0, kept_s)
 
@@ -230,7 +230,7 @@ def _count(option: str, value: Any, *, least: int, most: int = MOST_AT_ONCE, aut
     if type(value) is not int or value < least:
         raise _wrong(option, value, f"write a whole number, {least} or more{auto}")
     if value > most:
-        raise _wrong(option, value, f"it must be {most:,} at most")
+        raise _wrong(option, value, f"it must be at most {most:,}")
     return value
 
 

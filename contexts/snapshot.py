@@ -44,9 +44,9 @@ class LoadedParts(NamedTuple):
 def load_parts(
     path: str, *, dtype: Any, devices: tuple[str, ...], snapshot: bool = True, name: str = ""
 ) -> tuple[LoadedParts, str]:
-    """Load the model and its tokenizer. Return them and their origin.
+    """Return the loaded model and its tokenizer, and their origin.
 
-    The layers are split over several `devices`.
+    With several `devices`, split the layers over them.
     """
     if snapshot and _is_worth_converting(path):
         return _load_through_snapshot(path, dtype=dtype, devices=devices, name=name)
@@ -67,7 +67,7 @@ def weights_folder(path: str, *, dtype: Any, name: str = "") -> tuple[str, str]:
 
 
 def received_snapshot(place: Path) -> tuple[Path, float] | None:
-    """Return the snapshot that another pilot sent and its seconds, unless `place` has one."""
+    """Return the snapshot that another pilot sent, and its creation seconds; None if `place` has a snapshot."""
     came = ambient.local_path(place.name)
     if snapshot_creation_seconds(place) is not None or (made_s := snapshot_creation_seconds(came)) is None:
         return None
@@ -152,13 +152,13 @@ def _load_through_snapshot(path: str, *, dtype: Any, devices: tuple[str, ...], n
         try:
             made = make_snapshot(place, lambda: _read(path, dtype=dtype, devices=("cpu",)), source=path)
         except OSError as error:
-            log.warning("no snapshot of %s in %s: %s; it is loaded without one", path, place.parent, error)
+            log.warning("no snapshot of %s in %s: %s; the model is loaded without one", path, place.parent, error)
             break
         try:
             loaded = _read(str(place), dtype=dtype, devices=devices)
         except Exception as error:
             aside = rename_damaged_snapshot(place)
-            log.warning("the snapshot %s cannot be loaded (%s); moved to %s, made again", place, error, aside.name)
+            log.warning("cannot load the snapshot %s (%s); it is now %s and is made again", place, error, aside.name)
         else:
             return loaded, _offer(place, is_new=made)
     return _read(path, dtype=dtype, devices=devices), "without a snapshot"
@@ -169,7 +169,7 @@ def _received(made_s: float) -> str:
 
 
 def snapshot_creation_seconds(place: Path) -> float | None:
-    """Return the seconds that a snapshot took, or None."""
+    """Return the seconds that a snapshot's creation took, or None."""
     try:
         return float(json.loads((place / _FACTS).read_text()).get("made_s", 0.0))
     except (OSError, ValueError, RecursionError, AttributeError, TypeError):

@@ -1,4 +1,4 @@
-"""Speeds of device kinds for one context, from the times of equal work on pairs of kinds."""
+"""Compute speeds of device kinds for one context from the times of equal work on pairs of kinds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 SAME = 1.1
-"""Factor between the times of two device kinds below which they count as equally fast."""
+"""Two device kinds count as equally fast if their times differ by less than this factor."""
 
 Pair = tuple[str, str]
 
@@ -15,7 +15,7 @@ def relative_speeds(ratios: Mapping[Pair, tuple[float, float]]) -> dict[str, flo
     """Return the speed of each kind relative to the fastest; empty if all are equally fast.
 
     Each kind joins by its pair with the largest weight, so a speed never depends on two contradictory ratios.
-    `ratios`: seconds of the first kind divided by those of the second, and the weight.
+    `ratios`: by pair, seconds of the first kind divided by seconds of the second, and the weight.
     """
     logs: dict[str, float] = {}
     left = dict(ratios)

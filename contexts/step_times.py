@@ -15,13 +15,13 @@ from itertools import pairwise
 import msgspec
 
 MOST_SAMPLES = 200
-"""Maximum sample count of a cell, so that its mean still moves."""
+"""Maximum sample count, so that new samples still change a cell's mean."""
 MOST_CELLS = 512
-"""16 powers of two of tokens by 32 of lengths."""
+"""16 powers of two for tokens times 32 for lengths."""
 _LARGEST = 2.0**31
 _RELIABLE_COUNT = 4
 _OUTLIER = 3.0
-"""Multiple of its forecast up to which a step counts."""
+"""A longer step counts as this multiple of its forecast."""
 
 
 class StepSample(msgspec.Struct, frozen=True, array_like=True):
@@ -133,8 +133,8 @@ class StepTable:
         return _between(self._at(order[low], length), self._at(order[low + 1], length), tokens)
 
     def floor(self, *, length: float, most: int) -> tuple[float, float]:
-        """Return lower bounds of a step's seconds, in total and per token, for 1 to `most` tokens that each attend to
-        at least `length` tokens. Raises LookupError without samples.
+        """Return lower bounds of a step's seconds, in total and per token. The step has 1 to `most` tokens that each
+        attend to at least `length` tokens. Raises LookupError without samples.
 
         A step takes at least the seconds of the faster neighbouring cell. Below the smallest cell, seconds decrease at
         most in proportion to the tokens.
@@ -222,7 +222,9 @@ class StepModel:
         self._tables[sample.prefill].add(sample.tokens, sample.length, sample.seconds)
 
     def learn(self, sample: StepSample) -> tuple[StepSample, float | None]:
-        """Add a sample, limited to three times its forecast. Return it and the relative error of the forecast."""
+        """Add a sample, limited to three times its forecast. Return the limited sample and its forecast's relative
+        error.
+        """
         table, deviation = self._tables[sample.prefill], None
         cell = table.cell(sample.tokens, sample.length)
         if cell is not None and sample.seconds > 0:
@@ -248,7 +250,7 @@ def powers_of_two_up_to(most: int, *, least: int = 1) -> list[int]:
 
 
 def mean_attended_tokens(reads: Sequence[tuple[int, int]]) -> float:
-    """Return the mean of attended tokens. `reads`: first token's index and number of tokens."""
+    """Return how many tokens a token attends to on average. `reads`: first token's index and number of tokens."""
     total = sum(count for _, count in reads)
     return sum(count * (start + count / 2) for start, count in reads) / total if total else 0.0
 
@@ -256,7 +258,7 @@ def mean_attended_tokens(reads: Sequence[tuple[int, int]]) -> float:
 def padded_length(rows: Iterable[tuple[int, float]]) -> float:
     """Return the mean length that the continuous engine computes for rows of (reserved size, length).
 
-    Each row counts with the longest row of its size.
+    Each row counts as long as the longest row of its size.
     """
     found: dict[int, list[float]] = {}
     for size, length in rows:
@@ -293,13 +295,13 @@ _LEAST = 1.0
 _FAR = 65_536.0
 _ROUNDING = 1e-9
 _KEPT_PREFILLS = 32_768
-"""More than workloads have."""
+"""Maximum cached prefills; workloads have fewer."""
 
 
 class StepSeconds:
     """Step times for simulators: the seconds of a constant table, multiplied by `factor`.
 
-    Per batch size, straight lines replace the table where it is linear.
+    Per batch size, straight lines replace linear parts of the table.
     """
 
     def __init__(self, times: StepTimes, *, factor: float = 1.0) -> None:
@@ -308,7 +310,7 @@ class StepSeconds:
         self._factor = factor
         self._prefills: dict[tuple[int, float], float] = {}
         self._lines: dict[int, tuple[list[float], list[float | None]]] = {}
-        """By batch size: the seconds at each length, and the slope after it (None if not linear)."""
+        """By batch size: seconds at each length, and slope to the next length (None if not linear)."""
 
     def prefill_s(self, tokens: int, length: float) -> float:
         known = self._prefills.get((tokens, length))

@@ -1,8 +1,8 @@
 """Load a Transformers model onto a GPU: stream weights from safetensors files into device tensors.
 
-Several threads read the files into pinned buffers and copy these asynchronously. Other dtypes are converted on the
-device (docs/decisions/092). Transformers then creates the model around the tensors; if streaming fails, it reads the
-weights.
+Several threads read the files into pinned buffers, which are copied asynchronously. The device converts weights of
+other dtypes (docs/decisions/092). Transformers then creates the model around the tensors. If streaming fails,
+Transformers reads the weights.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _stored(name: str, entry: _Entry, file: Path, begin: int) -> StoredTensor:
     first, end = entry.data_offsets
     size = dtype.itemsize * math.prod(entry.shape)
     if first < 0 or min(entry.shape, default=0) < 0 or end - first != size:
-        raise ValueError(f"{file}: {name} does not fit its place; the file is damaged")
+        raise ValueError(f"{file}: the size of {name} does not match its shape; the file is damaged")
     return StoredTensor(name, str(file), begin + first, size, dtype, entry.shape)
 
 
@@ -134,7 +134,7 @@ class WeightStream:
         self._tensors = {}
 
     def wait(self) -> dict[str, torch.Tensor]:
-        """Wait for the weights, and return the tensors by name, once."""
+        """Wait for the weights. The first call returns the tensors by name."""
         self._thread.join()
         if self._error is not None:
             raise self._error
@@ -168,7 +168,7 @@ class WeightStream:
         except BaseException as error:
             self._error = error
             self._tensors = {}
-            traceback.clear_frames(error.__traceback__)  # the frames refer to buffers
+            traceback.clear_frames(error.__traceback__)  # the frames keep buffers in memory
         finally:
             for number in files.values():
                 os.close(number)
@@ -273,7 +273,7 @@ def read_exactly(file: int, into: memoryview, start: int, *, name: str) -> None:
     while into:
         count = os.preadv(file, [into], start)
         if not count:
-            size = os.fstat(file).st_size  # `start` may lie beyond the end
+            size = os.fstat(file).st_size  # `start` may lie beyond the end of the file
             raise OSError(f"{name} ends at byte {size:,}, within its weights; it is damaged or still being written")
         into, start = into[count:], start + count
 
@@ -299,7 +299,7 @@ BY_TRANSFORMERS = "weights by Transformers"
 
 
 class UnusualModelError(Exception):
-    """Its weights cannot be streamed."""
+    """The model's weights cannot be streamed."""
 
 
 class StreamedWeights:
@@ -315,7 +315,7 @@ class StreamedWeights:
         self._map: dict[str, str] = {"": devices[0]}
         self._scope = contextlib.ExitStack()
         self.told = ""
-        """Origin; empty on a CPU, where weights are memory-mapped."""
+        """Origin of the weights; empty on a CPU, which memory-maps them."""
 
     def __enter__(self) -> StreamedWeights:
         if len(self._devices) > 1:
@@ -419,7 +419,7 @@ def _skip_allocator_warmup() -> Iterator[None]:
 
 
 def streams_to(device: str) -> bool:
-    """On a CPU, memory-mapping the file is faster."""
+    """True for a GPU: on a CPU, memory-mapping is faster."""
     return device.startswith("cuda")
 
 

@@ -17,8 +17,8 @@ from stoker.contexts.prompts import PromptReader
 Prompt = str | Sequence[int]
 
 Likelihoods = tuple[tuple[str, float | None, tuple[tuple[str, float], ...]], ...]
-"""Per token: text, log-likelihood (None for the first of a prompt), and the likeliest tokens with theirs. The text of a
-part of a character is a `prompts.TokenText`.
+"""Per token: text, log-likelihood (None for the first of a prompt), and the likeliest tokens with their
+log-likelihoods. A part of a character is a `prompts.TokenText`.
 """
 
 
@@ -34,7 +34,7 @@ class Completion(msgspec.Struct, frozen=True):
 
 
 class CompletionToken(msgspec.Struct, frozen=True):
-    """A new token of a streamed completion. Only the first has `prompt_logprobs`."""
+    """A new token of a streamed completion. Only the first token has `prompt_logprobs`."""
 
     text: str
     finish_reason: str = ""
@@ -61,7 +61,7 @@ class CompletionStream(Iterator[CompletionToken]):
 
 
 class CompletionTexts(ambient.RelayedTexts):
-    """The texts of a completion. After the last, `finish_reason` and `tokens` describe the whole."""
+    """The texts of a completion. After the last text, `finish_reason` and `tokens` describe the completion."""
 
     def __init__(self, submit: Callable[[ambient.TextSink | None], Generation]) -> None:
         self._submit = submit
@@ -184,6 +184,6 @@ class TextWriter:
 
 
 def _submission_order(rows: Sequence[Ids], *, all_sorted: bool) -> list[int]:
-    """Longest first, so that a too long prompt fails before other texts are written."""
+    """Start with the longest prompt: if it is too long, no other text is written."""
     order = sorted(range(len(rows)), key=lambda place: -len(rows[place]))
     return order if all_sorted or not order else [order[0], *sorted(order[1:])]

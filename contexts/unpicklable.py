@@ -32,7 +32,7 @@ def explain(value: Any, error: BaseException, *, what: str) -> str:
         if what in _FROM_LIBRARY:
             advice = "Wait for it in the function, and return its value"
         elif path.startswith("argument") and kind == "a future":
-            return f"{path} is a future, and only a future that is itself an argument is waited for. {advice}."
+            return f"{path} is a future, and only futures that are arguments themselves are waited for. {advice}."
         return _cannot_leave(kind, "is", path, advice, what=what)
     if isinstance(why, OpenHandle):
         advice = f"{why.advice[:1].upper()}{why.advice[1:]}"
@@ -72,7 +72,7 @@ def _search(value: Any, error: BaseException, *, what: str) -> tuple[str, Any, B
     seen: set[int] = set()
     for _ in range(_DEPTH):
         seen.add(id(culprit))
-        # The parts of a future or handle are irrelevant.
+        # Do not search the parts of a future or an open handle.
         parts = () if future_kind(culprit) or is_open_handle(culprit) else _parts(culprit)
         for step, part in parts:
             if id(part) in seen:
@@ -111,7 +111,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield " its function", value.func
         given: dict[Any, Any] = {**dict(enumerate(value.args)), **value.keywords}
         for name, part in given.items():
-            yield f" argument {name} that it was given ahead", part
+            yield f" bound argument {name}", part
     elif isinstance(value, type):
         if not is_installed(value.__module__):
             yield from ((f".{name}", part) for name, part in vars(value).items())

@@ -69,7 +69,7 @@ class ModuleSource(NamedTuple):
 
 
 _INSTALLED_S = 1.0
-"""Seconds for which a module counts as installed."""
+"""Seconds for which an answer "installed" is cached."""
 _installed_until: dict[str, tuple[list[str], float]] = {}
 
 
@@ -116,7 +116,9 @@ _linked: dict[str, bool] = {}
 
 
 def is_linked_package(top: str) -> bool:
-    """True for an editable install (`pip install -e`) or a module in a `.pth` folder, unless pip copied it there."""
+    """True for an editable install (`pip install -e`) or a module in a `.pth` folder, unless pip copied the module
+    there.
+    """
     if top == "stoker" or top in _MAIN or top in _STDLIB:
         return False
     known = _linked.get(top)
@@ -181,7 +183,7 @@ def _linked_roots() -> tuple[str, ...]:
 
 
 def recorded_folders() -> Iterator[tuple[str, frozenset[str]]]:
-    """Yield the folders outside the environment that pip filled, and their files."""
+    """Yield the folders that pip filled outside the environment, and their files."""
     for entry in sys.path:
         try:
             folder = os.path.abspath(entry)
@@ -205,7 +207,7 @@ def _files_recorded_by_pip(folder: str, _changed_ns: int) -> frozenset[str]:
 
 
 def folders_in_pth_files(folder: str) -> Iterator[str]:
-    """Yield the existing folders that the `.pth` files in a `site-packages` folder name."""
+    """Yield the existing folders that `.pth` files of a `site-packages` folder list."""
     for file in sorted(glob.glob(os.path.join(glob.escape(folder), "*.pth"))):
         with suppress(OSError), open(file, encoding="utf-8", errors="replace") as lines:
             places = [os.path.join(folder, line.strip()) for line in lines if line.strip()[:1] not in ("", "#")]
@@ -213,7 +215,7 @@ def folders_in_pth_files(folder: str) -> Iterator[str]:
 
 
 def editable_modules() -> dict[str, str]:
-    """Return the paths of modules that import hooks of editable installs find."""
+    """Return the module paths that the import hooks of editable installs know."""
     found: dict[str, str] = {}
     for finder in sys.meta_path:
         home = sys.modules.get(getattr(finder, "__module__", "") or "")

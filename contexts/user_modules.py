@@ -1,13 +1,13 @@
 """The user's own modules that functions import. The program reads their sources, and libraries import these sources.
 
 The `version` of a module is the digest of its code, its packages and its imports. Linked packages (`pip install -e`)
-are sent by name with a *stamp*, a digest of the sizes and times of their files; if it has changed, a library imports
-the package again.
+are sent by name with a *stamp*, a digest of the sizes and times of their files. If the stamp has changed, a library
+imports the package again.
 
-Import statements find sent modules first. A process has one version of a module at a time. If a call needs another,
-`before_replacing` may end the library; otherwise functions are unpickled again (`count_replaced`). If calls run one at
-a time, a function finds only the modules sent with it. After a call has replaced a module of the context, later calls
-get the same module object back.
+Import statements find sent modules first. A process has one version of a module at a time. If a call needs another
+version, `before_replacing` may end the library. Otherwise functions are unpickled again (`count_replaced`). If calls
+run one at a time, a function finds only the modules sent with it. After a call has replaced a module of the context,
+later calls get the same module object back.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from stoker.units import show_bytes
 logger = logging.getLogger("stoker.captured")
 
 MOST_BYTES = 8_000_000
-"""Maximum bytes of sent sources. Above it, libraries import the modules from their search path."""
+"""Maximum bytes of sent sources. Above this limit, libraries import the modules from their search path."""
 
 Table = dict[str, tuple[str, bool, str, bytes]]
 """By dotted name: file, True for a package, version, source."""
@@ -214,7 +214,7 @@ class CarriedModules:
         }
 
     def enter(self) -> None:
-        """Make import statements find these modules, and others of the context."""
+        """Make import statements find these modules and the context's other modules."""
         if self._entered_at != _finder.count_changes:
             with _lock:
                 self._enter()
@@ -347,9 +347,9 @@ class _Finder(importlib.abc.MetaPathFinder):
     def __init__(self) -> None:
         self.context = NO_MODULES
         self.known: dict[str, _Carried] = {}
-        """By name, in the version of the last call that sent them."""
+        """Modules by name, in the version of the last call that sent them."""
         self.hidden: dict[tuple[str, str], tuple[_Carried, dict[str, Any]]] = {}
-        """By name and version, with submodules: for later calls."""
+        """Replaced modules by name and version, with submodules, for later calls."""
         self.count_changes = 0
         self.count_replaced = 0
 

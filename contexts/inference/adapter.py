@@ -55,7 +55,7 @@ class Sampling(msgspec.Struct, frozen=True):
 
 
 class GenerationRequest(msgspec.Struct, frozen=True):
-    """A prompt whose first token is due at `due_at` (time.monotonic), and each later token `tpot_s` seconds after."""
+    """A prompt. Its first token is due at `due_at` (time.monotonic), then a token every `tpot_s` seconds."""
 
     id: int
     prompt: tuple[int, ...]
@@ -77,8 +77,8 @@ class PromptToken(msgspec.Struct, frozen=True):
 
 
 class NewToken(msgspec.Struct, frozen=True):
-    """A new token (-1: none) and its text. The last has a `finish`, the first the scored `prompt`. `option`: the option
-    that caused the `error`.
+    """A new token (-1: none) and its text. The last token has `finish`; the first token has the scored `prompt`.
+    `option`: the option that caused the `error`.
     """
 
     request: int
@@ -93,7 +93,9 @@ class NewToken(msgspec.Struct, frozen=True):
 
 
 class EngineMemory(msgspec.Struct, frozen=True):
-    """Bytes of weights, current cache, its budget (0 = none), and one token (0 = unknown); size of a fixed cache."""
+    """Bytes of weights, current cache, cache budget (0 = none) and one token (0 = unknown). `fixed_tokens`: size of a
+    fixed cache.
+    """
 
     weights_bytes: int
     held_bytes: int
@@ -158,10 +160,10 @@ class EngineLoad(msgspec.Struct, frozen=True):
 class EngineWork(NamedTuple):
     """Figures about an engine's open requests.
 
-    `rows`, `length`, `tpot_s`: number, mean length and minimum time per output token of decoding requests. `due_at`,
-    `late_at`: earliest due time in the future, and in the past. `prompts`: unread prompts (tokens, due time, time per
-    output token, maximum output tokens), earliest first. `answers`: the same without tokens for the rest of each
-    decoding request; empty if no request has a time per output token.
+    Of the decoding requests, `rows`: number; `length`: mean tokens; `tpot_s`: minimum time per output token. `due_at`:
+    earliest due time in the future. `late_at`: earliest due time in the past. `prompts`: unread prompts (tokens, due
+    time, time per output token, maximum output tokens), earliest first. `answers`: per decoding request, next due time,
+    time per output token and maximum tokens left; empty if no request has a `tpot_s`.
     """
 
     rows: int = 0
@@ -176,7 +178,7 @@ class EngineWork(NamedTuple):
 
 
 def work_of(requests: Iterable[Any], *, now: float, accepted_requests: int, mean_output: float) -> EngineWork:
-    """Return the figures of open `engine_thread.Generation`s. `now` is on time.monotonic."""
+    """Return the figures of open `engine_thread.Generation`s. `now`: seconds of time.monotonic."""
     rows, total, due_at, tpot_s, late_at, peak = 0, 0, inf, 0.0, inf, 0.0
     prompts: list[tuple[int, float, float, int]] = []
     answers: list[tuple[float, float, int]] = []
@@ -239,7 +241,7 @@ class InferenceEngine(Protocol):
 
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
-_MOST_PARTS = 3  # maximum tokens and replacement characters of an incomplete character, because UTF-8 uses 4 bytes
+_MOST_PARTS = 3  # maximum tokens (and replacement characters) of an incomplete character: UTF-8 uses up to 4 bytes
 Decode = Callable[[list[int]], str]
 
 
@@ -254,7 +256,7 @@ def check_sampling(sampling: Sampling) -> None:
             raise ValueError(f"{name} must be a whole number, {least} or more, not {value!r}")
     for stop in sampling.stop:
         if not isinstance(stop, str) or not stop:
-            raise ValueError(f"a stop text must be a text that is not empty, not {stop!r}")
+            raise ValueError(f"a stop text must be a non-empty string, not {stop!r}")
     check_options(sampling.engine_options, json_schema=sampling.json_schema)
 
 
@@ -277,7 +279,9 @@ class ModelTexts(msgspec.Struct, frozen=True, kw_only=True):
             self.grammars.matcher(sampling)
 
     def check(self, request: GenerationRequest, *, virtual_tokens: int | None = None) -> None:
-        """Raise ValueError if the engine cannot serve a request. `virtual_tokens`: None if it supports no adapters."""
+        """Raise ValueError if the engine cannot serve a request. `virtual_tokens`: tokens of a soft prompt; None if the
+        engine supports no adapters.
+        """
         sampling = request.sampling
         if sampling.adapter and virtual_tokens is None:
             raise OptionRefused("adapter", "this model's engine does not support adapters; continuous and vllm do")
@@ -303,7 +307,9 @@ class ModelTexts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Written:
-    """The text of one request. A piece is returned when its characters are complete or can no longer become so."""
+    """The text of one request. A piece of text is returned when its characters are complete, or can no longer become
+    complete.
+    """
 
     def __init__(
         self, decode: Decode, ends: frozenset[int], most: int, *, stop: Sequence[str] = (), pieces: bool = False
@@ -319,7 +325,7 @@ class Written:
         self._text = ""
         self._given = 0
         self._shown, self._complete = 0, 0
-        self._ahead = 0  # characters of `_text` from tokens after index `_complete`
+        self._ahead = 0  # number of characters in `_text` from tokens after index `_complete`
 
     def add(self, token: int, *, is_last: bool = False) -> str:
         """Add a token and return the new text. `is_last`: True if no token can follow."""

@@ -5,8 +5,8 @@ tokens that step n left on the device. The host reads the tokens of step n only 
 calls of `step`, at most one launched step is unread:
 
 - A step is launched ahead only if no waiting request could join and no request outgrows its row.
-- A request that ended or was aborted still has a row in the unread step, whose token is dropped. The row is free
-  immediately, because the device writes to the row only after that step.
+- A request that ended or was aborted still has a row in the unread step. This row's token is dropped. The row is
+  reusable immediately, because the device writes to it only after that step.
 - The unread step is read before a resize or an eager step frees or moves memory. Sleep and stop wait for the step.
 """
 
@@ -50,7 +50,7 @@ class StepsAhead:
         return self._unread is not None
 
     def read(self, *, follow: bool) -> tuple[int, list[tuple[int, int]]]:
-        """Read the launched step, if any; with `follow`, first launch the next one if its rows are known. Return the
+        """Read the launched step, if any. With `follow`, first launch the next step if its rows are known. Return the
         row length and a token per running request (-1: none drawn).
         """
         unread, self._unread = self._unread, None
@@ -125,7 +125,7 @@ class ContinuousEngine:
         self._asleep = False
         self._budget = 0
         self._ahead = StepsAhead(graphs, self._batch, self._store, self._writing) if graphs is not None else None
-        self._settled: list[NewToken] = []  # tokens that were read between two calls of `step`, for the next call
+        self._settled: list[NewToken] = []  # tokens read between two calls of `step`; the next call returns them
         self.resize(cache_bytes)
 
     def add(self, request: GenerationRequest) -> None:
@@ -167,7 +167,7 @@ class ContinuousEngine:
         )  # fmt: skip
 
     def memory(self) -> EngineMemory:
-        """Return the memory. Adapters count as weights, kept prefixes and graphs as cache."""
+        """Return the memory. Adapters count as weights. Kept prefixes and graphs count as cache."""
         graphs = 0 if self._ahead is None else self._ahead.graphs.held_bytes
         adapters = self._bank.size_bytes + (self._adapters.size_bytes if self._decoder.device.type == "cpu" else 0)
         return EngineMemory(
@@ -185,7 +185,7 @@ class ContinuousEngine:
             tokens = (cache_bytes - for_prefixes - for_graphs) // self._store.token_bytes
             if tokens < SMALLEST_ROW_TOKENS:
                 raise ValueError(
-                    f"{cache_bytes} bytes hold {tokens} tokens of this model's key-value cache; no request fits there"
+                    f"{cache_bytes} bytes hold {tokens} tokens of this model's key-value cache, too few for any request"
                 )
         self._settle()
         before = self._batch.limits
@@ -194,7 +194,7 @@ class ContinuousEngine:
             why = self._batch.why_not(prompt=request.prompt, most=request.most)
             if why:
                 self._batch.limits = before
-                raise ValueError(f"a request that is open would not fit any more: {why}")
+                raise ValueError(f"an open request would no longer fit: {why}")
         self._prefixes.set_limit(for_prefixes)
         self._budget = cache_bytes
         if self._ahead is not None:
@@ -257,7 +257,7 @@ class ContinuousEngine:
         return tokens
 
     def _compute(self, step: Step) -> tuple[Step, int]:
-        """Compute a step. Return it without tokens of kept prefixes, and a decode step's mean row length."""
+        """Compute a step. Return the step without tokens of kept prefixes, and a decode step's mean row length."""
         writing = {id for id in step.requests if self._batch.running[id].decodes}
         reads = [
             self._next_prompt_part(id, most)
@@ -270,7 +270,7 @@ class ContinuousEngine:
             if writing.intersection(array.requests)
         ]
         # All rows of an array compute together. A row that does not decode gets a dummy token. Parts to read come last,
-        # because reading a part overwrites the keys and values of the dummy.
+        # because reading a part overwrites the keys and values of the dummy token.
         parts: list[ReadPart | DecodePart] = [*decodes, *reads]
         tokens: list[int] = []
         positions: list[int] = []

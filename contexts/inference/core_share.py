@@ -2,7 +2,7 @@
 
 PyTorch's threads spin between two operations and slow down other libraries on the same cores (docs/decisions/066). If
 `n` threads got clearly less than `n` cores while no core was idle, the library uses as many threads as it got cores. If
-cores become idle, it tries more threads. The pause between tries doubles after each failure.
+cores become idle, the library tries more threads. The pause between tries doubles after each failure.
 
 Too many OpenMP helper threads slow down decode steps (docs/decisions/058), so a thread that has loaded a model releases
 its helpers.
@@ -33,7 +33,9 @@ _TRY_AGAIN_S, _LONGEST_S = 5.0, 300.0
 
 
 class CoreShare:
-    """Chooses the number of PyTorch threads within `computing()`. `idle_cores`: mean idle cores since its last call."""
+    """Chooses the number of PyTorch threads within `computing()`. `idle_cores` returns mean idle cores since its last
+    call.
+    """
 
     def __init__(
         self,

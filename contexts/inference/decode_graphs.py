@@ -1,8 +1,8 @@
 """Run decode steps as captured graphs, one graph per shape of the batch.
 
-A graph launches the hundreds of small kernels of a decode step at once. A *shape* consists of the row length and row
-count (a power of two, or all rows) of each used array, and the way tokens are chosen. A shape is captured after a few
-eager uses. If an array moves to other memory, its graphs are dropped. Each replay writes the inputs of the next one.
+A graph launches the hundreds of small kernels of a decode step at once. A *shape* has the row length and row count (a
+power of two, or all rows) of each used array, and the way to choose tokens. A shape is captured after 4 eager uses.
+Graphs of an array that moves to other memory are dropped. Each replay writes the inputs of the next replay.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stoker.contexts.inference.decoder import DecodePart, LeanDecoder, ReadPart,
 from stoker.contexts.inference.kernels import TokenDraw, sample_tokens
 from stoker.units import show_bytes
 
-_WARM_UPS = 2  # number of runs before a capture, in which libraries allocate workspaces and choose kernels
+_WARM_UPS = 2  # number of runs before a capture, in which CUDA libraries allocate workspaces and choose kernels
 
 Replay = Callable[[], None]  # a function that enqueues captured work on the device and returns without waiting
 
@@ -74,7 +74,7 @@ class CudaGraphs:
         torch.cuda.synchronize(self._device)
 
     def clear(self) -> None:
-        """Free the pool after all replays were dropped, because PyTorch does not reuse an empty pool."""
+        """Free the pool. Call this after all replays were dropped: PyTorch does not reuse an empty pool."""
         self._pool = None
         self.held_bytes = 0
         torch.cuda.empty_cache()
@@ -92,7 +92,7 @@ class CudaGraphs:
 def cuda_graphs(device: torch.device) -> CudaGraphs | None:
     if device.type == "cuda":
         return CudaGraphs(device)
-    log.info("graphs=True has no effect on %s: a step is captured on a CUDA device only; steps run eagerly", device)
+    log.info("graphs=True has no effect on %s: only CUDA devices can capture steps, so steps run eagerly", device)
     return None
 
 
@@ -132,7 +132,7 @@ class StepShape:
 
     @property
     def versions(self) -> list[tuple[RowArray, int]]:
-        """Each array with the version for which a graph of this shape is valid."""
+        """Each array and its version; other versions invalidate a graph of this shape."""
         return [(array, array.version) for array in self.arrays]
 
 
@@ -149,7 +149,8 @@ class DecodeGraphs:
         self._backend = backend
         self._uses_before = USES_BEFORE_CAPTURE
         self._most = 2 * rows  # the row count of each array is rounded up to a power of two
-        # Inputs and outputs of captured steps, one element per row. `written`: new token, or -1 if none could be drawn.
+        # Inputs and outputs of captured steps, one element per row. `written`: new token, or -1 if no token could be
+        # drawn.
         zeros = torch.zeros((4, self._most), dtype=torch.int64, device=decoder.device)
         self._tokens, self._positions, self._order, self._written = zeros.unbind()
         self._draws = torch.zeros((3, self._most), dtype=torch.float64, device=decoder.device)
@@ -177,7 +178,7 @@ class DecodeGraphs:
         return shape.key in self._graphs and self._graphs[shape.key][1] == shape.versions
 
     def due(self, shape: StepShape) -> bool:
-        """Count a use of the shape. Return True if it has a graph, or should get one."""
+        """Count a use of the shape. Return True if the shape has a graph or should get one."""
         if self.captured(shape):
             return True
         uses = self._uses[shape.key] = self._uses.get(shape.key, 0) + 1
@@ -186,8 +187,8 @@ class DecodeGraphs:
     def launch(
         self, shape: StepShape, inputs: Callable[[int], RowInput], *, after: LaunchedStep | None = None
     ) -> LaunchedStep | None:
-        """Launch a step, captured first if needed. Return None if the capture fails. `after`: previous step, whose
-        tokens are read on the device; the shape must then have a graph.
+        """Launch a step; capture the step first if needed. Return None if the capture fails. `after`: previous step,
+        whose tokens are read on the device. It requires a graph for the shape.
         """
         if after is None and not self.captured(shape) and not self._capture_decode_graph(shape, inputs):
             return None
@@ -207,14 +208,14 @@ class DecodeGraphs:
         self._backend.clear()
 
     def check(self) -> bool:
-        """Compare captured steps with eager steps. Return False after a difference, and run all steps eagerly."""
+        """Compare captured steps with eager steps. After a difference, return False and run all later steps eagerly."""
         try:
             off = self._difference()
         except Exception as error:
             return self._give_up(f"the first capture failed ({type(error).__name__}: {error})")
         self.drop()
         if not off < (1e-3 if self._decoder.dtype == torch.float32 else 0.15):
-            return self._give_up(f"captured steps write other tokens (off by {off:.2g} of their spread)")
+            return self._give_up(f"captured steps differ from eager steps by {off:.2g} standard deviations")
         return True
 
     # ---- captures
@@ -239,7 +240,7 @@ class DecodeGraphs:
             held, self._most = self.held_bytes, len(shape.requests) // 2
             self.drop()
             log.warning(
-                "graphs of %d rows use %s, and the limit is %s: larger steps than %d rows run eagerly",
+                "graphs of %d rows use %s, and the limit is %s: steps of more than %d rows run eagerly",
                 len(shape.requests), show_bytes(held), show_bytes(self.limit_bytes), self._most,
             )  # fmt: skip
             return False
@@ -261,7 +262,7 @@ class DecodeGraphs:
         for array, rows in zip(shape.arrays, shape.rows, strict=True):
             here = positions[at : at + rows]
             parts.append(DecodePart(array, here, dtype=self._decoder.dtype))
-            following.append((here + 1).clamp(max=array.tokens - 1))  # keep unused rows within the array
+            following.append((here + 1).clamp(max=array.tokens - 1))  # keep positions of unused rows within the array
             at += rows
         logits = self._decoder.logits(self._decoder.states(tokens, positions, parts), range(count))
         written = _choose_tokens(logits, self._draws[:, :count], shape.draws)

@@ -1,11 +1,11 @@
-"""A lean decoder for models of the Llama family, and its key-value rows.
+"""A fast decoder for models of the Llama family, and its key-value cache.
 
 Transformers' modules are slow for small models on a CPU (docs/decisions/058). Here, all tokens of a step form one
 tensor `[tokens, width]`. Attention processes one request at a time in prefill, and all rows of an array in decode.
 
-A request has one row of keys and values in an array of rows with equal length, a power of two. Attention therefore
-computes at most twice the necessary work. If a request leaves, the last row of the array moves to the free row. Paged
-memory (vLLM §4.1, arXiv:2309.06180) wastes less memory, but needs another kernel.
+A request has one row of keys and values in an array of rows with equal length, a power of two. Attention therefore does
+at most twice the necessary work. If a request leaves, the last row of the array moves to the free row. Paged memory
+(vLLM §4.1, arXiv:2309.06180) wastes less memory, but needs another kernel.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class RowArray:
     def set_capacity(self, rows: int) -> None:
         used = len(self.requests)
         self.version += 1
-        self.capacity = min(self.capacity, max(rows, used))  # after a failed allocation, some layers have more rows
+        self.capacity = min(self.capacity, max(rows, used))  # an allocation may fail after some layers have new rows
         for arrays in (self.keys, self.values):
             for layer, old in enumerate(arrays):
                 new = self._empty(max(rows, used), self._devices[layer])
@@ -136,7 +136,7 @@ class KVStore:
 _FAMILY = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 _ODD = ("attn_logit_softcapping", "final_logit_softcapping", "no_rope_layers")
 _ROTATIONS = frozenset({"default", "linear", "llama3", "yarn"})
-"""Rotary embeddings that depend only on the position of a token, and not on the longest text (dynamic, longrope)."""
+"""Rotary embeddings that depend only on a token's position; dynamic and longrope also depend on the longest text."""
 _PROBE = 12
 
 
@@ -264,7 +264,7 @@ class LeanDecoder:
         *,
         last: Sequence[int],
     ) -> torch.Tensor:
-        """Compute `states` of tokens on the host, and return logits `[len(last), vocabulary]` of the tokens `last`."""
+        """Compute `states` from host tokens, and return logits `[len(last), vocabulary]` of the tokens `last`."""
         given = torch.tensor([list(tokens), list(positions)], device=self.device)
         return self.logits(self.states(given[0], given[1], parts), last)
 
@@ -377,7 +377,7 @@ def build_lean_decoder(model: Any, *, packs: torch.dtype | None = None) -> tuple
     except Exception as error:  # other versions of Transformers may have other modules
         return None, f"its modules are not as expected ({type(error).__name__}: {error})"
     if off > (1e-3 if model.dtype == torch.float32 else 0.15):
-        return None, f"its own modules compute other values (off by {off:.2g} of their spread)"
+        return None, f"the model's own modules compute other values (off by {off:.2g} standard deviations)"
     return decoder, ""
 
 

@@ -1,8 +1,8 @@
 """One thread runs the steps of the engine. The library's slots submit requests to this thread and wait for texts.
 
-After each step, the thread runs one job (another use of the model, for example label scores). Tuning reserves the
-model. If a call gets a stop request (`ambient.CallStop`), its waits raise immediately, its requests leave before the
-next step, and its waiting jobs do not run.
+After each step, the thread runs one job (another use of the model, for example label scores). While tuning reserves the
+model, no step runs. If a call gets a stop request (`ambient.CallStop`), its waits raise immediately. Its requests leave
+before the next step, and its waiting jobs do not run.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Generation:
         return self.request.due_at + self.made * self.request.tpot_s
 
     def give(self, token: NewToken) -> None:
-        """Pass a token to the reader: now if the request needs pieces, else at the end of the text."""
+        """Pass a token to the reader, immediately if the request needs pieces, otherwise at the end of the text."""
         self._tokens.append(token)
         self.made += 1
         if self.request.pieces or token.finish is not None:
@@ -129,7 +129,7 @@ class Generation:
 
 
 class EngineThread:
-    """An engine, made at first use, its thread, and the requests of all slots. Computes within `computing()`.
+    """An engine (created at first use), its thread, and the requests of all slots. Computes within `computing()`.
 
     `stepped` is called after each step with its seconds, from accepting requests until the tokens are sent, without
     waits for the device.
@@ -229,7 +229,9 @@ class EngineThread:
             stop.forget(cancel)
 
     def sleep(self) -> None:
-        """Put the engine to sleep. Until `wake`, it takes no device turns. Raises RuntimeError while requests run."""
+        """Put the engine to sleep. Until `wake`, the engine takes no device turns. Raises RuntimeError while requests
+        run.
+        """
         self.run(lambda: self._move(asleep=True))
 
     def wake(self) -> None:
@@ -267,7 +269,7 @@ class EngineThread:
         try:
             while not self._turn.acquire(timeout=_CHECK_EVERY_S):
                 stop.check()
-        finally:  # also if a signal handler raises, because the engine thread waits until `_held` equals `_wanted`
+        finally:  # count after an exception too, because the engine thread waits until `_held` equals `_wanted`
             with self._work:
                 self._held += 1
                 self._work.notify()

@@ -1,6 +1,6 @@
 """The fastest matrix products, decode attention and token draws for this processor.
 
-On a CPU, oneDNN keeps a reordered copy of the weights, which PyTorch's linear layer would reorder at every call
+On a CPU, oneDNN keeps a reordered copy of the weights. PyTorch's linear layer would reorder the weights at every call
 (docs/decisions/058). On a processor without `bfloat16` instructions, this copy is `float32`.
 
 A draw returns the first token at which the sum of probabilities exceeds the request's next random number. Tokens are in
@@ -53,7 +53,9 @@ def packed_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
 
 
 class PackedLinear:
-    """Linear layers with the same input, as one matrix product if that is faster. `packs`: dtype of a weight copy."""
+    """Linear layers with the same input, computed as one matrix product if that is faster. `packs`: dtype of a weight
+    copy.
+    """
 
     def __init__(self, layers: Sequence[Any], *, packs: torch.dtype | None) -> None:
         self._layers = list(layers)
@@ -68,7 +70,7 @@ class PackedLinear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Compute `[rows, all outputs in the order of the layers]` from `[rows, in]`."""
-        if self._packed is not None:  # also for one row, although slower, because the batch must not affect results
+        if self._packed is not None:  # slower for one row, but the batch must not affect results
             wide = x.float() if self._widens else x
             product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(wide, self._packed, self._bias, "none", [], "")
             return product.to(x.dtype)
@@ -79,7 +81,7 @@ class PackedLinear:
         return torch.cat([linear(x, layer.weight, layer.bias) for layer in self._layers], dim=-1)
 
     def fuse(self) -> None:
-        """Store all weights in one tensor, of which the layers' weights become views."""
+        """Store all weights in one tensor, and make the layers' weights views of it."""
         if len(self._layers) == 1 or self._packed is not None:
             return
         with torch.inference_mode(False), torch.no_grad():
@@ -114,7 +116,7 @@ class PackedLinear:
 
 DecodeAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """Takes queries `[rows, heads, size]`, keys and values `[rows, key heads, tokens, size]`, and a mask `[rows, 1, 1,
-tokens]` of 0 and minus infinity. Returns `[rows, heads * size]`. Never depends on the batch.
+tokens]` of 0 and minus infinity. Returns `[rows, heads * size]`. The result never depends on the batch.
 """
 
 
@@ -159,7 +161,7 @@ ON_GPU: DecodeAttention = attend_with_grouped_queries
 """With a mask, PyTorch's `enable_gqa` copies keys and values for each head on a GPU and computes in `float32`."""
 
 
-NOT_FINITE = "the model's numbers for the next token are not finite"
+NOT_FINITE = "the model's logits for the next token are not finite"
 
 
 class TokenDraw:
@@ -181,8 +183,8 @@ def combine_seed_pair(seed: tuple[int, int]) -> int:
 
 
 def sample_tokens(logits: torch.Tensor, draws: torch.Tensor, *, nucleus: bool) -> torch.Tensor:
-    """Return a token for each row of logits `[rows, vocabulary]`, or -1 if they are not finite. `draws`: `float64`
-    `[3, rows]` with temperature (above 0), `top_p` (with `nucleus`) and random number.
+    """Return a token for each row of logits `[rows, vocabulary]`, or -1 if the logits are not finite. `draws`:
+    `float64` `[3, rows]` with temperature (above 0), `top_p` (with `nucleus`) and random number.
     """
     temperatures, top_p, numbers = (row[:, None] for row in draws)
     wide = logits.double()
@@ -214,7 +216,7 @@ def sample_or_argmax_tokens(draws: list[TokenDraw], logits: torch.Tensor) -> lis
 
 
 def likeliest_tokens(logits: torch.Tensor) -> list[int]:
-    """Return the likeliest token of each row. PyTorch's `argmax` is slow on CPUs in half precision, so split rows."""
+    """PyTorch's `argmax` is slow on CPUs in half precision, so split rows."""
     rows, size = logits.shape
     parts = next((parts for parts in (64, 48, 40, 32, 16) if size % parts == 0), 1)
     if logits.device.type != "cpu" or parts == 1:
@@ -237,7 +239,9 @@ def positions_scored_at_once(vocabulary: int) -> int:
 
 
 class PromptScores:
-    """The log-likelihoods of a prompt's tokens. `most`: likeliest tokens each. `before`: length of the soft prompt."""
+    """The log-likelihoods of a prompt's tokens. `most`: number of likeliest tokens per token. `before`: length of the
+    soft prompt.
+    """
 
     def __init__(self, prompt: Sequence[int], *, most: int, before: int = 0) -> None:
         self._most = most
@@ -265,7 +269,9 @@ class PromptScores:
 
 
 class Writing:
-    """A request and its text so far. `ids`: tokens in the cache (0 in a soft prompt). `scores`: of the prompt."""
+    """A request and its text so far. `ids`: tokens of prompt and text (0 in a soft prompt). `scores`: scores of the
+    prompt, if requested.
+    """
 
     def __init__(self, request: GenerationRequest, texts: ModelTexts, *, adapter: Adapter | None = None) -> None:
         self.request = request
@@ -318,7 +324,7 @@ def next_tokens(writings: Sequence[Writing], logits: torch.Tensor) -> list[int |
     if plain:
         found.update(zip(plain, sample_or_argmax_tokens([draws[at] for at in plain], logits[plain]), strict=True))
     if plain or any(writing.request.sampling.logprobs for writing in writings):
-        logits = logits[ruled]  # a copy, because likelihoods must be those of the model
+        logits = logits[ruled]  # a copy, because likelihoods must ignore the rules
     tokens = sample_or_argmax_tokens([draws[at] for at in ruled], apply_token_rules(rules, logits))
     found.update(zip(ruled, tokens, strict=True))
     return [found[at] for at in range(len(writings))]

@@ -30,7 +30,7 @@ _Penalty = Annotated[float, Meta(ge=-2, le=2)]
 
 ENGINE_OPTIONS: dict[str, tuple[Any, str]] = {
     "regex": (_Text, "a regular expression"),
-    "choice": (Annotated[list[_Text], Meta(min_length=1)], "a list of texts, none empty"),
+    "choice": (Annotated[list[_Text], Meta(min_length=1)], "a list of non-empty texts"),
     "grammar": (_Text, "a grammar as text"),
     "top_k": (Annotated[int, Meta(ge=-1)], "a whole number, -1 or more"),
     "min_p": (Annotated[float, Meta(ge=0, le=1)], "a number from 0 to 1"),
@@ -59,4 +59,4 @@ def check_options(options: Sequence[tuple[str, Any]], *, json_schema: str = "") 
             raise OptionRefused(name, f"{name} must be {shape}, not {value!r}") from None
     forms = ["json_schema"] * bool(json_schema) + [name for name in dict(options) if name in STRUCTURES]
     if len(forms) > 1:
-        raise OptionRefused(forms[1], f"a text can follow one of {' and '.join(forms)}; give one of them")
+        raise OptionRefused(forms[1], f"a text can follow only one of {' and '.join(forms)}; give one of them")

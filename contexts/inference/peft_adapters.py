@@ -1,8 +1,9 @@
 """PEFT adapters in the continuous engine. Requests of several adapters and of the base model share each step.
 
-The low-rank matrices of all adapters in a step are stacked: one product with all A, a mask that keeps each row's own
-part, and one product with all B of a projection. Thus the number of operations does not depend on the number of
-adapters (S-LoRA, arXiv:2311.03285, has a kernel for this). A soft prompt occupies the first positions of its request.
+The low-rank matrices of all adapters in a step are stacked. Each step needs one product with all A, a mask that keeps
+each row's own part, and one product with all B of a projection. Thus the number of operations does not depend on the
+number of adapters (S-LoRA, arXiv:2311.03285, has a kernel for this). A soft prompt occupies the first positions of its
+request.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Adapter:
         file = Path(folder, WEIGHTS)
         try:
             tensors = safetensors.torch.load_file(file)
-        except Exception as error:  # the package raises its own exceptions and those of the file system
+        except Exception as error:  # safetensors raises its own exceptions and those of the file system
             raise ValueError(f"{file} cannot be read ({error})") from None
         if not all(bool(part.isfinite().all()) for part in tensors.values()):
             raise ValueError(f"{file} holds numbers that are not finite")
@@ -95,8 +96,8 @@ def find_adapter_folder(folders: Mapping[str, str], name: str) -> str:
 
 
 class _Stack(NamedTuple):
-    """The stacked matrices A of all adapters, `[ranks, in]`, and the adapter of each rank. Per projection: its ranks,
-    its columns in the result of the group, and the stacked matrices B, `[ranks, out]`.
+    """`down`: stacked matrices A of all adapters, `[ranks, in]`. `owners`: the adapter of each rank. `ups`: per
+    projection, the ranks, the columns in the group's result, and the stacked matrices B, `[ranks, out]`.
     """
 
     down: torch.Tensor
@@ -119,7 +120,7 @@ class AdapterBank:
         self.size_bytes = 0
 
     def hold(self, adapters: Sequence[Adapter]) -> None:
-        """Stack the matrices of these adapters, unless the bank already has them and few other adapters."""
+        """Stack the matrices of these adapters, unless the bank has them and at most as many others."""
         wanted = [each for each in dict.fromkeys(adapters) if each.matrices]
         if all(each in self.places for each in wanted) and len(self.places) <= 2 * len(wanted):
             return

@@ -1,7 +1,7 @@
 """Measure an engine's step times, while calls run or in advance (SLINFER §VI-B).
 
-A profiler measures steps whose numbers of read tokens and attended tokens are powers of two, and stores medians. Then
-it compares 100 random workloads with forecasts. To save hours on a CPU, requests share a long prefix.
+A profiler measures steps and stores medians. Numbers of read and of attended tokens are powers of two. Afterwards, the
+profiler compares 100 random workloads with forecasts. To save hours on a CPU, requests share a long prefix.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ class EngineProfiler:
         return steps
 
     def _decode(self, lengths: Sequence[int]) -> StepSample | None:
-        lengths = sorted(lengths, reverse=True)  # if one does not fit, the first does not, and no request is left
+        lengths = sorted(lengths, reverse=True)  # if a length does not fit, the first fails, and no request stays open
         repeats, rows = self._effort.repeats, len(lengths)
         parts = 1 + lengths[0] // (self.part or self._longest)
         most = repeats + 8 + rows * parts  # the first requests write while the engine reads the last prompts

@@ -1,4 +1,4 @@
-"""The static engine, which supports all models of Transformers, and the choice of an engine.
+"""The static engine, which supports all models of Transformers. This module also chooses an engine.
 
 In the static engine, all waiting prompts are read in one step, and the batch runs until its last text has ended.
 """
@@ -224,7 +224,9 @@ def _weight_copy_dtype(model: Any) -> torch.dtype | None:
 
 
 def default_cache_bytes(device: torch.device, *, weights_bytes: int) -> int:
-    """Return the declared memory minus weights and process, or else a quarter of the free memory up to a limit."""
+    """Return the declared memory minus weights and process. If undeclared, return a quarter of the free memory, up to a
+    limit.
+    """
     declared = ambient.device_memory_bytes()
     if declared:
         return max(declared - weights_bytes - PROCESS_BYTES, LEAST_CACHE_BYTES)

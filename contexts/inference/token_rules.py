@@ -1,7 +1,7 @@
 """Rules for the next token of a request, as in vLLM: biases, then penalties, the grammar, `min_p` and `top_k`.
 
-All numbers are `float32` on the device of the logits. The thread of the call compiles the grammar and computes its
-first tokens, so that the engine's thread does not wait, and a grammar without any valid text is refused early.
+All numbers are `float32` on the device of the logits. The thread of the call compiles the grammar, so that the engine's
+thread does not wait. It also computes the first tokens, to refuse a grammar without any valid text early.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class TokenRules:
 
 
 class SeenTokens:
-    """The distinct tokens of a prompt and its text, with counts in the text."""
+    """The distinct tokens of a prompt and its text, with their counts in the text."""
 
     def __init__(self, prompt: Sequence[int]) -> None:
         known = list(dict.fromkeys(prompt))
@@ -192,9 +192,9 @@ _MOST_COMPILED = 128
 _MOST_CHARACTERS = 500_000
 _SHOWN_CHARACTERS = 300
 _LIMITS: dict[str, Any] = {"verbose_errors": False}
-"""Changes to llguidance's limits, which are about one second for a compilation and 20 ms for a token."""
+"""Changes to llguidance's default limits: about 1 s for a compilation and 20 ms for a token."""
 _SPACES = r"[ \t]?|\r?\n[ \t]{0,40}"
-"""White space between the parts of a JSON text, limited because small models repeat white space."""
+"""Limited white space between the parts of a JSON text, because small models repeat white space."""
 
 
 class Grammars:
@@ -223,7 +223,7 @@ class Grammars:
             why = f"a {_WORDS[option]} needs the package llguidance ({error}); pip install 'stoker[models]'"
             raise OptionRefused(option, why) from error
         except Exception as error:
-            why = f"llguidance cannot read this model's tokenizer, so its texts follow no {_WORDS[option]}"
+            why = f"llguidance cannot read this model's tokenizer, so its texts cannot follow a {_WORDS[option]}"
             raise OptionRefused(option, f"{why}: {_shortened(error)}") from error
         import llguidance
 

@@ -86,13 +86,13 @@ class VLLMEngine:
         adapter = self._start.adapters.get(request.sampling.adapter, llm=self._llm, dtype=self._start.dtype)
         self._texts.check(request, virtual_tokens=adapter.virtual_tokens)
         if adapter.virtual_tokens and request.sampling.prompt_logprobs:
-            raise OptionRefused("prompt_logprobs", "vLLM does not score the prompt after a soft prompt; leave it out")
+            raise OptionRefused("prompt_logprobs", "vLLM supports no prompt_logprobs after a soft prompt; leave it out")
         length = adapter.virtual_tokens + len(request.prompt) + max(1, request.sampling.max_new_tokens)
         if length > self._start.longest:
             raise ValueError(
                 f"{len(request.prompt)} prompt tokens and {request.sampling.max_new_tokens} new tokens do not fit into"
-                f" the key-value cache, which has room for {self._start.longest} of one request; give the model more"
-                " memory (device_memory=)"
+                f" the key-value cache, which has room for {self._start.longest} tokens of one request; give the model"
+                " more memory (device_memory=)"
             )
         params = vllm_sampling_params(request.sampling, ends=self.prompts.ends)
         form, _ = request.sampling.structure or ("", None)
@@ -348,7 +348,7 @@ def vllm_sampling_params(sampling: Sampling, *, ends: frozenset[int]) -> Samplin
 
 
 def chances_of(token: int, told: dict[int, Any], *, most: int) -> tuple[float, tuple[TokenChance, ...]]:
-    """Return the log-likelihoods of a token and of the likeliest tokens. `told`: vLLM's by token."""
+    """Return the log-likelihoods of a token and of the likeliest tokens. `told`: vLLM's log-likelihoods by token."""
     ordered = sorted(told.items(), key=lambda chance: -chance[1].logprob)
     likeliest = tuple(TokenChance(id, chance.logprob) for id, chance in ordered[:most])
     return float(told[token].logprob), likeliest

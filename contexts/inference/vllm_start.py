@@ -1,7 +1,7 @@
 """Start vLLM with a model and its adapters in this process, and measure its memory.
 
-vLLM reserves memory for LoRA matrices when it starts, so the adapters' files are read then. If an adapter is damaged,
-only its own requests fail.
+vLLM reserves memory for LoRA matrices at its start, so Stoker reads the adapters' files before. If an adapter is
+damaged, only requests for this adapter fail.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class VLLMStart:
             arguments |= {"tensor_parallel_size": parts, "distributed_executor_backend": "mp"}
             if not self.on_gpu:
                 os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(_cores_of_parts(parts))
-        set_num_threads = torch.set_num_threads  # vLLM replaces this function
+        set_num_threads = torch.set_num_threads  # vLLM replaces this function, so restore it afterwards
         try:
             self.llm: Any = LLMEngine.from_engine_args(
                 EngineArgs(**{
@@ -253,7 +253,9 @@ class VLLMAdapters:
         return int(numbers * self._rank * self._places * dtype.itemsize)
 
     def get(self, name: str, *, llm: Any, dtype: torch.dtype) -> VLLMAdapter:
-        """Return an adapter (empty name: the base model). Raises OptionRefused if it is unknown or unsupported."""
+        """Return an adapter (empty name: the base model). Raises OptionRefused if the adapter is unknown or
+        unsupported.
+        """
         if not name:
             return NO_ADAPTER
         folder = find_adapter_folder(self._folders, name)

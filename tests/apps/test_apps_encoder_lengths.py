@@ -50,7 +50,7 @@ def test_advice_is_a_line_of_code_with_the_useful_lengths() -> None:
 def test_model_with_equal_times_gets_one_runtime() -> None:
     flat = profile(0.005, 0.005, 0.005, is_compiled=False)
     lines = advice("models/m", flat, lengths_that_pay(flat))
-    assert lines[0] == "one runtime is enough, of 192 tokens: shorter ones would save less than 5%"
+    assert lines[0] == "one runtime is enough, of 192 tokens: shorter runtimes would save less than 5%"
     assert lines[2].strip() == "encoder('models/m', length=192)"
     assert "nothing was compiled on this device" in lines[-1]
 

@@ -300,7 +300,7 @@ def test_split_model_needs_a_fraction_of_cache_memory_per_device(tmp_path: Path)
         ({"devices": 2.0}, "write a whole number, 1 or more"),
         ({"devices": 5}, "has 4 layers, and each device needs one; write 4 or less"),
         ({"devices": 3, "engine": "vllm"}, "splits the 4 attention heads evenly; write a number that divides 4"),
-        ({"devices": 2, "graphs": True}, "graphs capture the steps of one device"),
+        ({"devices": 2, "graphs": True}, "graphs support one device only"),
     ],
 )  # fmt: skip
 def test_impossible_device_split_is_refused(tmp_path: Path, options: dict[str, Any], said: str) -> None:

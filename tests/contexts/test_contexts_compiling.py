@@ -190,7 +190,7 @@ def test_unwritable_disk_loses_only_the_artifact(state, monkeypatch, caplog, tmp
     compile = Compile()
     assert compiling.compile_once("compiled-x", compile) == ("made", "just compiled, and not kept")
     assert compile.anew == 1
-    assert "is not kept in" in caplog.text
+    assert "cannot be stored in" in caplog.text
 
     def fails(cache: Path) -> str:
         raise OSError("g++: command not found")

@@ -97,7 +97,7 @@ def test_sentence_transformers_folder_sets_pooling_and_length(tmp_path: Path) ->
         model.embed(["paris lies in france " * 3])
     (folder / "modules.json").write_text('[{"type": "sentence_transformers.models.Dense"}]')
     model = load(folder)
-    with pytest.raises(ValueError, match=r"sentences needs another embedding: its modules\.json lists Dense"):
+    with pytest.raises(ValueError, match=r"sentences needs an unsupported embedding: its modules\.json lists Dense"):
         model.embed(TEXTS[:2])
     assert same(model.embed(TEXTS[:2], pooling="mean"), by_hand(folder, TEXTS[:2]))
 
@@ -116,7 +116,7 @@ def test_sentence_transformers_folder_sets_pooling_and_length(tmp_path: Path) ->
         (
             {"modules.json": '[{"type": "a.Transformer"}, {"type": "a.Pooling", "path": "p"}, {"type": "a.Dense"}]',
              "p/config.json": '{"pooling_mode_cls_token": true}'},
-            SentenceFacts("cls", trouble="its modules.json lists Dense, which is not computed here"),
+            SentenceFacts("cls", trouble="its modules.json lists Dense, which Stoker does not compute"),
         ),
     ],
 )  # fmt: skip

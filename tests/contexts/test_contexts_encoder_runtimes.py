@@ -70,8 +70,8 @@ def test_recipe_declares_the_longest_input_of_its_runtime(folder: Path) -> None:
         ({"length": 41}, r"length=41\): small accepts at most 40 tokens"),
         ({"length": 8, "batch": 0}, r"batch=0\): write a whole number of texts"),
         ({"length": 8, "compiled": "yes"}, r"compiled='yes'\): write True, False or"),
-        ({"batch": 4}, r"batch=4\): this is an option of a runtime; give length=, too"),
-        ({"compiled": True}, r"compiled=True\): this is an option of a runtime"),
+        ({"batch": 4}, r"batch=4\): only a runtime has this option; give length=, too"),
+        ({"compiled": True}, r"compiled=True\): only a runtime has this option"),
     ],
     ids=str,
 )

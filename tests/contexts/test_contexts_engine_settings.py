@@ -36,7 +36,7 @@ def models(text: str, folder):
     [
         ('quantization = "fp8"\n', 'quantization: only vLLM supports this; write engine = "vllm"'),
         ('engine = "static"\n[models.a.vllm]\nmax_num_seqs = 8\n', "max_num_seqs: only vLLM supports this"),
-        ('engine = "vllm"\n[models.a.vllm]\ntensor_parallel_size = 2\n', "tensor_parallel_size is set by devices here"),
+        ('engine = "vllm"\n[models.a.vllm]\ntensor_parallel_size = 2\n', "instead of tensor_parallel_size"),
         ('engine = "vllm"\n[models.a.vllm]\nmax_logprobs = 2\n', "Stoker sets max_logprobs itself; leave it out"),
         ('engine = "vllm"\nquantization = "fp8"\nvllm = {quantization = "awq"}\n', "quantization is given twice"),
         ("max_model_len = 4096\n", "max_model_len = 4096 is more than the 2048 tokens of the model"),
@@ -139,7 +139,7 @@ def test_vllm_is_used_on_a_gpu_if_it_can_be_imported(tmp_path, monkeypatch, capl
     (tmp_path / "vllm.py").write_text("raise OSError('libcuda.so.1: cannot open')")
     for engine, device in (("continuous", "cuda:0"), ("static", "cuda:0"), ("auto", "cpu")):
         assert loading.why_vllm(engine, device=device) == "", "other engines do not import vLLM"
-    with pytest.raises(StokerError, match=r"does not import \(libcuda.so.1: cannot open\)"):
+    with pytest.raises(StokerError, match=r"its import fails \(libcuda.so.1: cannot open\)"):
         loading.why_vllm("vllm", device="cuda:0")
     with caplog.at_level(logging.WARNING):
         assert loading.why_vllm("auto", device="cuda:0") == ""

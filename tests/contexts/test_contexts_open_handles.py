@@ -108,7 +108,7 @@ def test_open_handle_is_refused_at_any_depth(kind: str) -> None:
         ("itself", "argument 0 is an open file 'notes.txt' (mode 'r+')"),
         ("attribute", "argument 0, .log is an open file 'notes.txt'"),
         ("list in a dict in a tuple", "argument 0, [1]['log'][0] is an open file"),
-        ("partial", "argument 0, argument file that it was given ahead is an open file"),
+        ("partial", "argument 0, bound argument file is an open file"),
         ("closure", "argument 0, variable 'handle' that it closes over is an open file"),
         ("global", "argument 0, global 'LOG' that it uses is an open file"),
     ],
@@ -178,4 +178,4 @@ def test_object_with_a_finalizer_is_reported_once(caplog: pytest.LogCaptureFixtu
         payloads.dumps([Workspace()])
         payloads.dumps([Workspace()])
     (said,) = [record.getMessage() for record in caplog.records]
-    assert said.startswith("Workspace has a __del__, which runs also when the library deletes its copy")
+    assert said.startswith("Workspace has a __del__ method, which also runs when the library deletes its copy")

@@ -132,8 +132,8 @@ def test_adapter_of_another_base_model_fails_alone(tmp_path: Path) -> None:
         "gone": str(tmp_path / "gone"),
     })  # fmt: skip
     for name, why in (
-        ("wide", "of another base: q_proj of layer 0 is 64 to 64, in the base 32 to 32"),
-        ("deep", "it has layer 3, and the base has 3 layers"),
+        ("wide", "of another base model: q_proj of layer 0 maps 64 to 64 numbers, but 32 to 32 in the base model"),
+        ("deep", "it has layer 3, and the base model has 3 layers"),
         ("gone", "has no adapter_config.json"),
         ("none", "the model has no adapter 'none'; there are good, wide, deep, gone"),
     ):

@@ -99,7 +99,7 @@ def test_unusable_performance_file_is_reported_without_an_error(
 ) -> None:
     path = tmp_path / "p.sqlite"
     path.write_bytes(b"not a database at all, but long enough to be looked at" * 100)
-    for place, said, loads in ((path, "damaged", 1), (path / "p.sqlite", "are not remembered", 0)):
+    for place, said, loads in ((path, "damaged", 1), (path / "p.sqlite", "are not stored", 0)):
         with caplog.at_level(logging.WARNING):
             store = PerformanceStore(place)
         assert said in caplog.text

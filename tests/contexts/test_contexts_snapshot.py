@@ -174,7 +174,7 @@ def test_model_loads_without_a_snapshot_if_none_can_be_written(tmp_path, loads, 
     monkeypatch.setenv("STOKER_SNAPSHOTS", str(tmp_path / "file" / "snapshots"))
     with caplog.at_level(logging.WARNING):
         assert through(source) == "without a snapshot"
-    assert "it is loaded without one" in caplog.text
+    assert "the model is loaded without one" in caplog.text
     assert loads == [str(source)]
 
 

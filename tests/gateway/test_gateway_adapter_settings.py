@@ -54,7 +54,7 @@ def test_adapter_with_missing_files_does_not_fail_other_adapters(folder):
         (f'{LEGAL}memory = "1 GB"\n', "memory is a setting of the base; write it at [models.small]"),
         (f'{LEGAL}path = "tiny"\n', "path is a setting of the base"),
         ('[models.a]\nbase = "small"\nadapter = "tiny"\n', "it is not a PEFT adapter"),
-        ('[models.a]\nbase = "small"\nadapter = "wide"\n', "down_proj of layer 0 is 64 to 32, in the base 64 to 64"),
+        ('[models.a]\nbase = "small"\nadapter = "wide"\n', "down_proj of layer 0 maps 64 to 32 numbers, but 64 to 64"),
         ('[models.a]\nbase = "v"\nadapter = "lora"\n[models.v]\npath = "tiny"\nengine = "static"\n', "not support"),
         (
             '[models.a]\nbase = "v"\nadapter = "lora"\n[models.v]\npath = "tiny"\nkind = "embedding"\n',

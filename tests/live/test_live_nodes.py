@@ -106,7 +106,7 @@ def test_session_continues_without_the_node_file(caplog: pytest.LogCaptureFixtur
     assert store.changed(100.0) == []
     assert store.claim(record(), every_s=10.0, now=time.time())  # no other session can claim the probe
     store.close()
-    assert "measurements are not remembered" in caplog.text
+    assert "measurements are not stored" in caplog.text
 
 
 # ---- sessions

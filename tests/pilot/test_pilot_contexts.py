@@ -94,7 +94,7 @@ def test_context_for_one_call_at_a_time_is_served_by_the_main_thread(served: Fak
 
 def test_invalid_answers_of_a_context_are_failed_loads(served: FakeManager) -> None:
     cases = (
-        (Wrong(), ("slots(0) of the context test-", "returned 'many': it must be a whole number of calls")),
+        (Wrong(), ("slots(0) of the context test-", "returned 'many': it must be a whole number of concurrent calls")),
         (Cached(TokenCache(GIB, 1000)), ("token_cache() of the context test-", "tokens the size of its cache")),
     )
     for library, (context, words) in enumerate(cases, start=1):
