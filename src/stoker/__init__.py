@@ -1,8 +1,8 @@
 """Stoker keeps models loaded on GPUs that batch jobs get for a limited time.
 
-Most programs need only the names here: `app`, `context`, `load`, `map`, `amap`, `kept`, `stream`, `causal_lm`,
-`encoder`, `encoder_family`, `family`, and within a call `device`, `gang`, `progress`, `scratch`. The following modules
-are also public. All other modules may change between versions:
+Most programs need only these names: `app`, `context`, `load`, `map`, `amap`, `kept`, `stream`, `causal_lm`, `encoder`,
+`encoder_family`, `family`, and within a call `device`, `gang`, `progress`, `scratch`. The modules below are also
+public; all other modules may change between versions:
 
 config      site files: `load_site`, `Site`
 console     output on a terminal or a pipe: `Screen`, option types
@@ -17,7 +17,7 @@ toml_files  readers for TOML files of applications
 tuning      soft prompts: jobs, data, tuning, the prompt bank
 units       sizes and times in text
 
-Each name is imported on first use (PEP 562), so a login node needs no GPU library.
+Python imports each name on first use (PEP 562), so a login node needs no GPU library.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _MODULES = (
     "config", "console", "contexts", "datafile", "decoding", "errors", "planning", "run_folder", "sessions",
     "toml_files", "tuning", "units",
 )  # fmt: skip
-"""The public modules. Stoker imports each module on its first use."""
+"""The public modules."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,6 @@
 """Random numbers that are the same on every machine and for every policy.
 
-Each number depends only on the seed, its purpose and its subject (a call, a block), so that policies can be compared on
+Only the seed, the purpose and the subject (a call or a block) decide a number. Different policies therefore see
 identical events. Source: SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA
 2014), used as a hash of a counter.
 """
@@ -25,7 +25,7 @@ class Stream:
         self._base = int.from_bytes(blake2b(f"{seed}/{purpose}".encode(), digest_size=8).digest(), "little")
 
     def uniform(self, number: int) -> float:
-        """Return a number between 0 and 1, both excluded."""
+        """Return a number above 0 and below 1."""
         bits = (self._base + (number + 1) * _GOLDEN) & _MASK
         bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
         bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & _MASK

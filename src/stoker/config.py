@@ -1,6 +1,6 @@
 """Site files: each TOML file describes the machines of one site. `docs/clusters.md` lists the settings.
 
-A setting without effect is an error, for example `walltime` on this machine, or `finish_within` without "demand".
+A setting that has no effect is an error, for example `walltime` for pilots on this machine.
 """
 
 from __future__ import annotations
@@ -45,26 +45,26 @@ from stoker.units import parse_bytes, parse_seconds, without_unit
 
 
 def settings_without_effect(site: Site) -> dict[tuple[str, str], str]:
-    """Return why settings have no effect on `site`, with advice, by table and setting."""
+    """Return why settings have no effect on `site`, keyed by table and setting."""
     provider, pilot, rule = site.provider, site.pilot, site.policy.provisioning
     local, ours = provider.kind is ProviderKind.LOCAL, site.engine is Engine.STOKER
     here = f"kind is {provider.kind.value}" if ours else "TaskVine places the workers"
     excludes = ours and provider.kind in EXCLUDES_NODES
     if rule is ProvisioningName.DEFAULT:
         rule = ProvisioningName.FIXED if local else ProvisioningName.OPPORTUNISTIC
-    not_demand = ours and rule is not ProvisioningName.DEMAND  # other code checks the limits of TaskVine
+    not_demand = ours and rule is not ProvisioningName.DEMAND  # for TaskVine, `manager.taskvine.refusals` checks it
     not_opportunistic = ours and rule is not ProvisioningName.OPPORTUNISTIC
-    gpus = f'it needs devices = "gpu+cpu", and here it is "{pilot.devices}", whose GPUs share all cores'
+    gpus = f'it needs devices = "gpu+cpu"; with devices = "{pilot.devices}", the GPUs share all cores'
     rows = (
         (local, "provider", ["walltime"], "a pilot on this machine runs until its session ends"),
-        (local and ours, "provider", ["command_limit"], "there is no batch system with kind local"),
-        (not provider.exclude_nodes, "provider", ["probe_nodes"], "no node is excluded with exclude_nodes = 0"),
+        (local and ours, "provider", ["command_limit"], "kind local has no batch system"),
+        (not provider.exclude_nodes, "provider", ["probe_nodes"], "exclude_nodes = 0 excludes no node"),
         (not excludes, "provider", ["exclude_nodes", "probe_nodes"], f"it needs kind slurm or condor, but {here}"),
-        (not_demand, "policy", ["finish_within"], f'it needs provisioning = "demand", and here it is "{rule.value}"'),
+        (not_demand, "policy", ["finish_within"], f'it needs provisioning = "demand", not "{rule.value}"'),
         (not_opportunistic, "policy", ["keep_pending"], f'it needs provisioning = "opportunistic", not "{rule.value}"'),
         (not pilot.mixed, "pilot", ["gpu_cores"], gpus),
         (not site.advice.url, "advice", ["model", "key_variable", "time_limit", "tokens"], "it needs url"),
-        (pilot.probe == NO_PROBE, "pilot", ["probe_every"], f'no device is probed with probe = "{NO_PROBE}"'),
+        (pilot.probe == NO_PROBE, "pilot", ["probe_every"], f'probe = "{NO_PROBE}" probes no device'),
     )
     return {
         (table, setting): f"{why}; leave it out" for is_vain, table, names, why in rows if is_vain for setting in names
@@ -72,7 +72,7 @@ def settings_without_effect(site: Site) -> dict[tuple[str, str], str]:
 
 
 def refuse_settings_without_effect(site: Site) -> None:
-    """Refuse a setting without effect of a site that a program created."""
+    """Raise ConfigError if a program created the site with a setting that has no effect."""
     for (table, setting), why in settings_without_effect(site).items():
         settings = getattr(site, table)
         field = next(each for each in msgspec.structs.fields(settings) if each.encode_name == setting)
@@ -96,7 +96,7 @@ def load_site(site: str | os.PathLike[str] | Site | None = None) -> Site:
         site: None for this machine, the path of a site file, a shipped name (`"workstation"`), or a Site.
 
     Raises:
-        ConfigError: The site is wrong. Facts, if known: `file`, `line`, `key`.
+        ConfigError: The file or a setting is wrong. Facts, if known: `file`, `line`, `key`.
     """
     if site is None:
         return Site.default()
@@ -120,7 +120,7 @@ def load_site(site: str | os.PathLike[str] | Site | None = None) -> Site:
 
 
 def with_default_policy(site: Site, policy: str) -> Site:
-    """Return `site` with a shipped policy, if it has Stoker's own engine, no other sites, and no policy yet.
+    """Return `site` with a shipped policy, unless the site has another engine, other sites or a policy.
 
     Args:
         site: A checked site.
@@ -154,7 +154,7 @@ def parse_site(text: str, *, file: str) -> Site:
         file: Name of the file for error messages.
 
     Raises:
-        ConfigError: The site is wrong. Facts, if known: `file`, `line`, `key`.
+        ConfigError: The text or a setting is wrong. Facts, if known: `file`, `line`, `key`.
     """
     data = parse_toml(text, file=file)
     _convert_number_settings(data)
@@ -167,7 +167,7 @@ def parse_site(text: str, *, file: str) -> Site:
 
 
 def _convert_number_settings(data: dict[str, Any]) -> None:
-    """Convert number settings in place, such as `nodes = "2"` and `gpus = 2`."""
+    """Convert number settings in place: `nodes = "2"` becomes 2, `gpus = 2` becomes "2"."""
     for table, shape in (("provider", Provider), ("pilot", Pilot), ("policy", Policy)):
         fields = msgspec.structs.fields(shape)
         numbers = {field.encode_name for field in fields if (get_args(field.type) or (field.type,))[0] is int}
@@ -198,7 +198,7 @@ _SHAPES = {
 
 
 def read_unit(kind: type, value: Any) -> Any:
-    """Return a size in bytes or a duration in seconds: a `dec_hook` for msgspec.
+    """Return bytes or seconds. msgspec calls this function as its `dec_hook`.
 
     Args:
         kind: `Size` or `Duration`.
@@ -214,7 +214,7 @@ def read_unit(kind: type, value: Any) -> Any:
         raise UnitError(f"{value} is not {what}")
     if kind is Size:
         return Size(parse_bytes(value))
-    if not isinstance(value, str) and value > 0:  # a number is seconds in a program, but perhaps hours in a file
+    if not isinstance(value, str) and value > 0:  # in a file, a number without a unit could mean hours
         raise without_unit(str(value), number=str(value))
     return Duration(parse_seconds(value))
 

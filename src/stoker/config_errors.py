@@ -1,6 +1,6 @@
 """One-line errors for TOML files: file, line, setting, problem and the nearest valid setting.
 
-msgspec reports the path of a fault (`$.pilot.memory`), and TOML readers keep no line numbers.
+msgspec reports the path of a fault (`$.pilot.memory`), but no line; `line_of` finds the line.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ T = TypeVar("T", bound=msgspec.Struct)
 KeyPath = tuple[str, ...]
 
 _STATEMENT = re.compile(r"""\s*(\[|("[^"]*"|'[^']*'|[\w-]+)\s*[.=])""")
-"""A line that may begin a table or a setting, or continue a value."""
+"""Matches the first line of a table or a setting, and similar lines within values."""
 
 
 def line_of(path: KeyPath, text: str) -> int:
-    """Return the line number of a setting in valid TOML, or of its table, from 1."""
+    """Return the line number, from 1, of a setting or else of its table. `text` must be valid TOML."""
     lines = text.split("\n")
     starts = [number for number, line in enumerate(lines) if _STATEMENT.match(line)]
 
@@ -39,7 +39,7 @@ def line_of(path: KeyPath, text: str) -> int:
             return None
 
     def has(number: int, end: int) -> bool:
-        """Return True if the statements up to this number set `path[:end]`."""
+        """Return True if the statements up to statement `number` set `path[:end]`."""
         values = parse([*starts[1:], len(lines)][number])
         if values is None:
             return number > 0 and has(number - 1, end)
@@ -60,7 +60,7 @@ ReadUnit = Callable[[type, Any], Any]
 
 
 class SettingPlace(typing.NamedTuple):
-    """A setting. `shown`: its path with names instead of indices. `kind`: its type, or None."""
+    """A setting. `shown`: path of the setting, with names instead of indices. `kind`: type of the setting, or None."""
 
     path: KeyPath
     shown: KeyPath
@@ -74,7 +74,8 @@ def is_struct(kind: Any) -> bool:
 def find_setting_at_path(
     root: type[msgspec.Struct], parts: KeyPath, *, data: Any, read: ReadUnit | None
 ) -> SettingPlace:
-    """Return the setting at a path from msgspec, in which `...` means the first invalid table in `data`."""
+    """Return the setting at a path that msgspec reported. In such a path, `...` means the first invalid table in
+    `data`."""
     kind: Any = root
     path: KeyPath = ()
     shown: KeyPath = ()
@@ -109,7 +110,7 @@ def tag_field(kind: Any) -> str:
 
 
 def iter_table_settings(kind: Any, *, at: str = "") -> Iterator[tuple[str, list[str]]]:
-    """Yield the header of each possible table (empty: the top level), and its settings."""
+    """Yield the header and the settings of each possible table. The header of the top level is empty."""
     for struct in _struct_types_in(kind):
         yield at, settings_of(struct)
         for name, inner in _fields_of(struct).items():
@@ -181,7 +182,7 @@ def parse_toml(text: str, *, file: str) -> dict[str, Any]:
         file: Name of the file, for errors.
 
     Raises:
-        ConfigError: The text is not TOML; with the line.
+        ConfigError: The text is not TOML. The error has the line.
     """
     try:
         return tomllib.loads(text)
@@ -212,7 +213,7 @@ _TOML_WORDS = {
     "Cannot overwrite a value": "this setting is written twice",
     "Cannot declare": "this table is written twice",
 }
-"""Explanations for users, by the start of tomllib's message."""
+"""Maps the start of tomllib's message to an explanation for users."""
 
 
 def read_toml(
@@ -232,8 +233,8 @@ def explain(
     fault: str, *, root: type[msgspec.Struct], shapes: dict[str, str], data: Any = None,
     read: ReadUnit | None = None,
 ) -> tuple[str, KeyPath, str]:  # fmt: skip
-    """Return an explanation of msgspec's message `fault`, the path of the setting or its table, and the setting.
-    `shapes`: the valid values of settings with a pattern, in words."""
+    """Explain msgspec's message `fault`. Return the explanation, the path of the setting (or of its table), and the
+    setting. `shapes`: for each setting with a pattern, the valid values in words."""
     problem, _, where = fault.partition(" - at `$")
     parts = tuple(name or number for name, number in _STEP.findall(where.rstrip("`")))
     place = find_setting_at_path(root, parts, data=data, read=read)
@@ -297,7 +298,7 @@ def _values(kind: Any) -> list[str]:
 
 
 def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6, otherwise: str | None = None) -> str:
-    """Return `did you mean plain?`, or `otherwise` (by default the known names) if no name is similar."""
+    """Return a hint with the most similar name (`did you mean plain?`), or `otherwise` (default: the known names)."""
     names = list(known)
     if close := difflib.get_close_matches(name, names, n=1, cutoff=cutoff):
         return f"did you mean {close[0]}?"

@@ -1,7 +1,7 @@
-"""Network addresses, and limits for processes with many connections. Standard library only, for the pilot's starter.
+"""Network addresses, and limits for processes with many connections.
 
-New connections are always accepted, because a peer proves its key within milliseconds. If too many are unproven, the
-address with most of them loses its oldest connection.
+Standard library only, as the pilot's starter requires. New connections are always accepted, because a peer proves its
+key within milliseconds. If too many peers lack a proof, the address with most such peers loses its oldest connection.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def join_address(host: str, port: int) -> str:
 
 
 _MOST_DESCRIPTORS = 1 << 20
-"""Highest limit, because some programs close each possible descriptor one by one."""
+"""Some programs close every possible descriptor one by one, so limit the number."""
 _former_limits: list[tuple[int, int]] = []
 
 
 def raise_descriptor_limit() -> int:
-    """Raise the soft limit of file descriptors, as far as allowed. Return it."""
+    """Raise the soft limit of file descriptors, as far as allowed. Return the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -45,7 +45,7 @@ def descriptor_limit() -> int:
 
 
 def restore_descriptor_limit(pid: int) -> None:
-    """Reset the limit of a child process, because software with `select` fails with high descriptors."""
+    """Restore the limit in a child process, because software that uses `select` fails with high descriptors."""
     if _former_limits:
         with suppress(OSError):  # the child process has ended
             resource.prlimit(pid, resource.RLIMIT_NOFILE, _former_limits[0])
@@ -81,7 +81,7 @@ class UnprovenPlaces(Generic[K]):
         return True
 
     def surplus(self) -> tuple[K, str] | None:
-        """Remove and return the connection to close, with its address, or None."""
+        """If there are too many connections, remove one connection and return it with its address."""
         return self.pop_oldest_connection() if len(self) > self.most else None
 
     def pop_oldest_connection(self) -> tuple[K, str]:

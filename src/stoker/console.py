@@ -48,7 +48,7 @@ _AGAIN_S = 60.0
 """Seconds until a line about a wait is repeated."""
 _MOST_LOADS = 10
 _TIMES = re.compile(r"(\d[\d.]* (ms|s|min|h|days?)\b *)+|\d+:\d\d")
-"""A line in which only these have changed is not printed again."""
+"""Matches times in a line. A line is not printed again if only times have changed."""
 
 
 class Screen:
@@ -69,7 +69,7 @@ class Screen:
         """Print a line.
 
         Args:
-            text: Without a line end.
+            text: The line, without a line end.
             style: A style of Rich, for terminals (`bold red`).
         """
         with exit_silently_on_closed_pipe():
@@ -94,9 +94,9 @@ class Screen:
         """Show progress while the block runs.
 
         Args:
-            total, done: Number of items, and of those already done.
+            total, done: Number of all items, and number of items already done.
             noun: Plural name of the items (`claims`).
-            facts: Returns the facts of the run's contexts, in another thread.
+            facts: Function that another thread calls for the facts of the run's contexts.
             also: Name of a second count, shown as a rate (`tokens`).
 
         Yields:
@@ -117,7 +117,7 @@ class Screen:
 
 
 class Progress:
-    """The progress of a run. Made by `Screen.progress`. One thread may call `advance` while another draws."""
+    """Made by `Screen.progress`. One thread may call `advance` while another draws."""
 
     def __init__(
         self, *, total: int, done: int, noun: str, facts: Callable[[], ContextFacts | None], also: str = "",
@@ -205,7 +205,7 @@ class Progress:
                 self._also_pace.wait(time.monotonic())
 
     def due_line(self, now: float) -> str:
-        """Return the plain line about the wait if its words changed, or after a minute without a hot context.
+        """Return the line about the wait when its words change, and every minute while no context is hot.
 
         Args:
             now: Time of the monotonic clock in seconds.

@@ -51,7 +51,6 @@ class Line(msgspec.Struct, frozen=True):
 
 
 def refuse_duplicate_columns(names: Sequence[str], *, path: Path, where: str) -> None:
-    """Raise ConfigError if two columns have the same name."""
     twice = next((name for name in names if name and names.count(name) > 1), "")
     if twice:
         raise ConfigError.in_file(path, f"{where}: two columns are called {twice}; give each its own name", key=twice)
@@ -114,7 +113,7 @@ def text_field(row: Row, field: str, *, file: Path) -> str:
         file: The file, for the error.
 
     Raises:
-        ConfigError: The field is missing, blank or not text; with file, line and field.
+        ConfigError: The field is missing, blank or not text. The error has file, line and field.
     """
     value = row.fields.get(field)
     if isinstance(value, str) and value.strip():
@@ -177,7 +176,6 @@ def _read_lines(path: Path) -> Iterator[Line]:
 
 
 def _open_bytes(path: Path) -> IO[bytes]:
-    """Open a text file, compressed or not."""
     ending = path.suffix.lower()
     openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
     file = openers.get(ending, open)(path, "rb")
@@ -254,7 +252,6 @@ def _damaged(path: Path, error: Exception, *, last: str) -> ConfigError:
 
 
 def _invalid_utf8_error(path: Path) -> ConfigError:
-    """Return an error with the first line that is not UTF-8."""
     number = 0
     try:
         with _open(path, errors="surrogateescape") as file:
@@ -273,7 +270,7 @@ _FILE_MAGIC, _OLD_FEATHER_MAGIC = b"ARROW1", b"FEA1"
 
 
 def _read_saved_data_set(folder: Path) -> Iterator[Row]:
-    """Yield the rows of a folder from `Dataset.save_to_disk` with one split."""
+    """Yield the rows of a folder that `Dataset.save_to_disk` wrote. The folder must have one split."""
     if (folder / "dataset_dict.json").is_file():
         splits = _listed(folder / "dataset_dict.json", "splits")
         if len(splits) != 1:
@@ -363,7 +360,7 @@ def write_rows(
         path: The file, with any suffix.
         kind: `parquet` or `jsonl`.
         columns: Name and type (str, int or float) of each Parquet column. If None, the first row decides the columns,
-            and all rows are in memory; otherwise at most 4,096 rows.
+            and memory holds all rows instead of 4,096.
     """
     if kind == "jsonl":
         with path.open("w", encoding="utf-8") as file:

@@ -17,7 +17,7 @@ import zmq
 
 _READABLE = int(zmq.POLLIN)
 COPY_BELOW = 65_536
-"""Smaller frames are copied, because sharing their memory with ZeroMQ takes longer."""
+"""Frames of fewer bytes are copied, because sharing their memory with ZeroMQ takes longer."""
 _HEARTBEAT_MS, _SILENT_MS = 5_000, 15_000
 
 
@@ -40,7 +40,7 @@ _ALL_CHANGES = sum(change.value for change in ConnectionChange)
 
 
 class Keys(msgspec.Struct, frozen=True):
-    """CURVE keys as Z85 text: the server's, and this process's pair."""
+    """CURVE keys as Z85 text: the server's public key and this process's pair."""
 
     server: str
     public: str
@@ -57,8 +57,8 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], *, name: str, keys: Key
 
 
 def open_monitor_socket(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
-    """Return a socket that reports `events` of another socket. (With pyzmq's limited queue, libzmq's thread may hold a
-    lock for which `disable_monitor` waits forever.)"""
+    """Return a socket that reports `events` of another socket. With pyzmq's limited queue, `disable_monitor` could wait
+    forever for a lock of libzmq's thread."""
     address = f"inproc://stoker-monitor-{int(socket.getsockopt(zmq.FD))}"
     socket.monitor(address, events)
     monitor: zmq.Socket[bytes] = socket.context.socket(zmq.PAIR)
@@ -68,14 +68,15 @@ def open_monitor_socket(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[by
 
 
 def next_event(monitor: zmq.Socket[bytes]) -> tuple[int, int]:
-    """Read an event and its value, without pyzmq's function, which imports asyncio."""
+    """Read an event and its value. pyzmq's own function would import asyncio."""
     numbers, _address = monitor.recv_multipart()
     event, value = _EVENT.unpack(numbers)
     return event, value
 
 
 class Dealer:
-    """A connection that reconnects. Not thread-safe. `reconnect_ms`: shortest and longest pause between attempts."""
+    """A connection to the manager that reconnects. Not thread-safe. `reconnect_ms`: shortest and longest pause between
+    attempts."""
 
     def __init__(
         self, address: str, *, name: str, keys: Keys, log: logging.Logger, reconnect_ms: tuple[int, int] = (100, 2000)
@@ -83,7 +84,7 @@ class Dealer:
         self.address = address
         self.connected = False
         self.lost_at = time.monotonic()
-        """Monotonic time when the connection was lost, or of the first attempt to connect."""
+        """Monotonic time of the last loss, or of the first attempt to connect."""
         self.failed_handshakes = 0
         """Number of consecutive failed handshakes."""
         self._given_up = False
@@ -150,7 +151,7 @@ class Dealer:
         self.connected = False
 
     def move_to(self, address: str) -> bool:
-        """Connect to another address; return False if nothing was to do."""
+        """Connect to `address`. Return False if ZeroMQ already connects to this address."""
         if address == self.address and not self._given_up:
             return False
         if address != self.address:

@@ -1,7 +1,7 @@
 """Messages about damaged bytes and wrong file formats, and exceptions of decoders.
 
-Besides DecodeError, msgspec and `json` raise ValueError for text that is not UTF-8, RecursionError for deep nesting,
-and MemoryError and OverflowError for impossible lengths.
+msgspec and `json` raise more than DecodeError: ValueError for text that is not UTF-8, RecursionError for deep nesting,
+MemoryError and OverflowError for impossible lengths.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _FORMATS = {
     b"\xfd7zXZ\x00": ("is compressed with xz", "unpack it (unxz)", ".xz"),
     b"BZh": ("is compressed with bzip2", "unpack it (bunzip2)", ""),
     b"\x28\xb5\x2f\xfd": ("is compressed with zstd", "unpack it (unzstd)", ""),
-    b"PK\x03\x04": ("is a zip archive (an Excel workbook is one too)", "unpack it, or export it as text", ""),
+    b"PK\x03\x04": ("is a zip archive (perhaps an Excel workbook)", "unpack it, or export it as text", ""),
     b"PAR1": ("is a Parquet file", "text is needed", ".parquet"),
     b"ARROW1": ("is an Arrow file", "text is needed", ".arrow"),
     b"%PDF-": ("is a PDF", "give the data as text", ""),
     b"SQLite format 3\x00": ("is an SQLite database", "export it as text", ""),
 }
-"""What a file is, what to do, and the suffix with which it could be read, by its first bytes."""
+"""Maps the first bytes of a file to its format, advice, and the suffix under which the file could be read."""
 
 
 def describe_non_text_format(head: bytes, *, renamed: bool = False) -> str:
@@ -60,7 +60,7 @@ def describe_non_text_format(head: bytes, *, renamed: bool = False) -> str:
 
 
 def describe_invalid_utf8(data: bytes) -> str:
-    """Return where `data` is not UTF-8, with advice, or an empty text."""
+    """Return where `data` is not UTF-8, with advice, or ""."""
     try:
         data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -71,12 +71,11 @@ def describe_invalid_utf8(data: bytes) -> str:
 
 
 def invalid_byte_message(place: int, byte: int) -> str:
-    """Return the error text for a byte that is not UTF-8. `place`: its column, from 1."""
+    """Return the error text for a byte that is not UTF-8. `place`: the byte's column, from 1."""
     return f"byte {place} (0x{byte:02x}) is not UTF-8 text; if it is Latin-1, {_TO_UTF8.format('LATIN1')}"
 
 
 def read_json(path: Path, kind: type[T]) -> T | None:
-    """Return the content of a JSON file, or None if it cannot be read."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, *UNREADABLE):
@@ -103,7 +102,7 @@ def read_text(path: Path) -> str:
         path: The file.
 
     Raises:
-        ConfigError: The file has another format, or bytes that are not UTF-8; with the line.
+        ConfigError: The file has another format, or is not UTF-8 at the named line.
         OSError: The file cannot be read.
     """
     data = path.read_bytes()

@@ -30,7 +30,7 @@ class StokerError(Exception):
 
     Args:
         message: What failed, where, and advice.
-        **facts: Values for programs. Each is also an attribute.
+        **facts: Values for programs. Each value is also an attribute.
     """
 
     def __init__(self, message: str, **facts: Any) -> None:
@@ -125,7 +125,7 @@ class CallCancelledError(CallError):
 class StreamDiffersError(CallError):
     """A streaming call ran again, and its pieces differ from those that the client already has.
 
-    Facts: `piece` (index of the first different piece, from 0), `handed_on`.
+    Facts: `piece` (index of the first different piece, from 0), `handed_on` (number of delivered pieces).
     """
 
 

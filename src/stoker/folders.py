@@ -1,4 +1,4 @@
-"""The working folder of this process, which another program may have removed, and checks of paths."""
+"""Find the working folder of this process, which another program may have removed, and check paths."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FOLDER_REMOVED = "the working folder has been removed; change to another folder 
 
 
 def working_folder() -> Path:
-    """Return the working folder. Raises SessionError if the folder has been removed."""
+    """Raises SessionError if the folder has been removed."""
     try:
         return Path.cwd()
     except FileNotFoundError:

@@ -1,8 +1,8 @@
 """Take, wait for and check file locks (flock).
 
-Some file systems have no locks: Lustre mounted without `flock`, NFS without its lock daemon. There, `take` writes a
-file `NAME.holder`, which names the process and is valid while it lives, and `wait` does nothing. This is sufficient,
-because a lease decides which manager runs a session, and objects are verified by digest.
+Some file systems have no locks: Lustre mounted without `flock`, NFS without its lock daemon. Without locks, `take`
+writes a file `NAME.holder`, valid while the process in the file lives, and `wait` does nothing. These weak locks are
+sufficient: a lease decides which manager runs a session, and a digest verifies each object.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def is_locked(file: Path, *, exclusively: bool = False) -> bool | None:
 
 
 class _Named(msgspec.Struct, frozen=True):
-    """Content of a `.holder` file. `inode`: of the locked file."""
+    """Content of a `.holder` file. `inode`: inode of the locked file."""
 
     machine: str
     pid: int
@@ -93,7 +93,7 @@ def machine() -> str:
 
 
 def started(pid: int) -> int:
-    """Return the start time of a process in clock ticks since boot; 0 if it does not run."""
+    """Return the start time of a running process in clock ticks since boot, or else 0."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -109,7 +109,7 @@ def _try_lock_by_holder_file(descriptor: int) -> bool:
         return False
     try:
         write_whole(_name_of(file), msgspec.json.encode(me))
-    except OSError:  # the folder is not writable, so no other process has such a file
+    except OSError:  # the folder is not writable, so no other process has a holder file
         return True
     return _read_lock_holder(file) == me
 
@@ -123,7 +123,6 @@ def _is_named(file: Path) -> bool | None:
 
 
 def _is_holder_alive(holder: _Named) -> bool:
-    """Return True if the process lives on this machine."""
     return holder.machine == machine() and started(holder.pid) == holder.started
 
 

@@ -1,7 +1,7 @@
-"""Log files of bounded size. Standard library only, for the pilot's starter.
+"""Log files of bounded size. Standard library only, as the pilot's starter requires.
 
-A full `BoundedLog` renames its file to `NAME.1` and copies the last lines to a new file. `free_file_middle` turns a
-log's middle into zeros without disk space, so that byte offsets stay valid.
+A full `BoundedLog` renames its file to `NAME.1` and copies the last lines to a new file. `free_file_middle` frees the
+disk space of a log's middle, which then reads as zeros. Byte offsets stay valid.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class BoundedLog(WatchedFileHandler):
             self._redirect_output(before)
 
     def _redirect_output(self, before: tuple[int, int] | None = None) -> None:
-        """Redirect stdout and stderr here if they write to `before` or to a former log file."""
+        """Redirect stdout and stderr to this log if they write to `before` or to a former log file."""
         if self.stream is None:
             return
         log, now = Path(self.baseFilename), _identity(self.stream.fileno())
@@ -105,7 +105,7 @@ def keep_log(path: Path) -> None:
 
 
 def tail(path: str | Path, *, start: int = 0, lines: int = 20, most_bytes: int = 16_384) -> str:
-    """Return the last lines after byte `start`, which a new, shorter file ignores."""
+    """Return the last lines after byte `start`. A file shorter than `start` is new: ignore `start`."""
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size

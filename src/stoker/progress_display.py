@@ -23,8 +23,8 @@ def no_lines() -> Sequence[str]:
 class ProgressBar(Progress):
     """A progress bar with a name before the bar and facts after it; a context manager.
 
-    `facts` returns the text after the bar; `above` and `below` return the lines around it. With `redraws`, the bar is
-    drawn twice per second, otherwise only on `refresh`. With `vanishes`, it is removed at the end.
+    `facts` returns the text after the bar; `above` and `below` return the lines around the bar. With `redraws`, the bar
+    is drawn twice per second, otherwise only on `refresh`. With `vanishes`, the bar is removed at the end.
     """
 
     def __init__(

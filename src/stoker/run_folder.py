@@ -46,7 +46,7 @@ class RecordLog(contextlib.AbstractContextManager["RecordLog"]):
         key: Names of the fields that identify a record.
 
     Raises:
-        ConfigError: A line before the last is damaged; with the line.
+        ConfigError: A line before the last line is damaged; the error has the line.
     """
 
     def __init__(self, path: Path, *, key: tuple[str, ...]) -> None:
@@ -90,10 +90,13 @@ class RecordLog(contextlib.AbstractContextManager["RecordLog"]):
         return tuple(record[field] for field in self._fields)
 
     def append(self, records: Iterable[Record]) -> int:
-        """Return the number of records with new keys, after one write of these.
+        """Write the records with new keys in one write.
 
         Args:
             records: Records; those with known keys are skipped.
+
+        Returns:
+            Number of written records.
 
         Raises:
             StokerError: The write failed. No record is added.
@@ -107,7 +110,7 @@ class RecordLog(contextlib.AbstractContextManager["RecordLog"]):
         try:
             append_or_truncate(self._file, b"".join(fresh.values()), at=before)
         except OSError as error:
-            what = f"cannot be written: {error.strerror}; the {len(self._places)} results before are kept"
+            what = f"cannot be written: {error.strerror}; the {len(self._places)} earlier results are kept"
             raise StokerError.in_file(self.path, what) from error
         for key, line in fresh.items():
             self._places[key] = before
@@ -209,12 +212,15 @@ class RunFolder:
             path.unlink(missing_ok=True)
 
     def finish(self, *, name: str, write: Callable[[Path], object], complete: bool = True) -> Path:
-        """Return the path of the final file, after writing it atomically and removing the log of results.
+        """Write the final file atomically, and remove the log of results.
 
         Args:
             name: One of FINALS.
-            write: Writes the file at a path.
+            write: Function that writes the file.
             complete: False to keep the log for a later attempt.
+
+        Returns:
+            Path of the final file.
 
         Raises:
             StokerError: As in `write`.
@@ -227,11 +233,14 @@ class RunFolder:
         return final
 
     def write(self, name: str, write: Callable[[Path], object]) -> Path:
-        """Return the path of a file, after writing it atomically.
+        """Write a file atomically.
 
         Args:
             name: Name of the file.
-            write: Writes the file at a path.
+            write: Function that writes the file.
+
+        Returns:
+            Path of the file.
 
         Raises:
             StokerError: The write failed. An earlier file stays unchanged.
@@ -247,11 +256,14 @@ class RunFolder:
         return path
 
     def write_json(self, name: str, value: Any) -> Path:
-        """Return the path of a JSON file, after writing it atomically.
+        """Write a JSON file atomically.
 
         Args:
             name: Name of the file.
             value: A JSON value.
+
+        Returns:
+            Path of the file.
 
         Raises:
             StokerError: As in `write`.
@@ -276,8 +288,8 @@ def open_run(
     folder: Path | None = None,
     fresh: bool = False,
 ) -> RunFolder:
-    """Return a locked run folder: `folder`, or the newest unfinished run of `app` with the same parameters, or a new
-    folder `<prefix>-<date>-<time>`.
+    """Return a locked run folder. Without `folder`, use the newest unfinished run of `app` with the same parameters, or
+    else make a folder `<prefix>-<date>-<time>`.
 
     Args:
         root: Folder that contains the runs.

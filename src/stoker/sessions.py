@@ -59,7 +59,7 @@ _HOME = {
     "Session": "stoker.manager.executor.session",
     "StokerApp": "stoker.manager.executor.apps",
 }
-"""Names that need Parsl, with the modules that are imported on first use."""
+"""Names that need Parsl, and the modules that define them."""
 
 
 class ContextFacts(msgspec.Struct, frozen=True):
@@ -89,7 +89,7 @@ class ContextFacts(msgspec.Struct, frozen=True):
         return max(0, self.calls - self.loads)
 
     def since(self, before: ContextFacts) -> ContextFacts:
-        """Return these facts with the counts since earlier facts.
+        """Return these facts without the counts of earlier facts.
 
         Args:
             before: The earlier facts.
@@ -136,7 +136,8 @@ def facts_of(session: Session, keys: Collection[str]) -> Callable[[], ContextFac
 
 
 def observe(session: Session) -> Observer:
-    """Return a connection to the session's manager, a context manager with `status()` and `calls(...)`.
+    """Return a connection to the session's manager. The connection is a context manager with `status()` and
+    `calls(...)`.
 
     Args:
         session: A loaded session.

@@ -111,7 +111,7 @@ EXCLUDES_NODES = frozenset({ProviderKind.SLURM, ProviderKind.CONDOR})
 
 
 def node_exclusion_warning(kind: ProviderKind) -> str:
-    return f"{kind.title} jobs are not kept off nodes that failed: a new block may start on such a node again"
+    return f"Stoker excludes no failed nodes for {kind.title} jobs: a new block may start on such a node again"
 
 
 _NO_ARRAYS = frozenset({ProviderKind.PBS, ProviderKind.LSF, ProviderKind.GRID_ENGINE})
@@ -121,8 +121,8 @@ _ONE_NODE = frozenset({ProviderKind.LOCAL, ProviderKind.CONDOR, ProviderKind.KUB
 class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The batch system that starts pilots, and the resources of one block (one job).
 
-    `gpus` (`"2"` or `"a10:2"`), `cores`, `memory_bytes`: per node; 0 or empty: the site's default. `price`: per
-    device-hour (0: unknown). `exclude_nodes`: maximum number of failed nodes that get no blocks.
+    `gpus` (`"2"` or `"a10:2"`), `cores`, `memory_bytes`: amounts per node (0 or empty: the batch system's default).
+    `price`: price of a device-hour (0: unknown). `exclude_nodes`: maximum number of failed nodes that get no blocks.
     """
 
     kind: ProviderKind = ProviderKind.LOCAL
@@ -206,7 +206,8 @@ GPU_CORES = 2
 class Pilot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The part of a node that a pilot uses, and limits for the number of blocks.
 
-    `probe_every_s`: 0 probes devices only at the pilot's start. `gpu_cores`: reserved for each GPU if `mixed` is True.
+    `probe_every_s`: time between probes of devices (0: only at the pilot's start). `gpu_cores`: CPU cores reserved for
+    each GPU if `mixed` is True.
     """
 
     devices: Devices = "auto"
@@ -244,15 +245,15 @@ class Pilot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.probe not in (AUTO_PROBE, NO_PROBE) and not self.probe.startswith("/"):
             raise ValueError(f'probe = {self.probe!r}: write "{AUTO_PROBE}", "{NO_PROBE}", or the path of a program')
         if 0 < self.probe_every_s < 1:
-            raise ValueError("probe_every must be 0 s (at the pilot's start alone), or at least 1 s")
+            raise ValueError("probe_every must be 0 s (only at the pilot's start), or at least 1 s")
 
 
 class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The address and the timeouts of the manager.
 
-    `interface`: name (`ib0`) or address of the network that compute nodes reach. Empty: loopback for local pilots,
+    `interface`: name (`ib0`) or address of the network that compute nodes reach. If empty: loopback for local pilots,
     otherwise the network of this host's name. `sync`: True to sync results to disk before the manager sends them, so
-    that they survive a crash of the manager's host (None: True with `stoker up`).
+    that results survive a crash of the manager's host. None means True with `stoker up`.
     """
 
     heartbeat_s: Duration = msgspec.field(default=Duration(5.0), name="heartbeat")
@@ -283,7 +284,7 @@ class Session(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The policies of a session, and the settings of provisioning.
 
-    `name`: policy for all decisions, unless `dispatch` or `residency` names another.
+    `name`: policy for all decisions, unless `dispatch` or `residency` names another policy.
     """
 
     name: str = "default"
@@ -342,7 +343,8 @@ def make_policy_path_absolute(name: str, folder: str | os.PathLike[str]) -> str:
 
 
 class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The Python environment of pilots. `python`: on compute nodes (empty: this program's or the archive's)."""
+    """The Python environment of pilots. `python`: interpreter on compute nodes (empty: this program's or the
+    archive's)."""
 
     kind: EnvironmentKind = EnvironmentKind.SHARED
     python: str = ""
@@ -355,7 +357,7 @@ class Advice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A language model that reads source code, output lines and logs if the rules of the advisor find nothing.
 
     `url`: an OpenAI-compatible endpoint without `/chat/completions`; empty: no model. `key_variable`: environment
-    variable with the API key. `time_limit_s`, `tokens`: maxima per question.
+    variable with the API key. `time_limit_s`, `tokens`: maximum seconds and tokens per question.
     """
 
     url: str = ""
@@ -397,8 +399,9 @@ class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         provider, kept = self.provider, self.provider.gpu_count * self.pilot.gpu_cores
         if self.pilot.mixed and 0 < provider.cores <= kept:
             raise ValueError(
-                f'provider: cores = {provider.cores} leave none for the CPU devices of "{self.pilot.devices}": [pilot]'
-                f" gpu_cores = {self.pilot.gpu_cores} of them are kept for each GPU; ask for at least {kept + 1}"
+                f'provider: cores = {provider.cores} leave no core for the CPU devices of "{self.pilot.devices}",'
+                f" because [pilot] gpu_cores = {self.pilot.gpu_cores} reserves cores for each GPU; ask for at"
+                f" least {kept + 1}"
             )
 
     @staticmethod
@@ -408,5 +411,5 @@ class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_local(self) -> bool:
-        """True if pilots are processes on this machine, which is always the case with the engine TaskVine."""
+        """True if pilots are processes on this machine. Always True with the engine TaskVine."""
         return self.provider.kind is ProviderKind.LOCAL or self.engine is Engine.TASKVINE

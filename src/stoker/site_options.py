@@ -1,7 +1,7 @@
 """Check texts in a site file for options that Stoker sets itself, for job arrays, and for control characters.
 
 Stoker identifies a job by its name, folder and output, and by the output of the submit command. If a site file changed
-them, Stoker would lose jobs and submit them repeatedly.
+one of these, Stoker would lose jobs and submit them repeatedly.
 """
 
 from __future__ import annotations

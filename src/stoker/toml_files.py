@@ -52,7 +52,7 @@ def setting_error(problem: str, *path: str, text: str, file: str) -> ConfigError
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return `; did you mean plain?`, or the list of known names.
+    """Return a hint: the most similar name (`; did you mean plain?`), or else all known names.
 
     Args:
         name: The unknown name.

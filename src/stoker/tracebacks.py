@@ -1,7 +1,8 @@
 """Remove Stoker's frames from the tracebacks of a user's errors.
 
-After `install_traceback_hooks`, Python's hook for uncaught errors and notebooks show only the user's frames. The
-traceback of an unexpected exception in Stoker stays complete. `error.__traceback__` of a caught error is also complete.
+After `install_traceback_hooks`, tracebacks of uncaught errors show only the user's frames, in programs and in
+notebooks. The traceback of an unexpected exception in Stoker stays complete. `error.__traceback__` of a caught error is
+also complete.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Write or append data completely or not at all. The pilot's starter needs this module without other packages.
+"""Write or append data completely or not at all. Standard library only, as the pilot's starter requires.
 
 A writer creates a draft in the same folder and renames it to the final name. A killed writer leaves its draft, whose
 name starts with a dot.

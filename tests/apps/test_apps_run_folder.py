@@ -214,7 +214,7 @@ def test_full_disk_leaves_no_torn_record(tmp_path):
     with RecordLog(path, key=RECORD_KEY) as log:
         log.append([record(1)])
         before = path.read_bytes()
-        with full_disk(len(before) + 5), pytest.raises(StokerError, match="the 1 results before are kept"):
+        with full_disk(len(before) + 5), pytest.raises(StokerError, match="the 1 earlier results are kept"):
             log.append([record(2)])
         assert path.read_bytes() == before
         assert log.append([record(2)]) == 1

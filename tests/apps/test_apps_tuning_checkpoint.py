@@ -36,7 +36,7 @@ def test_damaged_checkpoint_is_ignored_with_a_warning(caplog):
 
 
 def test_checkpoint_of_another_job_is_refused():
-    with pytest.raises(ConfigError, match=r"another job or other data \(job, and this is new\)"):
+    with pytest.raises(ConfigError, match=r"another job or other data \(job; this job is new\)"):
         checkpoint.unpack_state(checkpoint.pack_state(state()), job="new")
 
 

@@ -39,7 +39,7 @@ def keep(*records: NodeRecord) -> None:
 
 def test_status_names_excluded_nodes_and_the_cost_of_probes():
     assert show_status.describe_excluded_node(BAD) == f"n2 of gpu since {DAY} 14:02: cuda:0 failed; not probed yet"
-    shown = f"n2 of gpu since {DAY} 14:02: cuda:0 failed; 2 probes used 41 s of it, the last at {DAY} 15:02"
+    shown = f"n2 of gpu since {DAY} 14:02: cuda:0 failed; 2 probes used the node for 41 s, the last at {DAY} 15:02"
     assert show_status.describe_excluded_node(PROBED) == f"{shown}: failed: cuda:0 failed"
     probe = BlockStatus("b7", "gpu", BlockPhase.PENDING.value, "88123", "Priority", 3.0, 0.0, (), probes="n2")
     lines = str(msgspec.structs.replace(STATUS, excluded_nodes=(PROBED,), jobs=(probe,))).splitlines()
@@ -94,5 +94,5 @@ def test_doctor_names_batch_systems_that_cannot_exclude_nodes(tmp_path: Path, mo
         site = parse_site(f'name = "lab"\n[provider]\nkind = "{kind}"\n', file="lab.toml")
         return "\n".join(finding.text for finding in doctor_site.site_fits(site))
 
-    assert "site lab: PBS jobs are not kept off nodes that failed: a new block may start on" in said("pbs")
-    assert "not kept off" not in said("slurm")
+    assert "site lab: Stoker excludes no failed nodes for PBS jobs: a new block may start on" in said("pbs")
+    assert "excludes no failed nodes" not in said("slurm")

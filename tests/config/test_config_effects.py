@@ -14,10 +14,10 @@ from stoker.site import Duration, Policy, Provider, ProviderKind, Site
 
 VAIN = {
     '[provider]\nwalltime = "2 h"': "line 2: [provider] walltime has no effect: a pilot on this machine runs",
-    '[provider]\ncommand_limit = "5 s"': "line 2: [provider] command_limit has no effect: there is no batch system",
+    '[provider]\ncommand_limit = "5 s"': "line 2: [provider] command_limit has no effect: kind local has no batch",
     '[policy]\nfinish_within = "5 min"': "line 2: [policy] finish_within has no effect: it needs provisioning",
     "[policy]\nkeep_pending = 4": 'line 2: [policy] keep_pending has no effect: it needs provisioning = "opport',
-    '[pilot]\nprobe = "never"\nprobe_every = "1 min"': "line 3: [pilot] probe_every has no effect: no device is probed",
+    '[pilot]\nprobe = "never"\nprobe_every = "1 min"': 'line 3: [pilot] probe_every has no effect: probe = "never"',
     '[provider]\nkind = "pbs"\nexclude_nodes = 2': "line 3: [provider] exclude_nodes has no effect",
     "[provider]\nexclude_nodes = 0": "line 2: [provider] exclude_nodes has no effect: it needs kind slurm or condor",
     '[provider]\nkind = "slurm"\nexclude_nodes = 0\nprobe_nodes = "2 h"': "line 4: [provider] probe_nodes",

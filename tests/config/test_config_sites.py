@@ -88,11 +88,11 @@ FAULTS = {
     '[pilot]\ndevices = "cpu:0"': 'line 2: [pilot] devices: write "auto", "gpu", "cpu", "cpu:N" with N from 1 to'
     ' 9999, or GPUs and spare cores as "gpu+cpu:N"',
     '[pilot]\ndevices = "gpu"\ngpu_cores = 4': "line 3: [pilot] gpu_cores has no effect: it needs devices ="
-    ' "gpu+cpu", and here it is "gpu", whose GPUs share all cores; leave it out',
+    ' "gpu+cpu"; with devices = "gpu", the GPUs share all cores; leave it out',
     '[pilot]\ndevices = "gpu+cpu"\ngpu_cores = 0': "line 3: [pilot] gpu_cores must be a whole number of at least 1",
     '[pilot]\ndevices = "gpu+cpu:1"\n[provider]\nkind = "slurm"\ngpus = 2\ncores = 4': "line 3: provider: cores = 4"
-    ' leave none for the CPU devices of "gpu+cpu:1": [pilot] gpu_cores = 2 of them are kept for each GPU; ask for at'
-    " least 5",
+    ' leave no core for the CPU devices of "gpu+cpu:1", because [pilot] gpu_cores = 2 reserves cores for each GPU; ask'
+    " for at least 5",
     "[pilot]\nmax_blocks = 0": "line 2: [pilot] max_blocks must be a whole number of at least 1",
     "[pilot]\nmax_blocks = 2\nmin_blocks = 3": "line 3: [pilot] min_blocks = 3 is more than max_blocks = 2",
     '[pilot]\nscratch = "here"': "line 2: [pilot] scratch = 'here' must be an absolute path, or start with ~ or $",

@@ -62,7 +62,7 @@ def test_result_pieces_of_a_call_without_a_stream_are_dropped(cluster: Make) -> 
 
 def test_gang_with_a_streamed_result_is_refused(cluster: Make) -> None:
     c = cluster(pilots=2).call("g", stream=True, gang=(1, 2))
-    assert "a gang with a streamed result" in c.failure("g").message
+    assert "a gang cannot stream its result" in c.failure("g").message
 
 
 def test_result_pieces_in_numbered_frames_are_refused(c: Cluster) -> None:

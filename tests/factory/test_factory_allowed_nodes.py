@@ -236,7 +236,7 @@ def test_factory_logs_which_source_cannot_exclude_nodes(manager: ManagerEnd, cap
     named = {"old": site(ProviderKind.PBS), "new": site()}
     with caplog.at_level("INFO", logger="stoker.factory"):
         Factory(manager.folder, sites=named, parent=os.getppid()).close()
-    said = [text for text in caplog.messages if "not kept off nodes" in text]
+    said = [text for text in caplog.messages if "excludes no failed nodes" in text]
     assert said == [
-        "source old: PBS jobs are not kept off nodes that failed: a new block may start on such a node again"
+        "source old: Stoker excludes no failed nodes for PBS jobs: a new block may start on such a node again"
     ]

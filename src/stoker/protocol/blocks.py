@@ -26,8 +26,8 @@ class Rule(enum.Enum):
 
 class Source(msgspec.Struct, frozen=True):
     """A site and its rule for the number of blocks. Times in seconds (0: no limit or unknown). `nodes`: pilots per
-    block. `slots`: devices per pilot. `exclude_nodes`: maximum number (0: none). `probe_nodes_s`: between probes of an
-    excluded node."""
+    block. `slots`: devices per pilot. `exclude_nodes`: maximum number of excluded nodes (0: none). `probe_nodes_s`:
+    time between two probes of an excluded node."""
 
     name: str
     rule: Rule = Rule.FIXED
@@ -101,7 +101,7 @@ class PilotEnd(enum.Enum):
 
 
 class AllowedNodes(msgspec.Struct, frozen=True):
-    """Limits on the nodes of a block: forbidden nodes, and the `only` node (empty: any), for a probe."""
+    """Limits on the nodes of a block. `exclude`: forbidden nodes. `only`: node that a probe must use (empty: any)."""
 
     exclude: tuple[str, ...] = ()
     only: str = ""
@@ -134,10 +134,10 @@ def is_node_name(name: str) -> bool:
 
 
 class NodeRecord(msgspec.Struct, frozen=True):
-    """The newest state of a failed node of a site. Times are seconds since 1970. `why`: the fault, or why it is usable
-    again. `since`: of the exclusion. `at`: of this record. `heard_at`: when its devices last failed or worked.
-    `probed_at`: when its last probe was submitted (0: never). `said`: result of that probe. `probes`, `probe_s`: their
-    number and total seconds."""
+    """The newest state of a failed node of a site. Times are seconds since 1970. `why`: the fault, or why the node is
+    usable again. `since`: start of the exclusion. `at`: time of this record. `heard_at`: when the node's devices last
+    failed or worked. `probed_at`: when the last probe was submitted (0: never). `said`: result of the last probe.
+    `probes`, `probe_s`: number and total seconds of probes."""
 
     source: str
     node: str
@@ -153,9 +153,9 @@ class NodeRecord(msgspec.Struct, frozen=True):
 
 
 class BlockStatus(msgspec.Struct, frozen=True):
-    """A block in `stoker status`. `since_s`: in its phase. `expected_in_s`: until its start (0: unknown). `reason`: of
-    the batch system. `emptied_s`: since its job lost all pilots (0: never). `leaving`: it is being cancelled. `probes`:
-    node that it tests."""
+    """A block in `stoker status`. `since_s`: seconds in this phase. `expected_in_s`: seconds until the expected start
+    (0: unknown). `reason`: the batch system's reason. `emptied_s`: seconds since the job lost all pilots (0: never).
+    `leaving`: the block is being cancelled. `probes`: node that the block tests."""
 
     block: str
     source: str

@@ -1,5 +1,5 @@
 """Check the numbers in messages. The decoder checks only types, and an impossible number (NaN) would damage the
-manager's state. Users choose the numbers in progress reports, so only an invalid report is dropped (`is_sound`).
+manager's state. Users choose the numbers in progress reports, so the manager only drops an invalid report (`is_sound`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def describe_invalid_message(message: say.FromClient | say.FromPilot) -> str:
 
 
 def _numbers(names: str, **bounds: Bounds) -> Check:
-    """Return a check of fields. Without own `bounds`, the end of a field's name decides: `_s`, `_bytes`, or a count."""
+    """Return a check of fields. The end of a field's name (`_s`, `_bytes`, or another end) decides, unless `bounds`
+    names the field."""
 
     def bounds_of(name: str) -> Bounds:
         return 0, MOST_S if name.endswith("_s") else MOST_BYTES if name.endswith("_bytes") else MOST_NUMBER
@@ -90,9 +91,9 @@ _shared = _numbers("priority limit_s", priority=(-MOST_NUMBER, MOST_NUMBER))
 def _options(options: CallOptions) -> str:
     least, most = options.gang
     if not 1 <= least <= most <= MOST_AT_ONCE:
-        return f"a gang of {least} to {most}"
+        return f"a gang of {least} to {most} libraries is impossible"
     if options.stream and most > 1:
-        return "a gang with a streamed result"
+        return "a gang cannot stream its result"
     return _shared(options) or _objective(options.objective)
 
 
@@ -110,7 +111,7 @@ def describe_invalid_calls(specs: Iterable[CallSpec]) -> str:
 
 
 def _are_features_valid(features: Features) -> bool:
-    """True if `_features` would report no fault, but fast enough for a million calls."""
+    """True if `_features` finds no fault. This function is fast enough for a million calls."""
     most = MOST_NUMBER
     return (
         0 <= features.items <= most
@@ -189,7 +190,7 @@ def _yielded(m: say.CallYielded) -> str:
     if len(m.items) > WINDOW_PIECES:
         return f"{len(m.items)} pieces: no call may send more than {WINDOW_PIECES}"
     if any(len(item) > PIECE_BYTES for item in m.items):
-        return f"a piece of over {PIECE_BYTES} bytes"
+        return f"a piece has over {PIECE_BYTES} bytes"
     return _piece(m)
 
 

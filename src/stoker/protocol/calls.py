@@ -25,13 +25,13 @@ INLINE_LIMIT_BYTES = 1_000_000
 
 PIECE_BYTES = 1_000_000
 WINDOW_PIECES, WINDOW_BYTES = 256, 1_000_000
-"""A call pauses with more unacknowledged pieces or bytes. One piece is always allowed."""
+"""A call pauses while more pieces or bytes are unacknowledged. One piece is always allowed."""
 
 
 class Features(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Facts about a call's input, for policies. Lengths are in tokens (0: unknown). `fixed_s`: before the first item,
-    on any number of devices. `shared_s`: additional device seconds, divided among a gang's devices. `kind`: group of
-    calls that end after a similar fraction of their items."""
+    """Facts about a call's input, for policies. Lengths are in tokens (0: unknown). `fixed_s`: seconds before the first
+    item, on any number of devices. `shared_s`: additional device seconds, divided among a gang's devices. `kind`: group
+    of calls that end after a similar fraction of their items."""
 
     items: int = 1
     input_length: int = 0
@@ -51,9 +51,9 @@ class Features(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Objective(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Timing objectives in seconds (0: none). `deadline_at`: in the manager's clock. `drop_late`: drop a call that will
-    miss its deadline. The time to first token is the larger of `ttft_s` and `ttft_per_token_s` times the input tokens,
-    and at most `ttft_most_s`."""
+    """Timing objectives in seconds (0: none). `deadline_at`: time on the manager's clock. `drop_late`: drop a call that
+    will miss its deadline. The time to first token is the larger of `ttft_s` and `ttft_per_token_s` times the input
+    tokens, and at most `ttft_most_s`."""
 
     deadline_at: float = 0.0
     latency_s: float = 0.0
@@ -70,10 +70,11 @@ class Objective(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class CallOptions(msgspec.Struct, frozen=True, gc=False):
-    """Options of all calls of a submission. `variants`: other contexts that can run them, best first. `gang`: minimum
-    and maximum number of libraries. `limit_s`: run time without waits for the client (0: no limit). `stream`: send each
-    piece of the result at once. `folder`: for the run (empty: the program's folder `home`, or a private folder if the
-    pilot does not see `home`). `batch`: maximum items per call of `stoker.map` (0: one per call)."""
+    """Options of all calls of a submission. `variants`: other contexts that can run the calls, best first. `gang`:
+    minimum and maximum number of libraries. `limit_s`: maximum run time without waits for the client (0: no limit).
+    `stream`: send each piece of the result at once. `folder`: working folder (empty: the program's folder `home`, or a
+    private folder if the pilot does not see `home`). `batch`: maximum items per call of `stoker.map` (0: one per
+    call)."""
 
     priority: int = 0
     objective: Objective = Objective()
@@ -99,13 +100,13 @@ class RefusalCase(enum.Enum):
     """Why a pilot refuses an offered call. The first three values are the cases of SLINFER §VI-C."""
 
     FIRST_TOKEN = "first-token"
-    """Its first token would be late."""
+    """The call's first token would be late."""
     OTHERS = "other-requests"
     """A token of another request would be late."""
     DECODE_ROUND = "decode-round"
     """A decode step of every engine on the device would exceed the time per output token."""
     MEMORY = "memory"
-    """Its KV cache does not fit into device memory."""
+    """The call's KV cache does not fit into device memory."""
     ENDS = "library-ends"
     """The library or its pilot is about to end, or the library sleeps."""
 
@@ -141,9 +142,9 @@ class Printed(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Failure(msgspec.Struct, frozen=True, gc=False):
-    """Evidence of a failure. `signal`: that ended the process, or 0. `log`: of the library. `printed`: by the call.
-    `tail`: last lines of `printed`, or of the log for a failed load. `device`: failed devices. `retry_after_s`: when a
-    retry of a dropped call may succeed (0: unknown)."""
+    """Evidence of a failure. `signal`: signal that ended the process, or 0. `log`: the library's log. `printed`: output
+    of the call. `tail`: last lines of `printed`, or of the log for a failed load. `device`: failed devices.
+    `retry_after_s`: seconds until a retry of a dropped call may succeed (0: unknown)."""
 
     kind: FailureKind
     message: str
@@ -159,7 +160,8 @@ class Failure(msgspec.Struct, frozen=True, gc=False):
 
 
 class LeftFiles(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Files that a call left in its private folder, now deleted. `home`: program's folder, invisible to the pilot."""
+    """Files, now deleted, that a call left in its private folder. `home`: program's folder, which the pilot does not
+    see."""
 
     function: str
     names: tuple[str, ...]
@@ -168,9 +170,9 @@ class LeftFiles(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class CallEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The end of a call. The client receives exactly one for each accepted call. `payload`: the pickled result, or
-    without `ok` the pickled exception, if the function raised one. `pieces`: number of acknowledged pieces. `raised`:
-    summary of the exception, with its lines in the user's code."""
+    """The end of a call. The client receives exactly one end for each accepted call. `payload`: the pickled result, or
+    the pickled exception that the function raised. `pieces`: number of acknowledged pieces. `raised`: summary of the
+    exception, with its lines in the user's code."""
 
     call: CallId
     ok: bool
@@ -202,7 +204,7 @@ class CallForecast(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GangPlace(msgspec.Struct, frozen=True):
-    """The rank of a library in its gang. `rendezvous`: `host:port` (empty: rank 0 will report it)."""
+    """The rank of a library in its gang. `rendezvous`: address `host:port` of rank 0 (empty: not known yet)."""
 
     rank: int
     size: int
@@ -224,8 +226,8 @@ class ListedState(enum.Enum):
 
 class ListedCall(msgspec.Struct, frozen=True):
     """A call in `stoker calls`. `where`: `pilot/library` of each running call or gang member. `ahead`: calls that the
-    library runs first. `due_in_s`: until the deadline (negative: missed; None: no deadline). `ends_in_s`: None if
-    unknown."""
+    library runs first. `due_in_s`: seconds until the deadline (negative: missed; None: no deadline). `ends_in_s`: None
+    if unknown."""
 
     call: str
     function: str
@@ -244,8 +246,8 @@ class ListedCall(msgspec.Struct, frozen=True):
 
 class FailureGroup(msgspec.Struct, frozen=True):
     """Calls of one function with the same failure. `error`: class of the exception, or how the call ended. `place`:
-    innermost line of the user's code. `example`: newest of these calls, with its `message`. `first_s`, `last_s`: since
-    the first and last failure."""
+    innermost line of the user's code. `example`, `message`: the newest of these calls, and its error. `first_s`,
+    `last_s`: seconds since the first and the last failure."""
 
     function: str
     error: str

@@ -5,11 +5,11 @@
 Results arrive in bursts. A count over a fixed window would double or halve with each burst. Therefore:
 
 - The rate is measured between bursts: the results after the first burst, divided by the time from the first to the last
-  burst of the window. The window is 30 s, or five times the longest gap if that is longer.
-- The rate follows a new measurement with a time constant of 10 s, by at most a factor of 1.4 in 10 s (1.7 if rate and
-  measurement differ by more than a factor of 3).
-- The time before the first burst may include the load of a model. It counts until the bursts cover an equal time with
-  gaps of at most half its length.
+  burst of the window. The window is the longer of 30 s and five times the longest gap.
+- The rate follows a new measurement with a time constant of 10 s. The rate changes by at most a factor of 1.4 in
+  10 s (1.7 if rate and measurement differ by more than a factor of 3).
+- The time before the first burst may include the load of a model. The window drops this time when the bursts cover an
+  equal time and no gap is longer than half of this time.
 - If no result arrives for 1.5 times the longest gap, the rate decreases by at most a factor of 1.4 in 10 s.
 - The time left changes by at most a factor of 1.9 in 10 s, in addition to elapsed time.
 """
@@ -23,9 +23,9 @@ from stoker.units import show_about
 
 WINDOW_S = 30.0
 _GAPS = 5.0
-"""Length of the window, in longest gaps between bursts."""
+"""Minimum length of the window, in longest gaps between bursts."""
 _TOGETHER_S, _TOGETHER = 1.0, 0.25
-"""Results within 1 s of the first, or within 0.25 of the longest gap, are one burst."""
+"""Results within 1 s, or 0.25 of the longest gap, of a burst's first result are one burst."""
 _FOLLOW_S = 10.0
 _STEP, _MOST_STEP = math.log(1.4) / 10.0, math.log(1.35)
 """Maximum change of the rate's logarithm, per second and per burst."""
@@ -54,7 +54,7 @@ class WorkPace:
         self._rated_at = now
         self._longest_s = 0.0
         self._answered: tuple[float, float, float] | None = None
-        """Time, work left and seconds left of the last answer."""
+        """Time, remaining work and remaining seconds of the last answer of `left_s`."""
 
     def wait(self, now: float) -> None:
         """Record that the work has not started yet. No effect after the first result."""
@@ -125,7 +125,6 @@ class WorkPace:
         return self._counted() / max(span_s, _TOGETHER_S)
 
     def _slide_window(self) -> None:
-        """Update the longest gap, and move the start of the window."""
         bursts = self._bursts
         gaps = [bursts[at].first - bursts[at - 1].last for at in range(1, len(bursts))]
         since_first_s = bursts[-1].first - bursts[1].first
@@ -187,7 +186,8 @@ def seconds_since_first_count(counts: Counts, *, now: float) -> float:
 
 
 def recent_rate_per_second(counts: Counts, *, now: float) -> float:
-    """Return the counts per second between the first and the last burst, decreasing if the next burst is overdue."""
+    """Return the counts per second between the first and the last burst. If the next burst is overdue, the rate
+    decreases."""
     window = [(second, count) for second, count in counts if second > now - RECENT_S]
     if not window:
         return 0.0

@@ -22,7 +22,7 @@
         pilots/<pilot>/          pilot.log, and lib-<n>.log of each library
 
 The folder `sessions/` in the user's state folder (`contexts.folders`) has a link to each session, named by session id.
-An old file in `gateways/` shows that the gateway was killed: it rewrites the file every few seconds.
+A gateway rewrites its file in `gateways/` every few seconds, so an old file shows that the gateway was killed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ from stoker.errors import SessionError
 from stoker.whole_files import draft_of, write_whole
 
 IDENTITY_MARK = b"~"
-"""Separator in the identity `name~secret` of a pilot's connection. Only a peer that knows the secret can replace it."""
+"""Separator in the identity `name~secret` of a pilot's connection. Only a peer that knows the secret can replace the
+connection."""
 _BLOCK = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _CURVE_ROLES = ("server", "client", "pilot")
 _Z85_KEY = re.compile(r"[0-9a-zA-Z.:+=^!/*?&<>()\[\]{}@%$#-]{40}")
@@ -54,7 +55,8 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 class SessionFile(msgspec.Struct, frozen=True):
-    """Content of `session.json`. `server_key`: the manager's public key in Z85. `python`: version of its Python."""
+    """Content of `session.json`. `server_key`: the manager's public key in Z85. `python`: Python version of the
+    manager."""
 
     session: str
     protocol: int
@@ -118,7 +120,7 @@ class SessionFolder:
         return self.path / "keys" / f"{role}.json"
 
     def block_key_file(self, block: str) -> Path:
-        """Return the key file of a block. Raises SessionError for an invalid name."""
+        """Raises SessionError for an invalid name."""
         if not _BLOCK.fullmatch(block):
             raise SessionError(f"{block!r} is not the name of a block")
         return self.block_keys / f"{block}.json"
@@ -130,7 +132,7 @@ class SessionFolder:
         self._write(self.block_key_file(block), pair)
 
     def read_pilot_key(self, block: str) -> KeyPair:
-        """Return the key pair of `block`, or else that of pilots without a block."""
+        """Return the key pair of `block`, or else the key pair of pilots without a block."""
         if block:
             beside = self.path.parent / f"{block}.json"
             for file in (self.block_key_file(block), *([beside] if self.is_carried else [])):
@@ -161,7 +163,7 @@ class SessionFolder:
             return ""
         return (
             "; without it no program or command can join the session. Put the file back from a copy, or end the session"
-            f" by hand: cancel its jobs and its manager, which {self.lease} names"
+            f" by hand: cancel its jobs, and stop its manager (see {self.lease})"
         )
 
     def write(self, content: SessionFile) -> None:
@@ -205,7 +207,7 @@ def is_begun(folder: str | os.PathLike[str]) -> bool:
 
 
 def session_at_path(name: str) -> SessionFolder | None:
-    """Return the session in a folder, or None. Raises SessionError if it is not readable."""
+    """Return the session in a folder, or None. Raises SessionError if the folder is not readable."""
     try:
         return SessionFolder(name) if name and Path(name, "session.json").exists() else None
     except PermissionError as error:
@@ -216,7 +218,7 @@ def session_at_path(name: str) -> SessionFolder | None:
 
 
 def find_session(name: str = "") -> SessionFolder:
-    """Return the session with this path, id or prefix (empty: the newest). Raises SessionError."""
+    """Return the session with this path, id or start of an id (empty: the newest session). Raises SessionError."""
     named = session_at_path(name)
     if named is not None:
         return named
@@ -239,8 +241,8 @@ Plain = str | int | float | bool | None
 
 
 class ProgramSource(msgspec.Struct, frozen=True):
-    """The source code around a function or a loader. `text`: its digest. `file`: empty for a notebook or a prompt.
-    `folder`: of the program, with readable modules. `arguments`: of a loader."""
+    """The source code around a function or a loader. `text`: its digest. `file`: source file (empty for a notebook or a
+    prompt). `folder`: the program's folder of readable modules. `arguments`: arguments of a loader."""
 
     text: str
     function: str
@@ -270,13 +272,14 @@ def read_program_source(sources: Path, key: str) -> tuple[ProgramSource, str] | 
 
 WRITTEN_EVERY_S = 2.0
 SILENT_AFTER_S = 15.0
-"""A gateway with an older note counts as killed."""
+"""Seconds after which a gateway without a newer note counts as killed."""
 
 
 class ServedModelFigures(msgspec.Struct, frozen=True):
-    """Measurements of a model. `key`, `recipe`: key and name of its context (empty: its folder has not been read).
-    `trouble`: why the folder is unreadable. `ttft_s`: median time to first token of recent streams. `met`: share of
-    them that met their objectives (None: none). `refused`: requests that would have been late."""
+    """Measurements of a model. `key`, `recipe`: key and name of the context (empty: the model's folder has not been
+    read). `trouble`: why the folder is unreadable. `ttft_s`: median time to first token of recent streams. `met`: share
+    of recent streams that met their objectives (None: no streams). `refused`: number of refused requests, which would
+    have been late."""
 
     name: str
     key: str = ""

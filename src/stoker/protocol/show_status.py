@@ -86,7 +86,7 @@ def soonest(jobs: Iterable[BlockStatus]) -> float:
 
 
 def format_start_time(seconds: float, now: datetime.datetime) -> str:
-    """Return `10:42 (in 11 min)`, with the date if it is not today."""
+    """Return `10:42 (in 11 min)`, with a date unless the start is today."""
     at = now + datetime.timedelta(seconds=seconds)
     clock = f"{at:%H:%M}" if at.date() == now.date() else f"{at:%Y-%m-%d %H:%M}"
     return f"{clock} (in {show_seconds(seconds)})"
@@ -127,13 +127,13 @@ def excluded_nodes(status: SessionFacts) -> list[str]:
 
 
 def describe_excluded_node(record: NodeRecord) -> str:
-    """Return `n2 of gpu since 2026-11-29 14:02: it failed; 2 probes used 41 s of it, the last at 2026-11-29 15:02`."""
+    """Return `n2 of gpu since 2026-11-29 14:02: hung; 1 probe used the node for 9 s, the last at 2026-11-29 15:02`."""
     text = f"{record.node} of {record.source} since {_minute(record.since)}: {record.why}"
     if record.probed_at <= record.since:
         return f"{text}; not probed yet"
     if record.probes:
         many = "1 probe" if record.probes == 1 else f"{record.probes} probes"
-        text += f"; {many} used {show_seconds(record.probe_s)} of it"
+        text += f"; {many} used the node for {show_seconds(record.probe_s)}"
     return ": ".join(filter(None, (f"{text}, the last at {_minute(record.probed_at)}", record.said)))
 
 
@@ -150,8 +150,8 @@ def gateway_rows(notes: Iterable[GatewayNote], status: SessionFacts, *, now: flo
     for note in notes:
         if silent_s := note.silent_s(now):
             rows.append(
-                f"the gateway at {note.address} has not answered for {show_seconds(silent_s)}: `stoker serve` with the"
-                " same files serves again, at the same address"
+                f"the gateway at {note.address} has not answered for {show_seconds(silent_s)}: run `stoker serve`"
+                " with the same files to serve again at the same address"
             )
             continue
         rows += _models(note.models, status)
@@ -320,7 +320,7 @@ def format_forecast(status: SessionFacts) -> str:
 
 
 def _waits(context: ContextStatus, *, apart: bool) -> str:
-    """Return why calls of a context wait. `apart`: add a forecast, because calls of other contexts wait too."""
+    """Return why calls of a context wait. `apart`: add a forecast, because calls of several contexts wait."""
     done = f"; done in about {show_about(context.left_s)}" if apart and context.left_s and context.hot else ""
     which = "calls without a context" if context.key == BARE.key else f"calls of {context.title}"
     return f"{which} wait: {context.waits_for}{done}"

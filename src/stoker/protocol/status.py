@@ -12,7 +12,7 @@ from stoker.protocol.calls import FailureGroup, ListedCall
 
 class LibraryStatus(msgspec.Struct, frozen=True):
     """A library. `state`: value of a LibraryState. Bytes are measured. `loading_s`, `line`: seconds and last output
-    line of a load. `batch`: last report of its inference engine."""
+    line of a load. `batch`: last report of the library's inference engine."""
 
     library: int
     recipe: str
@@ -43,8 +43,8 @@ class DeviceStatus(msgspec.Struct, frozen=True):
 
 
 class PilotStatus(msgspec.Struct, frozen=True):
-    """A pilot. `ends_in_s`: walltime left (0: no limit). `ended`: number of calls that ended on it. `rate`: calls per
-    second in the last 30 s."""
+    """A pilot. `ends_in_s`: walltime left (0: no limit). `ended`: number of calls that ended on the pilot. `rate`:
+    calls per second in the last 30 s."""
 
     pilot: str
     host: str
@@ -74,8 +74,8 @@ class ObjectStatus(msgspec.Struct, frozen=True):
 
 
 class KindSpeed(msgspec.Struct, frozen=True):
-    """The speed of a device kind for a context, relative to the fastest. `calls`: that ended on it in the session.
-    `measured`: False if from earlier sessions."""
+    """The speed of a device kind for a context, relative to the fastest kind. `calls`: number of calls that ended on
+    this kind in the session. `measured`: False if the speed is from earlier sessions."""
 
     kind: str
     speed: float
@@ -91,9 +91,10 @@ class KindSpeed(msgspec.Struct, frozen=True):
 
 
 class ContextStatus(msgspec.Struct, frozen=True):
-    """A context, with its libraries, loads and calls. `ended`: in any way. `served`: calls that libraries completed (a
-    gang's once per library). `arguments`: of the loader, as text. `speeds`: of slower device kinds. `wake_s`: of the
-    last wake (0: none). `refused_offers`: by value of `RefusalCase`."""
+    """A context, with its libraries, loads and calls. `ended`: calls that ended in any way. `served`: calls that
+    libraries completed (a gang's call counts once per library). `arguments`: the loader's arguments as text. `speeds`:
+    speeds of slower device kinds. `wake_s`: seconds of the last wake (0: no wake). `refused_offers`: refused offers
+    by value of `RefusalCase`."""
 
     key: str
     name: str
@@ -126,14 +127,14 @@ class ContextStatus(msgspec.Struct, frozen=True):
 
 
 class StoryLine(msgspec.Struct, frozen=True):
-    """A line of a story. `at`: seconds since 1970."""
+    """A line of `stoker explain`. `at`: seconds since 1970."""
 
     at: float
     text: str
 
 
 class SlowCall(msgspec.Struct, frozen=True):
-    """A call with a result after `run_s` seconds in the function, which ended `ended_s` seconds ago."""
+    """A call that returned a result after `run_s` seconds in the function and ended `ended_s` seconds ago."""
 
     call: str
     function: str
@@ -148,12 +149,13 @@ JOURNAL = "journal"
 
 
 class SessionFacts(msgspec.Struct, frozen=True):
-    """The state of the whole session. Rates are calls per second over the last 30 s. `left_s`: until all open calls are
-    done, from the start of the first pilot (0: unknown). `pilot_in_s`: until the expected start of a pilot.
-    `emptied_blocks`: blocks of a program that have lost all pilots. `gone_pilots` includes `lost_pilots`. `losses`:
-    lost pilots by reason. `jobs`: blocks that have not ended. `ended_blocks`: by kind of end. `trouble`: faults of
-    batch systems, of connections between pilots (key `peers`), and of the journal (key `journal`), which delays calls
-    and results. `longest`: calls that have run longest. `slowest`: the same of calls with a result."""
+    """The state of the whole session. Rates are calls per second over the last 30 s. `left_s`: seconds from the start
+    of the first pilot until all open calls are done (0: unknown). `pilot_in_s`: seconds until the expected start of a
+    pilot. `emptied_blocks`: a program's blocks that have lost all pilots. `gone_pilots` includes `lost_pilots`.
+    `losses`: lost pilots by reason. `jobs`: blocks that have not ended. `ended_blocks`: numbers by kind of end.
+    `trouble`: faults of batch systems, of connections between pilots (key `peers`), and of the journal (key `journal`).
+    Journal faults delay calls and results. `longest`: running calls that have run longest. `slowest`: calls with a
+    result that ran longest."""
 
     session: str
     uptime_s: float
@@ -188,8 +190,8 @@ class SessionFacts(msgspec.Struct, frozen=True):
 
 
 class MapStatus(msgspec.Struct, frozen=True):
-    """An open `stoker.map` in items. `client`: number of the client. `total`: -1 if unknown. `kept`: items with a
-    result of an earlier run. `left_s`: 0 if unknown."""
+    """An open `stoker.map`, counted in items. `client`: number of the client. `total`: -1 if unknown. `kept`: items
+    with a result of an earlier run. `left_s`: 0 if unknown."""
 
     function: str
     client: int
@@ -202,9 +204,9 @@ class MapStatus(msgspec.Struct, frozen=True):
 
 
 class StoryFacts(msgspec.Struct, frozen=True):
-    """Why a call, pilot, library or context is in its state. For calls: `payload`: pickled arguments, if small.
-    `arguments`: as text. `runs_in`: its libraries. `runs_from`: byte offset of its output in the library's log (-1:
-    written when calls end)."""
+    """Why a call, pilot, library or context is in its state. For calls, `payload` contains the pickled arguments, if
+    small. `arguments`: arguments as text. `runs_in`: libraries of the call. `runs_from`: byte offset of the call's
+    output in the library's log (-1: output is written when calls end)."""
 
     subject: str
     found: bool

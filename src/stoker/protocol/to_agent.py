@@ -14,8 +14,8 @@ class Hello(Message, frozen=True, tag="hello"):
 
 
 class Loaded(Message, frozen=True, tag="loaded"):
-    """The library has loaded its context. Bytes are 0 if not measured. `start_s`: from the order to the start of the
-    load (None: the pilot measures). `slots`, `cache`, `sleeps`: see `to_manager.LibraryReady`."""
+    """The library has loaded its context. Bytes are 0 if not measured. `start_s`: seconds from the order to the start
+    of the load (None: the pilot measures them). `slots`, `cache`, `sleeps`: see `to_manager.LibraryReady`."""
 
     load_s: float
     resident_bytes: int
@@ -38,8 +38,8 @@ class RunsEnded(Message, frozen=True, tag="ended"):
 
 
 class GivenBack(Message, frozen=True, tag="given-back"):
-    """Unstarted calls that the library returns. `need_function`: it lacks their function. `order`: number of the
-    answered `GiveBack` (0: none)."""
+    """Unstarted calls that the library returns. `need_function`: the library lacks the calls' function. `order`: number
+    of the answered `GiveBack` (0: none)."""
 
     calls: tuple[CallId, ...]
     need_function: bool = False
@@ -79,8 +79,8 @@ class Resized(Message, frozen=True, tag="resized"):
 
 
 class Slept(Message, frozen=True, tag="slept"):
-    """`resident_bytes`: host memory of the process. `more_bytes`: its growth through the sleep. `device_bytes`: memory
-    that PyTorch still uses on the fullest device."""
+    """`resident_bytes`: host memory of the process. `more_bytes`: growth of this memory through the sleep.
+    `device_bytes`: memory that PyTorch still uses on the fullest device."""
 
     resident_bytes: int
     more_bytes: int = 0
@@ -99,7 +99,7 @@ class SleepFailed(Message, frozen=True, tag="sleep-failed"):
 
 
 class SnapshotMade(Message, frozen=True, tag="snapshot"):
-    """The library has written a snapshot. `form`: name of its format, equal on all pilots."""
+    """The library has written a snapshot. `form`: name of the snapshot's format, equal on all pilots."""
 
     form: str
     folder: str

@@ -10,8 +10,8 @@ from stoker.protocol.status import SessionFacts, StoryFacts
 
 
 class ClientWelcome(Message, frozen=True, tag="welcome"):
-    """The manager accepts the client. `number`: high bits of its call ids. `again`: messages of the client were lost,
-    so it resubmits its open calls and sends `Resubmitted`."""
+    """The manager accepts the client. `number`: high bits of the client's call ids. `again`: messages of the client
+    were lost, so it resubmits its open calls and sends `Resubmitted`."""
 
     session: str
     number: int
@@ -25,14 +25,14 @@ class ClientRefused(Message, frozen=True, tag="refused"):
 
 
 class Results(Message, frozen=True, tag="results", gc=False):
-    """The ends of calls. `first`: number of the first of `ends` among all ends for this client, from 0."""
+    """The ends of calls. `first`: index of `ends[0]` among all ends for this client, from 0."""
 
     first: int
     ends: list[CallEnd]
 
 
 class Rejected(Message, frozen=True, tag="rejected"):
-    """The manager ignored a message of the client, with these calls."""
+    """The manager ignored a message of the client that named these calls."""
 
     reason: str
     calls: tuple[CallId, ...] = ()
@@ -53,7 +53,8 @@ class Pieces(Message, frozen=True, tag="pieces", gc=False):
 
 
 class Forecasts(Message, frozen=True, tag="forecasts"):
-    """Expected ends of calls with deadlines, sent after each change. `said_at`: in the manager's clock (0: unknown)."""
+    """Expected ends of calls with deadlines, sent after each change. `said_at`: time on the manager's clock (0:
+    unknown)."""
 
     forecasts: list[CallForecast]
     said_at: float = 0.0
@@ -66,8 +67,8 @@ class Ack(Message, frozen=True, tag="ack"):
 
 
 class KnownBlocks(Message, frozen=True, tag="known-blocks"):
-    """All blocks that have not ended, for a new factory, which submits those without a job, and cancels other jobs of
-    the session."""
+    """All blocks that have not ended. A new factory submits the blocks without a job, and cancels other jobs of the
+    session."""
 
     blocks: tuple[KnownBlock, ...]
 
@@ -96,8 +97,8 @@ class Story(StoryFacts, frozen=True, tag="story"):
 
 
 class Calls(Message, frozen=True, tag="calls"):
-    """Calls that have run longest, wait next, or failed last, and the numbers of all. `groups`: all failures by
-    kind."""
+    """The calls that have run longest, wait next, or failed last. `running`, `waiting`, `failed`: numbers of all.
+    `groups`: all failures by kind."""
 
     session: str
     running: int

@@ -20,7 +20,7 @@ class Load(Message, frozen=True, tag="load"):
 
 
 class Run(Message, frozen=True, tag="run"):
-    """Run calls. Token deadlines are earlier by `waited_s`."""
+    """Run calls. Token deadlines are `waited_s` earlier, because the calls have waited."""
 
     function: FunctionKey
     calls: list[CallSpec]
@@ -32,7 +32,8 @@ class Run(Message, frozen=True, tag="run"):
 
 
 class GiveBack(Message, frozen=True, tag="give-back"):
-    """Return up to `count` unstarted calls, newest first, or exactly `calls`. `GivenBack` repeats `order`."""
+    """Return the unstarted calls among `calls`, or up to `count` unstarted calls, newest first. `GivenBack` repeats
+    `order`."""
 
     count: int = 0
     calls: tuple[CallId, ...] = ()

@@ -27,8 +27,8 @@ from stoker.protocol.ids import BlockId, CallId, DeviceId, FunctionKey, LibraryI
 
 class ClientHello(Message, frozen=True, tag="client-hello"):
     """A client joins or reconnects. An `observer` submits no calls. The `factory` submits and cancels blocks.
-    `received`: number of results. `acknowledged`: last acknowledged frame of the client. `number`: from an earlier
-    welcome, or -1."""
+    `received`: number of received results. `acknowledged`: the client's last frame that the manager acknowledged.
+    `number`: the client's number from an earlier welcome, or -1."""
 
     protocol: int
     session: str
@@ -105,7 +105,7 @@ class Received(Message, frozen=True, tag="received"):
 
 class PiecesTaken(Message, frozen=True, tag="pieces-taken"):
     """The client has received the first `upto` result pieces of run number `run` of a call. `again`: request later
-    pieces again. Without a frame number, and not in the journal."""
+    pieces again. The message has no frame number and is not in the journal."""
 
     call: CallId
     run: int
@@ -132,7 +132,7 @@ class AskCalls(Message, frozen=True, tag="ask-calls"):
 
 class WantPilots(Message, frozen=True, tag="want-pilots"):
     """The states of the blocks of a client's Parsl provider. `ended`: blocks whose pilots never reconnect.
-    `most_pilots`: 0 for no maximum."""
+    `most_pilots`: maximum number (0: no maximum)."""
 
     blocks: dict[str, str]
     ended: tuple[str, ...] = ()
@@ -155,9 +155,10 @@ class EndSession(Message, frozen=True, tag="end-session"):
 
 
 class BlockUpdate(Message, frozen=True, tag="block-news"):
-    """The state of a block in its batch system. `expected_in_s`: until the expected start of its job (0: unknown).
-    `loss`: why the job ended while it ran. `source`: for a manager that lost the block with the end of its journal.
-    `cause`, `advice`, `holds`: cause, remedy and number of the job's holds. `no_node`: no allowed node exists."""
+    """The state of a block in its batch system. `expected_in_s`: seconds until the expected start of the job (0:
+    unknown). `loss`: why the job ended while it ran. `source`: site of the block, for a manager that lost the end of
+    its journal. `cause`, `advice`, `holds`: cause, remedy and number of the job's holds. `no_node`: no allowed node
+    exists."""
 
     block: BlockId
     phase: BlockPhase
@@ -173,7 +174,7 @@ class BlockUpdate(Message, frozen=True, tag="block-news"):
 
 
 class SourceTrouble(Message, frozen=True, tag="source-trouble"):
-    """A batch system does not answer, or refuses commands. Empty `text`: it works again."""
+    """A batch system does not answer, or refuses commands. Empty `text`: the batch system works again."""
 
     source: str
     text: str
@@ -183,10 +184,10 @@ class SourceTrouble(Message, frozen=True, tag="source-trouble"):
 
 
 class DeviceFacts(msgspec.Struct, frozen=True):
-    """A device of a pilot. `kind`: for example `cpu` or `NVIDIA A10`. `processes`: maximum number (0: any).
-    `process_bytes`: memory overhead per process. `fault`: why nothing may be loaded. `spare`: CPU cores that the GPUs
-    do not need, for contexts that name their kind. `island`: group of devices with NVLink, or else of a NUMA node (0:
-    unknown)."""
+    """A device of a pilot. `kind`: for example `cpu` or `NVIDIA A10`. `processes`: maximum number of processes (0:
+    any). `process_bytes`: memory overhead per process. `fault`: why no context may be loaded. `spare`: CPU cores that
+    the GPUs do not need, for contexts that name this device kind. `island`: group of devices that share NVLink, or else
+    a NUMA node (0: unknown)."""
 
     device: DeviceId
     kind: str
@@ -204,10 +205,10 @@ class DeviceFacts(msgspec.Struct, frozen=True):
 
 
 class LibraryFacts(msgspec.Struct, frozen=True):
-    """A library in a pilot's hello, with its calls in order. `reserved_bytes`: per device. `memory_bytes`,
-    `device_bytes`: measured on host and device. `slots`: 0 if unknown, or as in the recipe. `asleep`: it sleeps, or was
-    ordered to. `awake_bytes`: reservation per device before the sleep. `host_bytes`: reserved for a sleeping
-    context."""
+    """A library in a pilot's hello, with its calls in order. `reserved_bytes`: reservation per device.
+    `memory_bytes`, `device_bytes`: measured memory on host and device. `slots`: number of slots (0: unknown, or as in
+    the recipe). `asleep`: the library sleeps, or was ordered to. `awake_bytes`: reservation per device before the
+    sleep. `host_bytes`: host memory reserved for a sleeping context."""
 
     library: LibraryId
     recipe: RecipeKey
@@ -226,12 +227,12 @@ class LibraryFacts(msgspec.Struct, frozen=True):
 
 
 class PilotHello(Message, frozen=True, tag="pilot-hello"):
-    """A pilot joins, or reconnects and reports its state. `number`: of this hello. `ends_in_s`: walltime left (0: no
-    limit). `peer`: `host:port` at which it serves objects. `cache`: equal for pilots that share a cache.
-    `acknowledged`: last acknowledged frame of the pilot. `troubles`: faults of the job's devices. `lacks`: why it
-    cannot load contexts. `node`: its name in the batch system. `sleeper_bytes`: host memory for GPU contexts that
-    sleep. A manager that lost the end of its journal needs `recipes`, `faults` and `last_library`, the highest number
-    that the pilot received."""
+    """A pilot joins, or reconnects and reports its state. `number`: number of this hello. `ends_in_s`: walltime left
+    (0: no limit). `peer`: `host:port` at which the pilot serves objects. `cache`: id, equal for pilots that share a
+    cache. `acknowledged`: the pilot's last frame that the manager acknowledged. `troubles`: faults of the job's
+    devices. `lacks`: why the pilot cannot load contexts. `node`: name of the node in the batch system. `sleeper_bytes`:
+    host memory for GPU contexts that sleep. A manager that lost the end of its journal needs `recipes`, `faults` and
+    `last_library` (the highest library number that the pilot received)."""
 
     protocol: int
     session: str
@@ -274,8 +275,8 @@ class LibraryUpdate(Message, frozen=True, tag="library-news"):
 
 
 class LibraryReady(Message, frozen=True, tag="library-ready"):
-    """A library has loaded its context. `slots`: 0 as in the recipe. `cache`: memory of a language model. `sleeps`: it
-    can sleep."""
+    """A library has loaded its context. `slots`: number of slots (0: as in the recipe). `cache`: memory of a language
+    model. `sleeps`: the library can sleep."""
 
     library: LibraryId
     start_s: float
@@ -290,7 +291,7 @@ class LibraryReady(Message, frozen=True, tag="library-ready"):
 
 
 class LibraryAsleep(Message, frozen=True, tag="asleep"):
-    """A library sleeps. Bytes are the measured reservations. `sleep_s`: seconds that it needed to sleep."""
+    """A library sleeps. Bytes are the measured reservations. `sleep_s`: seconds until the library slept."""
 
     library: LibraryId
     device_memory_bytes: int
@@ -299,7 +300,7 @@ class LibraryAsleep(Message, frozen=True, tag="asleep"):
 
 
 class LibraryAwake(Message, frozen=True, tag="awake"):
-    """A library serves calls again after `wake_s`, or has `refused` to sleep, with the reason."""
+    """A library serves calls again after `wake_s` seconds, or has not gone to sleep (`refused`: the reason)."""
 
     library: LibraryId
     device_memory_bytes: int
@@ -308,9 +309,9 @@ class LibraryAwake(Message, frozen=True, tag="awake"):
 
 
 class LibraryGone(Message, frozen=True, tag="library-gone"):
-    """A library has retired, stopped, failed to load, or died, with its calls. `failure`: None if the manager ordered
-    the end. `loading`: it was never ready. `cache_lacks_bytes`: bytes that other libraries would have to release in the
-    pilot's cache."""
+    """A library, with its calls, has retired, stopped, failed to load, or died. `failure`: None if the manager ordered
+    the end. `loading`: the library was never ready. `cache_lacks_bytes`: bytes that other libraries would have to
+    release in the pilot's cache."""
 
     library: LibraryId
     failure: Failure | None = None
@@ -326,9 +327,10 @@ class CallsEnded(Message, frozen=True, tag="ended", gc=False):
 
 
 class CallsReturned(Message, frozen=True, tag="returned"):
-    """A library returns unstarted calls as ordered, or a pilot refuses calls (`refused`: why). `need_function`: the
-    pilot lacks the function. `required_bytes`: reservation per device that would suffice. `over_s`: excess of a decode
-    step of each engine on the device over the time per output token. `case`: why an offer was refused."""
+    """A library returns unstarted calls as ordered, or a pilot refuses calls (`refused`: the reason). `need_function`:
+    the pilot lacks the function. `required_bytes`: reservation per device that would suffice. `over_s`: seconds by
+    which a decode step of each engine on the device exceeds the time per output token. `case`: why an offer was
+    refused."""
 
     library: LibraryId
     calls: tuple[CallId, ...]
@@ -354,8 +356,8 @@ class CallsProgress(Message, frozen=True, tag="progress"):
 
 
 class CallYielded(Message, frozen=True, tag="yielded", gc=False):
-    """Pieces of the result of a running call (`to_agent.Yielded`), without a frame number and not in the journal. The
-    pilot keeps them until they are acknowledged, and resends them after each welcome."""
+    """Pieces of the result of a running call (`to_agent.Yielded`). The message has no frame number and is not in the
+    journal. The pilot keeps the pieces until they are acknowledged, and resends them after each welcome."""
 
     library: LibraryId
     call: CallId
@@ -381,7 +383,8 @@ class GangMeets(Message, frozen=True, tag="gang-meets"):
 
 
 class LibraryResized(Message, frozen=True, tag="resized"):
-    """The new reservation of a library per device. `measured`: without an order. `ordered_bytes`: -1 if unknown."""
+    """The new reservation of a library per device. `measured`: after a measurement, without an order. `ordered_bytes`:
+    the ordered reservation (-1: unknown)."""
 
     library: LibraryId
     device_memory_bytes: int
@@ -454,7 +457,7 @@ class DeviceFault(Message, frozen=True, tag="device-fault"):
 
 
 class WalltimeUpdate(Message, frozen=True, tag="walltime-news"):
-    """The batch system has changed the pilot's walltime. A second hello would revoke the orders since the first one."""
+    """The batch system has changed the pilot's walltime. The pilot sends no second hello, which would revoke orders."""
 
     ends_in_s: float
 
@@ -470,7 +473,7 @@ class SnapshotHere(Message, frozen=True, tag="snapshot-here"):
 
 
 class PilotLeaving(Message, frozen=True, tag="leaving"):
-    """A pilot has returned its calls and exits. `loss`: why it is lost (None: an expected end)."""
+    """A pilot has returned its calls and exits. `loss`: why the pilot is lost (None: the end was expected)."""
 
     reason: str
     loss: LossReason | None = None

@@ -11,7 +11,7 @@ from stoker.protocol.ids import CallId, DeviceId, FunctionKey, LibraryId, PilotI
 
 
 class PilotWelcome(Message, frozen=True, tag="welcome"):
-    """The manager accepts the pilot. `again`: messages were lost, so the pilot repeats what is not in its hello.
+    """The manager accepts the pilot. `again`: messages were lost, so the pilot repeats all facts that its hello lacks.
     `hello`: number of the answered hello (0: unknown)."""
 
     session: str
@@ -22,7 +22,7 @@ class PilotWelcome(Message, frozen=True, tag="welcome"):
 
 
 class HelloAgain(Message, frozen=True, tag="hello-again"):
-    """The manager had declared the pilot lost, or has handled frames newer than its hello."""
+    """Send a new hello: the manager declared the pilot lost, or has handled frames newer than its hello."""
 
     acknowledged: int = 0
 
@@ -35,8 +35,8 @@ class PilotRefused(Message, frozen=True, tag="refused"):
 
 class StartLibrary(Message, frozen=True, tag="start-library"):
     """Start a library. `memory_bytes`: limit on host memory. `device_memory_bytes`: reservation per device (0: no
-    limit). `snapshots`: by format. `snapshot_wait_s`: maximum wait for them. `planned`: objects that the pilot probably
-    lacks, for which `FetchObject` follows. `steps`: known step times of the engine on these devices."""
+    limit). `snapshots`: snapshots by format. `snapshot_wait_s`: maximum wait for snapshots. `planned`: objects that the
+    pilot probably lacks, for which `FetchObject` follows. `steps`: known step times of the engine on these devices."""
 
     library: LibraryId
     recipe: Recipe
@@ -58,7 +58,7 @@ class StopLibrary(Message, frozen=True, tag="stop-library"):
 
 
 class FunctionBlob(msgspec.Struct, frozen=True):
-    """A function that the library lacks. `place`: file of its program, or its installed module."""
+    """A function that the library lacks. `place`: file of the function's program, or the installed module."""
 
     key: FunctionKey
     name: str
@@ -72,10 +72,10 @@ class FunctionBlob(msgspec.Struct, frozen=True):
 
 
 class RunCalls(Message, frozen=True, tag="run", gc=False):
-    """Calls of one function for one library, in order. `offer`: the library may refuse. `reserve_bytes`: its new
-    reservation for an offered call. `waited_s`: that an offered call has waited without the load of its library; its
-    token deadlines are earlier by this time. `preempts`: libraries on the same devices that end if the pilot
-    accepts."""
+    """Calls of one function for one library, in order. `offer`: the library may refuse. `reserve_bytes`: the library's
+    new reservation for an offered call. `waited_s`: seconds that an offered call has waited, without the load of its
+    library. The call's token deadlines are earlier by this time. `preempts`: libraries on the same devices that end if
+    the pilot accepts."""
 
     library: LibraryId
     function: FunctionKey
@@ -97,8 +97,8 @@ class TakeBack(Message, frozen=True, tag="take-back"):
 
 
 class CancelCalls(Message, frozen=True, tag="cancel-calls"):
-    """Drop unstarted calls. `running`: also stop running calls, which have at least `grace_s` seconds to react. Then
-    the library stops when its other calls have ended."""
+    """Drop unstarted calls. `running`: also stop running calls, which have at least `grace_s` seconds to react. After
+    this time, the library stops when its other calls have ended."""
 
     library: LibraryId
     calls: tuple[CallId, ...]
@@ -141,8 +141,8 @@ class ResizeLibrary(Message, frozen=True, tag="resize"):
 
 class SleepLibrary(Message, frozen=True, tag="sleep"):
     """Put a library without calls to sleep. The pilot answers with LibraryAsleep, LibraryAwake (refused) or
-    LibraryGone, also to a repeated order. `device_memory_bytes`: kept on each device. `host_bytes`: of the sleeping
-    context."""
+    LibraryGone, also to a repeated order. `device_memory_bytes`: memory kept on each device. `host_bytes`: host memory
+    of the sleeping context."""
 
     library: LibraryId
     device_memory_bytes: int
@@ -164,8 +164,9 @@ class ServingPeer(msgspec.Struct, frozen=True):
 
 
 class FetchObject(Message, frozen=True, tag="fetch"):
-    """The sources of an object to fetch (none: it is unavailable). `origin`: read it from its origin, as the only
-    pilot. `manifest`: digests of its parts, sent once. `keep`: fetch it because the only pilot with it exits."""
+    """The sources of an object to fetch (none: the object is unavailable). `origin`: read the object from its origin,
+    which no other pilot does. `manifest`: digests of the object's parts, sent once. `keep`: fetch the object because
+    the only pilot that has it exits."""
 
     object: ObjectRef
     peers: tuple[ServingPeer, ...] = ()
@@ -181,8 +182,8 @@ class Ack(Message, frozen=True, tag="ack"):
 
 
 class Exit(Message, frozen=True, tag="exit"):
-    """`drain`: first finish running calls, and return the others. `hand_on_s`: maximum stay while other pilots fetch
-    objects that only this pilot has. A second Exit without it ends this wait."""
+    """`drain`: first finish running calls, and return all other calls. `hand_on_s`: maximum stay while other pilots
+    fetch objects that only this pilot has. A second Exit without `hand_on_s` ends this wait."""
 
     reason: str
     drain: bool = False

@@ -4,10 +4,11 @@ A frame is a MessagePack array `[sequence, [message, ...]]`, with 0 for an unnum
 the same frame shape, hello and refusal, so that peers of two versions get a clear error. A hello is the first message
 of its frame: a map with `protocol` and `session`. The refusal is a map with a `reason`.
 
-Numbered frames are neither lost nor handled twice. The sender (`Outbox`) keeps and resends frames until they are
-acknowledged. The receiver (`Inbox`) drops frames that it has handled, and frames that skip a number, because the sender
-resends these after the next hello. A manager that lost the end of its journal lacks frames that it had acknowledged. It
-continues from the number in the sender's hello (`Inbox.skip_to`), and requests their content again.
+Each numbered frame is handled exactly once. The sender (`Outbox`) keeps and resends frames until they are acknowledged.
+The receiver (`Inbox`) drops frames that it has handled. It also drops frames that skip a number, because the sender
+resends such frames after the next hello. A manager that lost the end of its journal lacks frames that it had
+acknowledged. The manager then continues from the number in the sender's hello (`Inbox.skip_to`), and requests the lost
+content again.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ class Outbox:
         return [frame for _, frame in self._unacked]
 
     def take_unacknowledged_frames(self) -> list[bytes]:
-        """Remove and return the unacknowledged frames, whose numbers the next frames reuse."""
+        """Remove and return the unacknowledged frames. The next frames reuse their numbers."""
         frames = self.unacked()
         self._unacked.clear()
         self.sequence = self.acknowledged
@@ -132,7 +133,7 @@ class Inbox:
     def __init__(self, last: int = 0) -> None:
         self.last = last
         self.lost_handled_frames = False
-        """Handled frames are lost (`RecordsLost`), so a frame may skip numbers until the next hello."""
+        """True if handled frames are lost (`RecordsLost`). A frame may then skip numbers until the next hello."""
 
     def accept(self, sequence: int) -> bool:
         if sequence == 0:

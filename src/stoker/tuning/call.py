@@ -3,7 +3,8 @@ result in the bank.
 
 **Initial prompt.** It comes from the job, from the bank, or from the targets of the job. A lookup in the bank scores a
 fixed number of prompts (`lookup.default_score_limit`), and must fit into its budget (`pace.BUDGET`). The bank stores
-the seconds per score by kind of device and number of virtual tokens. If unknown, the call first measures a few scores.
+the seconds per score by kind of device and number of virtual tokens. If these seconds are unknown, the call first
+measures a few scores.
 
 Rank 0 searches, and every rank scores its share of the prompts. The stored seconds are for one device, because the
 scheduler decides before it knows the size of the gang (`Features.shared_s`). Samples for scores are training data.
@@ -49,8 +50,8 @@ _LOOKUP_LIMIT_S = 6 * 3600.0
 
 
 def choose_initial_prompt(model: CausalLM, order: Order, exchange: Exchange, *, known: Initial | None) -> Initial:
-    """Return the initial prompt, on all ranks. `known`: of an earlier attempt. The `note` of the result says why the
-    bank was unusable."""
+    """Return the initial prompt, on all ranks. `known`: initial prompt of an earlier attempt. The `note` of the result
+    describes the lookup, or says why the bank was unusable."""
     virtual_tokens = order.job.prompt.virtual_tokens
     samples = _scoring_samples(model, order, tokens=virtual_tokens or MOST_TOKENS)
     score = None
@@ -225,7 +226,7 @@ def fill_bank(model: CausalLM, place: BankPlace, candidates: Sequence[Candidate]
 
     Args:
         model: The loaded model.
-        place: The bank's folder.
+        place: The bank's folder and model.
         candidates: Prompts to add.
 
     Returns:
@@ -283,7 +284,7 @@ class Reporter:
 
 
 def add_tuned_prompt_to_bank(model: CausalLM, place: BankPlace, tuned: Tuned) -> None:
-    """Add the text of a tuned prompt to the bank if it is better. Errors are only logged."""
+    """Add the text of a tuned prompt to the bank if tuning has improved the prompt. Errors are only logged."""
     if tuned.best.iteration == 0 or not tuned.text.strip():
         return
     candidate = Candidate(

@@ -3,7 +3,7 @@
 A soft prompt starts as the embeddings of a text's tokens, repeated or cut to `virtual_tokens`. The bank also uses
 `encode_prompt`, so tuning starts with the loss that the bank measured (eq. 1). Only the seed and the iteration number
 decide the samples of an iteration. Each epoch is shuffled. A batch is sorted by length, and each of n ranks gets every
-n-th sample, so that all ranks have about the same number of tokens.
+n-th sample. All ranks therefore have about the same number of tokens.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_TOKENS = 64
 
 
 class EncodedSample(msgspec.Struct, frozen=True):
-    """The tokens that the model reads and generates (with the end token), and the target text."""
+    """`source`: tokens to read. `target`: tokens to generate, with the end token. `text`: the target text."""
 
     source: Ids
     target: Ids
@@ -36,8 +36,8 @@ class EncodedSample(msgspec.Struct, frozen=True):
 
 
 def encode_prompt(tokenizer: Any, prompt: Prompt, *, longest: int, most: int = MOST_TOKENS) -> Ids:
-    """Return the tokens of the initial soft prompt, repeated or cut to `virtual_tokens` (PEFT's rule), or else cut to
-    `most`. Raises ConfigError if empty or over `longest` tokens (0: no limit)."""
+    """Return the tokens of the initial soft prompt. Repeat or cut them to `virtual_tokens` (PEFT's rule), or else cut
+    them to `most`. Raises ConfigError if the prompt is empty or has `longest` or more tokens (0: no limit)."""
     ids = _encode(tokenizer, [prompt.initial])[0] if prompt.initial.strip() else ()
     if not ids:
         raise ConfigError(

@@ -2,8 +2,8 @@
 
 The ranks connect to a store that rank 0 serves at the rendezvous (`gang_store`). Each rank writes an identifier of its
 job, so that two gangs at one address get an error instead of wrong sums. The ranks then form a process group of
-torch.distributed (Gloo on CPUs, NCCL on GPUs), but not the default one, which calls in two slots of a library would
-share. Sums are 64-bit numbers. Every rank receives identical bits.
+torch.distributed (Gloo on CPUs, NCCL on GPUs). It is not the default group, which calls in two slots of a library
+would share. Sums are 64-bit numbers. Every rank receives identical bits.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class ExchangeError(GangBroken):
 
 
 class Exchange:
-    """The connection of one rank to the other ranks of its gang. All ranks must call the same methods."""
+    """The connection of one rank to the other ranks of its gang. All ranks must call the same methods in the same
+    order."""
 
     def __init__(self, *, rank: int, size: int, where: str = "", store: Any = None, group: Any = None) -> None:
         self.rank = rank
@@ -110,10 +111,10 @@ def meet(
     listener: socket.socket | None = None,
     key: bytes = b"",
 ) -> Iterator[Exchange]:
-    """Open the exchange of a gang while the block runs. `rendezvous`: `host:port` of rank 0. `job`: must be equal on
-    all ranks. `device`: PyTorch's name. `limit_s`: maximum wait for other ranks. `listener`: of rank 0, closed here.
-    `key`: common secret. Raises ConfigError for an impossible rank or address, ExchangeError if other ranks do not join
-    or have another job."""
+    """Open the exchange of a gang while the block runs. `rendezvous`: `host:port` of rank 0. `job`: digest of the job,
+    equal on all ranks. `device`: PyTorch's name. `limit_s`: maximum wait for other ranks. `listener`: socket of rank 0,
+    closed at the end. `key`: common secret. Raises ConfigError for an impossible rank or address, ExchangeError if
+    other ranks do not join or have another job."""
     if not 0 <= rank < size:
         raise ConfigError(f"rank {rank} of {size}: ranks count from 0 and are less than the size")
     if size == 1:
@@ -133,7 +134,7 @@ def meet(
     except RuntimeError as error:
         met.close()
         raise ExchangeError(
-            f"rank {rank} of {size} has met the others at {rendezvous}, and cannot connect to them:"
+            f"rank {rank} of {size} has met the other ranks at {rendezvous}, but cannot connect to them:"
             f" {_first_line(error)}; check that the machines reach each other on every port",
             rank=rank, size=size, rendezvous=rendezvous,
         ) from error  # fmt: skip
@@ -187,7 +188,7 @@ def _check_all_ranks(store: Any, *, rank: int, size: int, where: str, job: str, 
     """Raise ExchangeError unless each rank is present once and has this job."""
     facts: dict[str, Any] = {"rank": rank, "size": size, "rendezvous": where}
     mine = f"{job}/{size}"
-    again = "start the gang again, at its own address"
+    again = "start the gang again at an address of its own"
     try:
         if store.add(f"hands/{rank}", 1) > 1:
             raise ExchangeError(f"rank {rank} of {size} has already joined at {where}; {again}", **facts)
@@ -234,13 +235,14 @@ def _group(store: Any, *, rank: int, size: int, device: str, host: str, port: in
     options = gloo._Options()
     options._timeout = limit
     options._threads = 1
-    # By default Gloo listens at this machine's host name, which other ranks may not reach, or strangers may.
+    # By default Gloo listens at this machine's host name. Other ranks may be unable to reach this name, or strangers
+    # may reach it.
     options._devices = [gloo.create_device(hostname=_own_address(host, port))]
     return gloo(distributed.PrefixStore("gloo", store), rank, size, options)
 
 
 def _own_address(host: str, port: int) -> str:
-    """Return this machine's address on the network to the rendezvous. Sends no data."""
+    """Return the address from which this machine reaches the rendezvous. Sends no data."""
     family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(address)

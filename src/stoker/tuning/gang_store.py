@@ -24,7 +24,7 @@ from stoker.pilot.transfer.server import ObjectServer
 
 MOST_BYTES = 1 << 30
 _WAIT_S = 0.5
-"""Rank 0 waits at most these seconds for missing values before it answers."""
+"""Maximum seconds that rank 0 waits for missing values before it answers."""
 _IDLE_S = 7 * 86_400.0
 """Maximum seconds without data on a connection. A rank is silent while it computes."""
 _OPERATIONS = ("set", "get", "add", "has", "compare-set", "delete", "count")
@@ -44,7 +44,7 @@ class Values:
         self._changed = threading.Condition()
 
     def do(self, question: dict[str, Any], given: bytes = b"") -> Answer:
-        """Carry out an operation. Return facts, and the resulting value."""
+        """Return facts, and the resulting value."""
         with self._changed:
             self._changed.notify_all()  # waiting threads continue after this operation
             values, name = self._values, question.get("name", "")
@@ -136,7 +136,7 @@ def serve(listener: socket.socket, *, key: bytes, limit_s: float) -> RankStore:
 
 
 def _answer(values: Values, channel: wire.Channel, question: dict[str, Any]) -> None:
-    """Answer a request to rank 0. A malformed request raises PeerError, which closes its connection."""
+    """A malformed request raises PeerError, which closes the connection."""
     given = _body(channel, question)
     try:
         said, value = values.do(question, given)

@@ -124,7 +124,8 @@ class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The initial prompt, and the length of the soft prompt in tokens (0: that of the initial prompt, at most 64)."""
+    """The initial prompt, and the length of the soft prompt in tokens (0: the length of the initial prompt, at most
+    64)."""
 
     initial: str = ""
     virtual_tokens: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 0
@@ -212,7 +213,7 @@ def read_job(path: str | os.PathLike[str], *, now_s: float | None = None) -> Job
         now_s: Current time in seconds since the epoch; None: time of the clock.
 
     Raises:
-        ConfigError: The job is wrong; with `file`, `line` and `key`, if known.
+        ConfigError: The job is wrong. The error has `file`, `line` and `key`, if known.
     """
     path = Path(path).expanduser()
     try:

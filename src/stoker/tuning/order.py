@@ -15,7 +15,7 @@ from stoker.tuning.job import Job, Metric, Sample
 
 
 class BankPlace(msgspec.Struct, frozen=True):
-    """The prompt bank of a model: the folder, which a library may not see, and the model."""
+    """The prompt bank of a model: its folder, which a library may not see, and the model's identity."""
 
     folder: str
     model: str
@@ -111,7 +111,7 @@ class Point(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Tuned(msgspec.Struct, frozen=True):
-    """The result of a job (the last attribute in Table 3) and its cost.
+    """The result of a job (the last attribute in PromptTuner's Table 3) and its cost.
 
     `text`: tokens nearest to the soft prompt, for display only. `initial_from`: origin of the initial prompt.
     `held_out`: evaluation on samples used neither to train nor to choose the prompt. `best`: first evaluation that

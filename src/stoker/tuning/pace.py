@@ -2,7 +2,7 @@
 
 PromptTuner §4.4 bounds the time left by `remaining iterations x longest iteration`. We add the longest evaluation for
 each remaining evaluation. The first iteration after a start is ignored, because it includes one-time work. Only recent
-iterations count. §4.4.3 limits a lookup to 20 % of a job's SLO, without the time that the job has waited. A measured
+iterations count. §4.4.3 limits a lookup to 20 % of a job's SLO; the job's waiting time does not count. A measured
 `ScoringPace` is valid only for the same kind of device and the same `virtual_tokens`.
 """
 
@@ -75,7 +75,7 @@ class IterationPace:
         self.evaluations_s: deque[float] = deque(maxlen=_KEPT)
 
     def left_s(self, iterations: int) -> float | None:
-        """Return an upper bound of the seconds of `iterations`; None without measurements."""
+        """Return an upper bound of the seconds for `iterations`; None without measurements."""
         if not self.iterations_s:
             return None
         evaluations = math.ceil(iterations / self._evaluate_every)
@@ -117,7 +117,7 @@ def read_paces(folder: Path, *, virtual_tokens: int = 0) -> dict[str, ScoringPac
 
 
 def remember(folder: Path, kind: str, pace: ScoringPace) -> None:
-    """Store the pace of a lookup. Of two simultaneous ones, one may be lost."""
+    """Store the pace of a lookup. If two processes store paces at once, one may be lost."""
     known = _known_paces(folder)
     others = [one for one in known.get(kind, []) if one.virtual_tokens != pace.virtual_tokens]
     with contextlib.suppress(OSError):

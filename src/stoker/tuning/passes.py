@@ -107,8 +107,8 @@ _IGNORED = -100
 
 
 def gradient(soft: SoftPrompt, rows: Sequence[EncodedSample], *, micro_batch: int) -> tuple[torch.Tensor, float, int]:
-    """Return the gradient `[tokens, width]` of the summed loss of `rows`, this loss in nats, and its number of
-    tokens."""
+    """Return the gradient `[tokens, width]` of the summed loss of `rows`, the summed loss in nats, and the number of
+    target tokens."""
     soft.vectors.grad = None
     loss, tokens = 0.0, 0
     with torch.inference_mode(mode=False), torch.enable_grad():

@@ -3,10 +3,10 @@
 A soft prompt is a small number of vectors before the embeddings of the input. Gradient descent trains only these
 vectors (Lester et al., arXiv:2104.08691; PromptTuner §2, §5.1).
 
-Ranks are synchronous, and each rank has the whole model. The summed losses of all parts of a batch, their gradients and
-token counts are added. Every rank then divides by the number of tokens and makes the same optimizer step. Therefore the
+Ranks are synchronous, and each rank has the whole model. The ranks add the summed losses, gradients and token counts of
+their parts of a batch. Every rank then divides by the number of tokens and makes the same optimizer step. Therefore the
 number of ranks affects only rounding. If the progress report of a rank raises `Evicted`, the rank announces this in the
-next exchange, and all ranks stop after the same iteration with the same checkpoint.
+next exchange. All ranks then stop after the same iteration with the same checkpoint.
 
 A checkpoint is in the safetensors format with a JSON header, so reading it runs no code. A job can resume on any number
 of devices.
@@ -81,7 +81,8 @@ def pack_state(state: TuningState) -> bytes:
 
 
 def unpack_state(data: bytes, *, job: str) -> TuningState | None:
-    """Decode a checkpoint; None if empty, or with a warning if invalid. Raises ConfigError for another job's."""
+    """Decode a checkpoint. Return None if empty, or with a warning if invalid. Raises ConfigError for the checkpoint of
+    another job."""
     if not data:
         return None
     try:
@@ -98,7 +99,7 @@ def unpack_state(data: bytes, *, job: str) -> TuningState | None:
         return None
     if header.job != job:
         raise ConfigError(
-            f"the checkpoint is from another job or other data ({header.job}, and this is {job}); give the job its"
+            f"the checkpoint is from another job or other data ({header.job}; this job is {job}); give the job its"
             " own folder, or remove the checkpoint there"
         )
     return state
@@ -150,9 +151,9 @@ def tune(
     limit_s: float = 120.0,
 ) -> Tuned:
     """Run a job as one rank. The model is unchanged afterwards. `rendezvous`: `host:port` of rank 0. `start`: a
-    checkpoint. `limit_s`: maximum wait for other ranks. Raises ConfigError for a job without a prompt, with too few or
-    too long samples, an unreachable target, or the checkpoint of another job; ExchangeError if a rank is missing;
-    Evicted with a checkpoint if `report` raises it."""
+    checkpoint. `limit_s`: maximum wait for other ranks. Raises ConfigError for a job without a prompt, too few or too
+    long samples, an unreachable target, or the checkpoint of another job. Raises ExchangeError if a rank is missing.
+    Raises Evicted with a checkpoint if `report` raises Evicted."""
     clock = PartClock()
     with contextlib.ExitStack() as stack:
         with clock.time(Part.START):
@@ -176,7 +177,8 @@ def tune_with_exchange(
     report: Report | None = None,
     begun: Callable[[int], None] | None = None,
 ) -> Tuned:
-    """Run a job with connected ranks. `clock` counts its parts. `begun` gets the number of earlier iterations first."""
+    """Run a job with connected ranks. `clock` measures the parts of the job. `begun` gets the number of earlier
+    iterations before the first iteration."""
     with clock.time(Part.DATA):
         rows = _EncodedJob(context, job, samples)
         digest = purpose(context, job, samples, rows.prompt)

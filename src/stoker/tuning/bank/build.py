@@ -1,10 +1,11 @@
 """Build a bank on first use, and score prompts. To build a bank, compute the features of its prompts and cluster them.
 
 The feature of a prompt (§4.3.1, "activation features") is the mean of the last hidden states over its first 64 tokens.
-The paper names no layer; only the last layer decides the score. The last token alone is often punctuation.
+The paper names no layer; we use the last, which alone decides the score. We average over tokens, because the last
+token alone is often punctuation.
 
-The score of a prompt is the loss with which tuning would start, on the same tokens. Equation 1 is a mean over samples,
-and tuning uses a mean over target tokens, which is equal for targets of equal length.
+The score of a prompt is the loss with which tuning would start, on the same tokens. Equation 1 averages over samples,
+and tuning averages over target tokens. For targets of equal length, the averages are equal.
 """
 
 from __future__ import annotations
@@ -54,8 +55,6 @@ AT_ONCE = 64
 
 
 class _ReadBatch(msgspec.Struct, frozen=True):
-    """A file in `readings`."""
-
     model: str
     reading: str
     features: list[tuple[Candidate, bytes]]
@@ -77,7 +76,7 @@ class Readings:
                 if not error.facts.get("damaged"):
                     raise
                 aside = path.rename(path.with_name(f"damaged-{path.name}"))
-                log.warning("%s; it is kept as %s, and its prompts are read from the model again", error, aside.name)
+                log.warning("%s; the file is kept as %s, and the model reads its prompts again", error, aside.name)
 
     def __contains__(self, key: object) -> bool:
         return key in self._features
@@ -86,7 +85,7 @@ class Readings:
         return np.stack([self._features[candidate.key] for candidate in candidates])
 
     def add(self, candidates: Sequence[Candidate], features: Array) -> None:
-        """Store raw features. Raises ValueError for a wrong number, StokerError if the write fails."""
+        """Store raw features. Raises ValueError for a wrong number of features, StokerError if the write fails."""
         if features.ndim != 2 or len(features) != len(candidates):
             raise ValueError(f"the reader returned features of shape {features.shape} for {len(candidates)} texts")
         batch = _ReadBatch(self._model, READING, list(zip(candidates, map(to_bytes, features), strict=True)))
@@ -97,8 +96,8 @@ class Readings:
     def _take(self, path: Path, batch: _ReadBatch) -> None:
         if (batch.model, batch.reading) != (self._model, READING):
             raise StokerError(
-                f"{path}: was read from {batch.model} ({batch.reading}), and {self._model} ({READING}) was asked"
-                " for: build its bank in another folder",
+                f"{path}: has features of {batch.model} ({batch.reading}), not of {self._model} ({READING}); build the"
+                f" bank of {self._model} in another folder",
                 file=str(path),
                 model=batch.model,
             )
@@ -119,8 +118,9 @@ def ensure_bank(
     again: bool = False,
     progress: Progress | None = None,
 ) -> BankStore:
-    """Return the bank in `folder`. If it is missing or damaged, or `again`, build it from `candidates` and `readings`,
-    in one process at a time. Raises StokerError for another model, and the ValueError of `layers.build`."""
+    """Return the bank in `folder`. If the bank is missing or damaged, or with `again`, build the bank from `candidates`
+    and `readings`. Only one process builds at a time. Raises StokerError for another model's bank, and the ValueError
+    of `layers.build`."""
     folder.mkdir(parents=True, exist_ok=True)
     if not again and (bank := _whole(folder, model=model)) is not None:
         return bank
@@ -135,7 +135,7 @@ def ensure_bank(
         made = BankStore(folder, model=model)
         if bank is None and made.path.exists():
             aside = made.path.rename(made.path.with_name(f"bank.damaged-{time.time_ns()}"))
-            log.warning("the damaged bank is %s; it is made again with %d prompts", aside, len(layers))
+            log.warning("the damaged bank is now %s; a new bank has %d prompts", aside, len(layers))
         made.write(layers)
         return made
 
@@ -146,8 +146,8 @@ def insert(bank: BankStore, candidate: Candidate, *, read: Reader) -> Insertion:
 
 
 def insert_or_store_prompt(folder: Path, candidate: Candidate, *, model: str, read: Reader) -> Insertion | None:
-    """Insert a prompt into the bank in `folder`, or without an intact bank store it for the next build and return None.
-    Raises the errors of `insert`."""
+    """Insert a prompt into the bank in `folder`. Without an intact bank, store the prompt for the next build and return
+    None. Raises the errors of `insert`."""
     folder.mkdir(parents=True, exist_ok=True)
     bank = _whole(folder, model=model)
     if bank is not None:
@@ -204,9 +204,9 @@ def scorer(
     seen: Callable[[int], None] | None = None,
 ) -> Score:
     """Return a function that computes equation 1: the mean loss of the targets of `samples` after prompt and input.
-    Prompts are cut to `tokens`, or repeated or cut to `virtual_tokens`. The loss is NaN if tuning would refuse the
-    prompt. `batch_size`: prompts per batch. `seen` receives the numbers of scored prompts. Raises ValueError for
-    unreadable samples."""
+    Prompts are cut to `tokens`, or with `virtual_tokens` repeated or cut to that number. The loss is NaN if tuning
+    would refuse the prompt. `batch_size`: prompts per batch. `seen` receives the number of prompts in each call. Raises
+    ValueError for unreadable samples."""
     from stoker.contexts.reading import mean_losses
 
     rows = encode_samples(model.tokenizer, [Sample(*pair) for pair in samples], template=PLACE)
@@ -230,7 +230,7 @@ def scorer(
 
 
 def evaluation_samples(samples: Sequence[tuple[str, str]], *, count: int = 16, seed: int = 0) -> list[tuple[str, str]]:
-    """Return at most `count` random samples (§4.3.2) in their order. Equal seeds give equal samples."""
+    """Return at most `count` random samples (§4.3.2) in their original order. Equal seeds give equal samples."""
     draw = Stream(seed, "evaluation samples")
     order = sorted(range(len(samples)), key=draw.uniform)[:count]
     return [samples[place] for place in sorted(order)]

@@ -68,7 +68,7 @@ _LONGEST_WORD = 40
 
 
 def instruction(targets: Sequence[str]) -> str:
-    """Return an instruction to generate texts like `targets`, which lists up to 8 short ones."""
+    """Return an instruction to generate texts like `targets`. It lists the targets if they are few and short."""
     words = list(dict.fromkeys(target.strip() for target in targets))
     if len(words) <= _MOST_WORDS and all(len(word) <= _LONGEST_WORD for word in words):
         return f"Answer with one of these: {', '.join(sorted(words))}."

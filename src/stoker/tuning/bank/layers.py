@@ -1,27 +1,27 @@
 """The structure of a bank: clusters, each with a representative, and groups within large clusters.
 
 **Features.** Some dimensions of a language model's hidden states are hundreds of times larger than others and nearly
-constant over texts (PromptTuner §5.2). As proposed by Timkey and van Schijndel ("All bark and no bite", EMNLP 2021),
-each dimension is centred and divided by its standard deviation over the bank's prompts when a bank is built. Each
-feature is then scaled to length one.
+constant over texts (PromptTuner §5.2). Timkey and van Schijndel ("All bark and no bite", EMNLP 2021) propose to centre
+each dimension and to divide it by its standard deviation. A build does this over the bank's prompts. Each feature is
+then scaled to length one.
 
 **K-medoids** with cosine distances (PromptTuner §4.3.1) is PAM with the cost computation of FasterPAM (Schubert and
-Rousseeuw, Information Systems 101, 2021): each point is tried as a replacement for all K medoids at once, and an
-improving swap is made immediately, so a pass costs O(n^2) instead of O(K n^2). PAM's BUILD chooses the initial medoids
-without random numbers, so every machine gets the same result.
+Rousseeuw, Information Systems 101, 2021). Each point is tried as a replacement for all K medoids at once, and an
+improving swap is made immediately. A pass therefore costs O(n^2) instead of O(K n^2). PAM's BUILD chooses the initial
+medoids without random numbers, so every machine gets the same result.
 
-**Insertion and replacement** (§4.3.3). A new prompt joins the cluster with the nearest representative (its medoid), and
-a full bank removes the candidate nearest to this representative. The paper leaves some cases open. We decide:
+**Insertion and replacement** (§4.3.3). A new prompt joins the cluster with the nearest representative (its medoid). A
+full bank removes the candidate nearest to this representative. The paper leaves some cases open. We decide:
 
 - If the bank already has the text, the record of this text is replaced.
 - A representative is never removed, but the new prompt may be refused.
 - If the cluster has only its representative, a candidate of the largest cluster is removed.
-- Of equally near candidates the oldest is chosen, also for removal.
+- Of equally near candidates the oldest is chosen. This rule also applies to removal.
 - Representatives stay until the bank is rebuilt.
 
 **Groups** are our addition, because the largest cluster has over a hundred members. If a lookup reaches a group of more
-than `largest_group` members, K-medoids divides it into subgroups, about the square root of this number. The paper found
-three layers for the whole bank too costly to build (§4.3.4).
+than `largest_group` members, K-medoids divides the n members into about sqrt(n) subgroups. The paper found three layers
+for the whole bank too costly to build (§4.3.4).
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ def cosine_distances(one: Array, other: Array) -> Array:
 
 
 def k_medoids(distances: Array, *, k: int) -> tuple[Indices, Indices]:
-    """Return the medoids as ascending indices `[min(k, n)]`, and the number of each point's medoid `[n]`, for symmetric
-    `distances` `[n, n]`. Raises ValueError if k or n is 0."""
+    """Return the medoids as ascending indices `[min(k, n)]`, and for each point the number of its medoid `[n]`.
+    `distances` is symmetric, `[n, n]`. Raises ValueError if k or n is 0."""
     n = len(distances)
     if k < 1 or n == 0:
         raise ValueError(f"{k} medoids of {n} points: both must be 1 or more")
     if k >= n:
         return np.arange(n), np.arange(n)
     medoids = np.sort(_improve_medoids_by_swaps(distances, _choose_initial_medoids(distances, k=k)))
-    owners = np.argmin(distances[:, medoids], axis=1)  # the first if equally near
+    owners = np.argmin(distances[:, medoids], axis=1)  # the first of equally near medoids
     owners[medoids] = np.arange(len(medoids))
     return medoids, owners
 
 
 def _choose_initial_medoids(distances: Array, *, k: int) -> list[int]:
-    """Choose `k` medoids, each of which reduces the cost most (PAM's BUILD)."""
+    """Choose `k` medoids one by one. Each new medoid reduces the cost most (PAM's BUILD)."""
     chosen = [int(np.argmin(distances.sum(axis=0, dtype=np.float64)))]
     near = distances[chosen[0]].copy()
     while len(chosen) < k:
@@ -103,7 +103,7 @@ def _improve_medoids_by_swaps(distances: Array, medoids: list[int]) -> Indices:
 
 
 def _nearest_two_medoids(distances: Array, medoids: Indices) -> tuple[Indices, Array, Array]:
-    """Return each point's nearest medoid, its distance, and that of the second nearest."""
+    """Return each point's nearest medoid, its distance, and the distance to the second nearest medoid."""
     to = distances[:, medoids]
     nearest = np.argmin(to, axis=1)
     rows = np.arange(len(to))
@@ -140,11 +140,11 @@ CLUSTERS = 50
 CAPACITY = 3000
 """Maximum number of candidates in a bank (§4.3.3)."""
 LARGEST_GROUP = 32
-"""A lookup divides larger groups into subgroups."""
+"""Maximum members of a group. A lookup divides larger groups."""
 
 
 class CandidateGroup(msgspec.Struct, frozen=True):
-    """The representative, then the others by distance to it."""
+    """The representative, then the other members by distance to the representative."""
 
     members: tuple[Key, ...]
 
@@ -158,7 +158,7 @@ class InsertionOutcome(enum.Enum):
     UPDATED = "updated"
     """The record of a known text was replaced."""
     REFUSED = "refused"
-    """This prompt would be removed first."""
+    """The full bank would remove this prompt first."""
 
 
 class Insertion(msgspec.Struct, frozen=True):
@@ -168,8 +168,8 @@ class Insertion(msgspec.Struct, frozen=True):
 
 
 class Layers:
-    """The candidates of a bank in clusters, each with its representative first, and their features scaled to length
-    1."""
+    """The candidates of a bank in clusters, and their features scaled to length 1. Each cluster begins with its
+    representative."""
 
     def __init__(
         self, clusters: Sequence[Sequence[tuple[Candidate, Array]]], *, scale: Scale, capacity: int, largest_group: int
@@ -288,8 +288,8 @@ def build(
     capacity: int = CAPACITY,
     largest_group: int = LARGEST_GROUP,
 ) -> Layers:
-    """Cluster candidates by their raw features `[n, width]`. Raises ValueError without candidates or for a non-finite
-    feature."""
+    """Cluster candidates by their raw features `[n, width]`. Raises ValueError without candidates, or if a feature is
+    not finite."""
     if not candidates or len(candidates) != len(features):
         raise ValueError(f"a bank of {len(candidates)} candidates with {len(features)} features cannot be made")
     if not np.isfinite(features).all():

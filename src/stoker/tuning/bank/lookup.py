@@ -32,7 +32,7 @@ class LookupResult(msgspec.Struct, frozen=True):
     candidate: Candidate
     loss: float
     losses: dict[Key, float]
-    """`inf` if scoring was impossible."""
+    """Loss of each scored prompt; `inf` if scoring was impossible."""
 
     @property
     def scores(self) -> int:
@@ -46,8 +46,8 @@ def default_score_limit(layers: Layers) -> int:
 
 
 def look_up(layers: Layers, score: Score, *, limit: int = 0) -> LookupResult:
-    """Return the candidate with the lowest loss among at most `limit` scored ones (0: `default_score_limit`), but score
-    all representatives. Raises StokerError if the number of losses is wrong, or no loss is finite."""
+    """Return the candidate with the lowest loss. Score all representatives, and at most `limit` candidates in total (0:
+    `default_score_limit`). Raises StokerError if the number of losses is wrong, or no loss is finite."""
     search = _Search(layers, score, limit=max(limit or default_score_limit(layers), len(layers.clusters)))
     search.wait(layers.tops())
     while search.waiting and search.remaining:

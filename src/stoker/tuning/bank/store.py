@@ -35,7 +35,7 @@ R = TypeVar("R", bound=msgspec.Struct)
 
 
 def write_record(path: Path, record: msgspec.Struct) -> None:
-    """Replace a file. Raises StokerError, and then keeps the old file."""
+    """Replace a file. After a StokerError, the old file is unchanged."""
     data = msgspec.msgpack.encode(record)
     try:
         write_whole(path, zlib.crc32(data).to_bytes(4, "little") + data, mode=0o644, sync=True)
@@ -102,8 +102,8 @@ class BankStore:
             raise StokerError(f"{self.path}: cannot be read: {error.strerror}", file=str(self.path)) from error
         if (found.model, found.reading) != (self.model, READING):
             raise StokerError(
-                f"{self.path}: is a bank of {found.model} ({found.reading}), and {self.model} ({READING}) was"
-                " asked for; features of two models cannot be compared: build its bank in another folder",
+                f"{self.path}: is a bank of {found.model} ({found.reading}), not of {self.model} ({READING}); features"
+                f" of two models cannot be compared: build the bank of {self.model} in another folder",
                 file=str(self.path),
                 model=found.model,
             )
@@ -120,7 +120,7 @@ class BankStore:
         if the write fails."""
         width = len(self.layers.scale.centre)
         if feature.shape != (width,) or not np.isfinite(feature).all():
-            raise ValueError(f"a feature of this bank is {width} numbers, not {feature.shape}")
+            raise ValueError(f"a feature of this bank has {width} numbers, and this one has shape {feature.shape}")
         with hold_bank_lock(self.folder):
             self.refresh()
             vector = self.layers.scale.unit(feature[None].astype(np.float32))[0]
@@ -147,7 +147,7 @@ class BankStore:
 
 
 def open_bank(folder: Path, *, model: str) -> BankStore:
-    """Open a bank. Raises StokerError if it is missing or damaged (facts), or of another model or `READING`."""
+    """Open a bank. Raises StokerError if the bank is missing or damaged (facts), or of another model or `READING`."""
     return BankStore(folder, model=model).refresh()
 
 
