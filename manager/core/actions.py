@@ -22,9 +22,11 @@ _SHOWN_ACTIONS = 4
 
 
 def carry_out(manager: Manager, plan: Iterable[Action] | None, *, seam: str) -> None:
-    """Carry out the actions of a policy in order. A policy that is a generator sees the effect of each action."""
-    if plan is None:  # a custom policy may return None by mistake
-        error = PolicyError("None is not a plan; return a sequence of actions, () for none")
+    """Carry out the actions of a policy in order. A plan that is a generator sees the effect of each action before it
+    yields the next action.
+    """
+    if plan is None:  # the plan of a custom policy may be None by mistake
+        error = PolicyError("the policy returned None; return a sequence of actions, or () for no action")
         manager.report_illegal_action(error, seam=seam)
         return
     done: list[Action] = []
@@ -52,7 +54,7 @@ def apply(manager: Manager, action: Action, *, seam: str) -> None:
             _evict(manager, action)
         case seams.TakeBack():
             if action.count < 1:
-                raise PolicyError(f"{action.count} calls cannot be taken back; the least is 1")
+                raise PolicyError(f"TakeBack of {action.count} calls is not allowed; count must be at least 1")
             holding.request_calls_back(manager, _library(manager, action.library), action.count)
         case seams.Load():
             _load(manager, action)
@@ -76,8 +78,8 @@ def apply(manager: Manager, action: Action, *, seam: str) -> None:
         case seams.WantBlocks():
             source = _known(manager.state.sources, action.source, "source")
             if not 1 <= action.count <= source.room:
-                has = f"which has {len(source.blocks)} of at most {source.source.most}"
-                raise PolicyError(f"{action.count} blocks of {action.source}, {has}")
+                has = f"which has {len(source.blocks)} blocks and may have {source.source.most}"
+                raise PolicyError(f"{action.count} blocks cannot be requested from {action.source}, {has}")
             block_orders.request_blocks(manager, source, action.count)
         case seams.ReleaseBlock():
             block_orders.release_block(manager, _known(manager.state.blocks, action.block, "block"), action.reason)
@@ -114,7 +116,7 @@ def _library(manager: Manager, id: LibraryId) -> Library:
 def _connected_library(manager: Manager, id: LibraryId) -> Library:
     library = _library(manager, id)
     if library.pilot.state is not PilotState.HERE:
-        raise PolicyError(f"library {id} is on a pilot that is {library.pilot.state.value}")
+        raise PolicyError(f"the pilot of library {id} is {library.pilot.state.value}")
     return library
 
 
@@ -122,7 +124,7 @@ def _library_with_room(manager: Manager, id: LibraryId, call: Call) -> Library:
     library = _library(manager, id)
     if not holding.takes(manager, library, call):
         of = library.context.recipe.name
-        raise PolicyError(f"library {id} is {library.state.value}, of {of}, with load {library.load}")
+        raise PolicyError(f"library {id} ({of}, {library.state.value}, load {library.load}) cannot take call {call.id}")
     return library
 
 
@@ -130,7 +132,7 @@ def _send(manager: Manager, action: seams.Send) -> None:
     call = _waiting(manager, action.call)
     library, group = _library_with_room(manager, action.library, call), call.group
     if group.options.gang[0] > 1:
-        raise PolicyError(f"call {call.id} needs SendGang, with a gang of {group.options.gang[0]}")
+        raise PolicyError(f"call {call.id} needs a gang of {group.options.gang[0]} libraries; use SendGang")
     if (action.reserve_bytes or action.preempts) and not action.offer:
         raise PolicyError(f"call {call.id} is not an offer; only an offer may set reserve_bytes or preempts")
     for other in action.preempts:
@@ -156,7 +158,7 @@ def _send(manager: Manager, action: seams.Send) -> None:
 
 
 def _wait_seconds_without_load(manager: Manager, library: Library, call: Call) -> float:
-    """Return how many seconds a call has waited, without the load time of the library (SLINFER §IX-A)."""
+    """Return the seconds that a call has waited, minus the load time of the library (SLINFER §IX-A)."""
     if call.id in manager.state.reports:
         return manager.state.now - call.submitted_at
     load_s = library.ready_at - library.started_at if call.submitted_at < library.ready_at else 0.0
@@ -167,7 +169,7 @@ def _send_gang(manager: Manager, action: seams.SendGang) -> None:
     call = _waiting(manager, action.call)
     smallest, largest = call.group.options.gang
     if not smallest <= len(action.libraries) <= largest or len(set(action.libraries)) != len(action.libraries):
-        raise PolicyError(f"a gang of {len(action.libraries)} for a call that needs {smallest} to {largest}")
+        raise PolicyError(f"call {call.id} needs {smallest} to {largest} libraries, got {len(action.libraries)}")
     members = tuple(_library_with_room(manager, id, call) for id in action.libraries)
     queues.remove_call_from_queue(manager, call)
     holding.assign_call_to_gang(manager, members, call)
@@ -181,11 +183,11 @@ def _send_gang(manager: Manager, action: seams.SendGang) -> None:
 def _evict(manager: Manager, action: seams.Evict) -> None:
     call = manager.state.calls.get(action.call)
     if call is None or call.holder is None:
-        raise PolicyError(f"call {action.call} is held by no library")
+        raise PolicyError(f"no library holds call {action.call}")
     holder = call.holder.members[0] if isinstance(call.holder, Gang) else call.holder
     unsent = manager.sends.get(holder)
     if unsent and call in unsent:
-        raise PolicyError(f"call {action.call} is being sent at this moment")
+        raise PolicyError(f"call {action.call} is sent at the end of this event, so it cannot be evicted now")
     manager.say(holder.pilot, EvictCall(holder.id, call.id))
 
 
@@ -227,7 +229,7 @@ def _load(manager: Manager, action: seams.Load) -> None:
     if pilot.state is not PilotState.HERE:
         raise PolicyError(f"{pilot.id} is {pilot.state.value}")
     if not action.devices or len(set(action.devices)) != len(action.devices):
-        raise PolicyError("a library needs at least one device, and each device only once")
+        raise PolicyError("Load needs at least one device, and names each device only once")
     if action.memory_bytes < 0:
         raise PolicyError(f"{action.memory_bytes} bytes cannot be promised: the number is negative")
     for id in action.devices:
@@ -280,7 +282,7 @@ def handle_arrived_advice(manager: Manager, event: events.AdviceArrived) -> None
         case events.OfPace() as about, events.PaceAdvice() as pace:
             _handle_pace_advice(manager, about, pace)
         case _, advice:
-            state.refuse(f"{type(advice).__name__} for another kind of subject")
+            state.refuse(f"{type(advice).__name__} does not fit the subject of the advice")
 
 
 def _handle_pace_advice(manager: Manager, about: events.OfPace, pace: events.PaceAdvice) -> None:

@@ -1,10 +1,11 @@
 """Find the causes of failures: calls that kill pilots, pilots that cannot load contexts, and the advisor's verdicts.
 
-If a function fails repeatedly on a pilot, the manager asks the advisor twice within seconds, then every `AGAIN_S`. A
-verdict arrives late or never.
+If a function fails repeatedly on a pilot, the manager asks the advisor at once, after `SOON_S` seconds, and then at
+most every `AGAIN_S` seconds. The verdict arrives later, or never.
 
-A failure that a pilot causes, for example by a full disk, does not count against a recipe. The pilot is *unfit*: it
-does not load the context again for `UNFIT_RETRY_S`, or any context if the load failed after its files were fetched.
+A failure that a pilot causes, for example by a full disk, does not count against a recipe. The pilot is *unfit* for
+`UNFIT_RETRY_S` seconds: it does not load the context. If the load failed after its files were fetched, the pilot loads
+no context.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from stoker.protocol.ids import CallId, format_library_id, show_call
 from stoker.protocol.to_manager import LibraryPhase
 from stoker.units import show_bytes, show_seconds
 
-ALONE_AFTER = 3  # A call whose library or pilot died this often runs alone. If it dies once more, the call fails
-MOST_LOSSES = 10  # A call whose library or pilot died this often fails, even if the call never ran alone
-CUTS = 2  # A call fails if the walltime of its pilot has cut it off this many times
+ALONE_AFTER = 3  # A call runs alone after this many deaths of its library or pilot. After one more death the call fails
+MOST_LOSSES = 10  # A call fails after this many deaths of its library or pilot, even if the call never ran alone
+CUTS = 2  # A call fails after this many walltime cuts that count against it (`Cut.whole`)
 
 
 def special_placement_reason(state: State, call: Call) -> str:
-    """Return why a call waits apart (see `retries`); empty if it does not."""
+    """Return why a call waits apart from the queue (see `retries`), or an empty text."""
     trial = state.trials.get(call.id)
     if trial is None or call.id not in call.group.context.queue.apart:
         return ""
@@ -35,17 +36,17 @@ def special_placement_reason(state: State, call: Call) -> str:
         last = trial.faults[-1]
         pause_s = last.pauses_until - state.now
         when = f"in {show_seconds(pause_s)}" if pause_s > 0 else "on another pilot, or later on this one"
-        return f"{last.pilot} failed it ({last.failure.message}); runs again {when}"
+        return f"{last.pilot} failed the call ({last.failure.message}); the call runs again {when}"
     if count < ALONE_AFTER:
-        return f"waits for a pilot with more than {show_seconds(trial.longest_s)} left of its walltime"
+        return f"the call needs a pilot with more than {show_seconds(trial.longest_s)} of walltime left"
     if is_waiting_for_loss_reason(trial):
-        return f"lost {count} pilots; waits for the batch system's record of the last one"
-    where = f": {trial.pilot.id} is kept for it and ends other calls first" if trial.pilot is not None else ""
-    return f"lost {count} pilots or libraries while it ran; runs alone on a pilot next{where}"
+        return f"the call lost {count} pilots, and waits for the batch system's record of the last pilot"
+    where = f": {trial.pilot.id} is kept for the call and ends other calls first" if trial.pilot is not None else ""
+    return f"the call lost {count} pilots or libraries, and runs alone on a pilot next{where}"
 
 
 def terminal_call_failure(state: State, call: Call, trial: Trial) -> Failure | None:
-    """Return the failure of a call that must not run again; None if it may."""
+    """Return the failure of a call that must not run again, or None."""
     if sum(cut.whole for cut in trial.cuts) >= CUTS:
         cut = trial.cuts[-1]
         text = (
@@ -102,7 +103,7 @@ def needs_special_placement(manager: Manager, call: Call, trial: Trial) -> bool:
 
 
 def is_waiting_for_loss_reason(trial: Trial) -> bool:
-    """True if a reason from the batch system can still prevent the failure of the call."""
+    """True if the batch system may still report a harmless reason for a loss of the call."""
     counted = trial.counted
     return len(counted) > ALONE_AFTER and counted[-1].alone and not all(loss.is_settled for loss in counted)
 
@@ -181,7 +182,7 @@ def log_of(library: Library) -> str:
 
 PRINTING_TIMER = "pace"
 EVERY_S = 15.0
-MOST = 64  # Maximum number of questions to the advisor per timer event. Later events ask the others
+MOST = 64  # Maximum number of questions to the advisor per timer event. Later events ask about the other calls
 
 
 def ask_advisor_about_output(manager: Manager, _: str) -> None:
@@ -206,13 +207,13 @@ def _question(manager: Manager, library: Library) -> AskAdvice | None:
     return AskAdvice(about, call.group.function.name, log, start=library.printed_to)
 
 
-UNFIT_RETRY_S = (5.0, 20.0, 80.0, 300.0)  # Seconds until an unfit pilot is tried again; the last value repeats
+UNFIT_RETRY_S = (5.0, 20.0, 80.0, 300.0)  # Seconds until the next load after each failure; the last value repeats
 LASTING_TIMES = 3  # A pilot counts as permanently unfit after this number of failed loads in a row
 EVERY = ""  # Key in `Pilot.unfit` that means all contexts
 
 
 def mark_pilot_unfit(state: State, library: Library, failure: Failure, *, loading: bool, waits_s: float = 0.0) -> None:
-    """Record that a pilot cannot load a context, or any context. `waits_s`: seconds until its cache has room; 0 = none.
+    """Record that a pilot cannot load a context, or any context. `waits_s`: seconds until its cache has room, or 0.
 
     Further failures of a pilot that is already unfit are not counted.
     """

@@ -15,7 +15,7 @@ from stoker.units import show_seconds
 
 
 def request_blocks(manager: Manager, source: SourceState, count: int, *, probed: str = "") -> None:
-    """Request blocks. `probed`: a node on which a one-minute block only tests the devices."""
+    """Request blocks. `probed`: the node that a one-minute block tests; empty for blocks that run calls."""
     state = manager.state
     excluded = () if probed else tuple(record.node for record in state.excluded_nodes(source))
     allowed = AllowedNodes(exclude=excluded, only=probed)
@@ -42,7 +42,7 @@ def release_block(manager: Manager, block: Block, reason: str) -> None:
 
 
 def send_blocks_to_factory(manager: Manager, client: Client) -> None:
-    """Send all open blocks and all cancellations to a new factory. Earlier factories count as disconnected."""
+    """Send all open blocks and all cancellations to a new factory. Mark earlier factories as disconnected."""
     for other in manager.state.clients.values():
         if other.factory and other is not client:
             other.connected = False
@@ -93,7 +93,7 @@ def release_block_without_pilots(manager: Manager, id: str) -> None:
 
 
 def write_final_pilot_records(manager: Manager) -> None:
-    """Record the end of each remaining pilot, and that no source has a pilot any more."""
+    """Record the end of each remaining pilot, and zero pilots for each source."""
     for block in manager.state.blocks.values():
         blocks.finalize_loss_reasons(manager, block)
     for pilot in manager.state.pilots.values():
@@ -124,7 +124,7 @@ def record_block_update(manager: Manager, message: BlockUpdate) -> None:
 
 
 def _handle_hold(manager: Manager, block: Block, message: BlockUpdate) -> None:
-    """Stop a source if two of its jobs in a row were held for one cause; then release this and its waiting blocks."""
+    """Stop a source if two of its jobs in a row were held for one cause. Release this block and the waiting blocks."""
     source = block.source
     if not blocks.record_hold(block, message):
         return

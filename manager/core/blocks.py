@@ -1,7 +1,7 @@
 """Track blocks, the sources (sites) that provide blocks, and the losses of pilots.
 
-The loss of a pilot is *settled* when the next listing of the batch system gives a reason, or after `SETTLE_S`. A source
-has failed if a block is refused or ends without a pilot. Blocks whose pilots died young are counted separately.
+The loss of a pilot is *settled* when the batch system gives a reason, or after `SETTLE_S` seconds. A source counts a
+failure if a block is refused or ends before a pilot joins. Blocks whose pilots ended early are counted separately.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _count(state: State, loss: LossReason, change: int) -> None:
     state.losses[loss] = state.losses.get(loss, 0) + change
 
 
-YOUNG_S = 60.0  # A pilot that loads nothing and is lost within these seconds died young
+YOUNG_S = 60.0  # A block is short-lived if its pilots loaded nothing and left within these seconds
 KEPT_BLOCKS = 1000  # Number of ended blocks whose histories are kept
 
 
@@ -101,13 +101,13 @@ def set_sources(manager: Manager, sources: Iterable[Source]) -> None:
     for source in sources:
         known = before.get(source.name) or SourceState(source)
         known.source = source
-        known.held_for = known.hold = known.stopped = ""  # try again: the site file may be corrected
+        known.held_for = known.hold = known.stopped = ""  # use the source again: the site file may be corrected
         state.sources[source.name] = known
     manager.demand_changed = True
 
 
 def add_block(state: State, source: SourceState, id: BlockId, allowed: AllowedNodes = ANYWHERE) -> Block:
-    """Add a block. A source does not count its probes, because they run no calls."""
+    """Add a block. Probes are not in the source's `blocks`, because they run no calls."""
     block = state.blocks[id] = Block(id, source, state.now, allowed)
     if not block.probes:
         source.blocks[id] = block
@@ -205,7 +205,7 @@ def _update_source_failures(block: Block, now: float) -> None:
         source.failures += 1
         source.failed_at = now
         source.useless = False
-        source.last_failure = block.reason or "the job ended before a pilot of it reached the manager"
+        source.last_failure = block.reason or "the job ended before one of its pilots reached the manager"
     elif _is_short_lived_block(block, now) and block.reason:
         source.last_failure = block.reason
     elif not _is_short_lived_block(block, now):

@@ -2,11 +2,11 @@
 
 The queue of each priority has three parts. `fresh` is a deque of new calls without a deadline (O(1) amortized). `back`
 is a heap of calls with a deadline and of requeued calls (O(log n)). `gangs` is a heap of calls that need several
-libraries. Other calls may start before gang calls (`single`).
+libraries. Calls that need one library may start before gang calls (`single`).
 
-With `by_run_time`, a call is sorted by its arrival time plus `YIELDS` times its expected run time. Calls that wait
-*apart* (see `retries`) are never taken. A call that is removed leaves a *ghost*: an entry with an old ticket, which is
-skipped and later removed.
+With `by_run_time`, a call is sorted by its arrival time plus `YIELDS` times its expected run time. `take` returns no
+calls that wait *apart* (see `retries`). A removed call leaves a *ghost*: an entry with an old ticket. The queue skips
+ghosts and removes them later.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class QueueOptions(Protocol):
 
     @property
     def expected_s(self) -> float:
-        """Expected run time of a call in seconds; 0 = unknown. When it changes, `Queue.reorder` must be called."""
+        """Expected run time of a call in seconds; 0 = unknown. Call `Queue.reorder` after a change."""
 
 
 class Queued(Protocol):
@@ -39,12 +39,12 @@ class Queued(Protocol):
 
     @property
     def group(self) -> QueueOptions:
-        """Calls of a group have the same function and options."""
+        """The group of the calls with the same function and options."""
 
 
 C = TypeVar("C", bound=Queued)
 
-# An entry of a heap: the call's deadline, arrival time, id and ticket, then the call itself.
+# An entry of a heap: the deadline, arrival time, id and ticket of a call, and the call.
 _Entry = tuple[float, float, int, int, C]
 
 NOT_QUEUED = -1  # Ticket of a call that left the queue. New calls have ticket 0, requeued calls a positive ticket
@@ -63,7 +63,7 @@ class _Level(Generic[C]):
 
 
 class Queue(Generic[C]):
-    """`gangs`: number of calls that need several libraries. `timed`: number of calls with a deadline that counts."""
+    """`gangs`: number of calls that need several libraries. `timed`: number of calls sorted by deadline."""
 
     __slots__ = (
         "_by_deadline", "_ghosts", "_levels", "_order", "_tickets", "apart", "count", "gangs", "is_by_run_time", "timed"
@@ -135,7 +135,7 @@ class Queue(Generic[C]):
         self.count += 1
 
     def demote(self, call: C) -> None:
-        """Ignore the deadline of a waiting call from now on, and move the call back in the queue."""
+        """Move a waiting call back in the queue, and ignore its deadline from now on."""
         self.leave(call)
         call.late = True
         self.put_back(call)
@@ -191,7 +191,7 @@ class Queue(Generic[C]):
         return None
 
     def nearest(self) -> Iterator[C]:
-        """Yield the waiting call with the nearest deadline of each part of the queue."""
+        """Yield, for each part of the queue, the waiting call with the nearest deadline."""
         if self.timed:
             for level in self._levels.values():
                 for heap in (level.back, level.gangs):

@@ -29,7 +29,7 @@ from stoker.protocol.to_manager import CallYielded, Cancel, ClientHello, PiecesT
 from stoker.protocol.to_pilot import AckPieces, Exit
 from stoker.units import show_bytes, show_seconds
 
-MOST_CLIENTS = 1 << 20  # The ids of calls contain the client's number in their high bits, and must fit 63 bits
+MOST_CLIENTS = 1 << 20  # Call ids contain the client's number in their high bits, and must fit in 63 bits
 
 
 def add_client(manager: Manager, id: ClientId, message: ClientHello) -> Client | None:
@@ -40,7 +40,7 @@ def add_client(manager: Manager, id: ClientId, message: ClientHello) -> Client |
     number = state.next_client if message.number < 0 else message.number
     if number in state.clients_by_number or number > MOST_CLIENTS:
         state.refuse("client with the number of another client")
-        wrong = f"its calls carry the number {number}, now another client's, because the journal lost its end"
+        wrong = f"another client has the number {number} of its calls, because the journal lost its last records"
         manager.out.append(events.ToClient(id, to_client.ClientRefused(wrong)))
         return None
     client = state.clients[id] = state.clients_by_number[number] = Client(id, number=number, observer=False)
@@ -54,7 +54,7 @@ def reconcile_received_results(manager: Manager, client: Client, received: int, 
     if is_new:
         client.first_unacked = received
         return received > 0
-    if known is not None and received > known:  # number the later results anew, because the client never received them
+    if known is not None and received > known:  # give later results new numbers: the client never received them
         for _ in range(min(known - client.first_unacked, len(client.unacked))):
             client.unacked.popleft()
         client.first_unacked = received
@@ -112,7 +112,7 @@ def build_call_options(message: Submit, *, now: float) -> CallOptions:
 def find_submit_failure(
     manager: Manager, client: Client, message: Submit, options: CallOptions, *, is_known: bool
 ) -> Failure | None:
-    """Return why submitted calls are not accepted; None if they are. `is_known`: True if their group exists."""
+    """Return why submitted calls are refused, or None. `is_known`: True if the group of the calls exists."""
     state = manager.state
     context = state.contexts.get(message.recipe)
     ids = [spec.call for spec in message.calls]
@@ -165,13 +165,15 @@ def cancel_calls(manager: Manager, client: Client, message: Cancel) -> None:
 
 # ---- leaving
 KEPT_S = 86_400.0  # Seconds that a session of `stoker up` keeps the results of a disconnected program
-MOST_KEPT_BYTES = 64_000_000  # Maximum bytes of a disconnected program's results, without large results in files
+MOST_KEPT_BYTES = 64_000_000  # Maximum bytes of a disconnected program's kept results; results in files are not counted
 SETTLE_S = 60.0  # Seconds until the size of the kept results is checked. Cancelled calls have ended by then
 KEPT_BANNED = 1000
 
 
 def handle_gone_client(manager: Manager, id: ClientId) -> None:
-    """Cancel the calls of a client that did not reconnect. End a session that has no other client and is not kept."""
+    """Cancel the calls of a client that did not reconnect. End a session that has no other client, unless `stoker up`
+    started the session.
+    """
     state = manager.state
     client = state.clients.get(id)
     if client is None or client.gone:
@@ -273,7 +275,7 @@ def end_session(manager: Manager, reason: str) -> None:
 
 # ---- lost records of the journal
 def mark_journal_records_lost(state: State) -> None:
-    """Accept all frames of a client or pilot until its next hello, because the journal has lost records."""
+    """Accept all frames of clients and pilots until their next hello, because the journal has lost records."""
     state.refuse("damaged records of the journal")
     inboxes = [client.inbox for client in state.clients.values()]
     inboxes += [pilot.inbox for pilot in (*state.pilots.values(), *state.gone_pilots.values())]

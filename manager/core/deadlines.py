@@ -1,13 +1,13 @@
-"""Deadlines of calls, forecasts for clients, and calls and loads that fit into the remaining walltime of a pilot.
+"""Handle deadlines and forecasts of calls, and choose calls and loads that fit into the remaining walltime of a pilot.
 
-*Deadlines* count if the policy sets `Dispatch.by_deadline`. A call is *lost* if it would miss its deadline even if it
-started now and took the shortest run time of its function. A lost call with `late="drop"` is dropped. Other lost calls
+*Deadlines* are used if the policy sets `Dispatch.by_deadline`. A call is *lost* if even an immediate start with the
+shortest run time of its function would miss the deadline. A lost call with `late="drop"` is dropped. Other lost calls
 wait until the calls that can meet their deadlines have started.
 
 *Walltime*: only this module compares run times with the remaining time of a pilot. A call that is expected to outlast a
-pilot is sent there only if no pilot has more time. A call that was cut off by a walltime needs a pilot with more time
-than the call ran, or with about the longest walltime. If two loads of a context were cut off, the longer load counts as
-its load time until a load is measured.
+pilot is sent there only if no pilot has more time. A call that was cut off needs a pilot with more time left than the
+call had, or with about the longest walltime. After two cut loads of a context, the longer load counts as its load time
+until a load succeeds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from stoker.protocol.calls import CallForecast, Failure, FailureKind
 from stoker.protocol.to_client import Forecasts
 from stoker.units import forecast_tolerance_s, show_seconds
 
-KNOWN_RUNS = 3  # A function's shortest run time counts after this number of runs, because a first run may be slow
+KNOWN_RUNS = 3  # Runs after which a function's shortest run time is used, because the first runs may be slow
 _TIMER_MARGIN_S = 0.001  # Seconds added to a timer, so that a timer that fires early is not set again immediately
 
 
@@ -119,7 +119,7 @@ def apply_forecast_action(manager: Manager, action: Forecast) -> None:
 
 
 def is_in_time(ends_at: float, *, due_at: float, now: float) -> bool:
-    """Return True if a call misses its deadline by less than the forecast tolerance. `due_at`: 0 = no deadline."""
+    """Return True if a call meets its deadline, within the forecast tolerance. `due_at`: 0 = no deadline."""
     return not due_at or ends_at - due_at < forecast_tolerance_s(ends_at - now)
 
 
@@ -137,15 +137,15 @@ def send_forecasts(manager: Manager) -> None:
 
 
 MARGIN_S = 20.0  # A pilot with short calls stops taking calls this many seconds before its walltime ends
-MOST_OF_IT = 0.25  # Maximum part of the walltime that the drain margin may use, so that short jobs do some work
+MOST_OF_IT = 0.25  # Maximum share of the walltime that the drain margin may use, so that short jobs still run calls
 CAUTION = 1.5  # Safety factor on the expected run time of a call
 _GRACE_S = 2.0
 _LOAD_CAUTION = 1.2
 _CUT_LOADS = 2
 SLACK_S = 60.0  # A pilot lost in its last 60 s (at most a quarter of its walltime) counts as ended by its walltime
 _SLACK_SHARE = 0.25
-_FRESH_SHARE = 0.9  # A pilot counts as new while this share of its own, or of the longest, walltime is left
-_WHOLE_CUT_SHARE = 0.6  # Being cut off counts against a call that ran for this share of its pilot's walltime
+_FRESH_SHARE = 0.9  # A pilot counts as new while this share of its own walltime, or of the longest walltime, is left
+_WHOLE_CUT_SHARE = 0.6  # A cut counts against a call that ran for at least this share of its pilot's walltime
 
 
 def walltime_left_s(pilot: Pilot, now: float) -> float:
@@ -153,7 +153,7 @@ def walltime_left_s(pilot: Pilot, now: float) -> float:
 
 
 def expected_run_s(library: Library, call: Call) -> float:
-    """Return the expected run time of a call, by its function or else its context; 0 = unknown."""
+    """Return the expected run time of a call in seconds, from its function or else its context; 0 = unknown."""
     cost, context = call.group.cost, library.context
     return run_s_on(context.speeds, cost if cost.run_s else context, library.kind)
 
@@ -215,7 +215,7 @@ def _can_load_before_drain(context: Context, kind: str, *, left_s: float, lasts_
 
 
 def drain_margin_s(lasts_s: float, *, run_s: float) -> float:
-    """Return the number of seconds before the end of its walltime at which a pilot stops taking calls."""
+    """Return how many seconds before the end of its walltime a pilot stops taking calls."""
     return min(max(MARGIN_S, CAUTION * run_s + _GRACE_S), MOST_OF_IT * lasts_s)
 
 

@@ -1,7 +1,7 @@
 """Move calls between queues and libraries when calls are submitted, ended or requeued.
 
-This module is performance-critical. A call that may have killed its library runs alone in a library; one that may have
-killed its pilot gets a whole pilot (`retries`).
+This module is performance-critical. A call that may have killed its library runs alone in a library. A call that may
+have killed its pilot runs alone on a pilot (`retries`).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def feed_library(manager: Manager, library: Library) -> None:
     dispatch, queue = manager.policies.dispatch, library.context.queue
     if library.state is not LibraryState.READY or library.pilot.state is not PilotState.HERE:
         return
-    # To save time, the index entry of a library is updated only once, after the library is filled. If a policy
-    # returns no call for the library, the entry is updated before that, and the policy is asked again.
+    # To save time, the index entry of a library is updated only once, after the library is filled. If the policy
+    # returns no calls for the library, the manager updates the entry and asks the policy again.
     apart = queue.apart or (context.listed_by and any(other.queue.apart for other in context.listed_by.values()))
     listed = library.stuck or not queue.count or queue.gangs or apart
     if listed:
@@ -229,7 +229,7 @@ def calls_ended(manager: Manager, library: Library, message: CallsEnded) -> None
         if not outcome.ok:
             total += ending.account_runs(manager, library, group, good, others=others, seconds=seconds, failed=True)
             good, others, seconds = [], 0, 0.0
-        ending.end_call(manager, call, outcome)  # count watched calls in the same way, or a replay would differ
+        ending.end_call(manager, call, outcome)  # count watched calls like other calls, or a replay would differ
     if group is not None:
         total += ending.account_runs(manager, library, group, good, others=others, seconds=seconds)
         if first and library.context.queue.count:
@@ -278,7 +278,7 @@ def _handle_unexpected_end(manager: Manager, library: Library, call: Call | None
         and not options.stream  # the client may not have all pieces of this result
         and not any(device.fault for device in library.devices)
     ):
-        still_open.note(manager.state.now, f"{library.pilot.id}, which had been counted as lost, finished it")
+        still_open.note(manager.state.now, f"{library.pilot.id}, which was counted as lost, finished the call")
         if still_open.state is CallState.HELD:
             holding.withdraw_to_queue(manager, still_open)
         ending.end_call(manager, still_open, outcome)
@@ -309,7 +309,7 @@ def requeue_returned_calls(manager: Manager, library: Library, message: CallsRet
         if message.case is not None:
             counts, case = library.context.refusals, message.case.value
             counts[case] = counts.get(case, 0) + len(back)
-        if not all(call.offered for call in back):  # a library refuses other calls only when it is about to exit
+        if not all(call.offered for call in back):  # without an offer, a library refuses calls only before it exits
             libraries.stop_library(manager, library, reason=message.refused)
         for call in back:
             _retry_call(manager, call, why=f"refused by lib-{library.id} on {library.pilot.id}: {message.refused}")

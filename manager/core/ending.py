@@ -211,7 +211,7 @@ def account_runs(
 ) -> int:  # fmt: skip
     """Count runs of a group's calls, send the results in `good` to the client, and return the number of runs.
 
-    `others`: runs whose results are not in `good`. `failed`: True if the run times do not measure the device.
+    `others`: runs whose results are not in `good`. `failed`: True to ignore the run times for device speeds.
     """
     state, count = manager.state, len(good) + others
     if good:
@@ -285,7 +285,7 @@ def apply_cost_advice(context: Context, by_kind: Mapping[str, ContextAdvice]) ->
 
 
 def apply_run_time_advice(manager: Manager, context: Context, cost: Cost, by_kind: Mapping[str, ContextAdvice]) -> bool:
-    """Use the advised run time of a function that has never run. Return True if the advice has one."""
+    """Use the advised run time of a function that has never run. Return True if the advice is used."""
     known = {kind: advice.run_s for kind, advice in by_kind.items() if advice.run_s}
     if cost.runs or not known:
         return False

@@ -1,6 +1,6 @@
 """Events and commands of the manager, and the subjects of advice.
 
-Each event is written to the journal with its time before its commands run, so a replay gives the same state.
+The journal stores each event with its time before the event's commands run. So a replay gives the same state.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Event(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class FromClient(_Event, frozen=True, array_like=True, tag="c", gc=False):
-    """A frame of messages. `sequence`: number of the frame; 0 = not numbered."""
+    """A frame of messages from a client. `sequence`: number of the frame; 0 = not numbered."""
 
     client: ClientId
     sequence: int
@@ -140,7 +140,7 @@ class VerdictAdvice(msgspec.Struct, frozen=True, array_like=True, tag="verdict")
 
 
 class PaceAdvice(msgspec.Struct, frozen=True, array_like=True, tag="pace"):
-    """Progress that a running call has printed; 0 = unknown. `slowed`: lost share of its best rate."""
+    """Progress that a running call has printed; 0 = unknown. `slowed`: share of the best rate that was lost."""
 
     done: float
     total: float
@@ -167,7 +167,7 @@ class ManagerRestarted(_Event, frozen=True, array_like=True, tag="restarted"):
 
 
 class FactoryTrouble(_Event, frozen=True, array_like=True, tag="factory"):
-    """`reason`: why no factory is connected; empty if one is connected."""
+    """`reason`: why no factory is connected; empty if a factory is connected."""
 
     reason: str
 
@@ -179,7 +179,7 @@ class Noticed(_Event, frozen=True, array_like=True, tag="noticed"):
 
 
 class EventRefused(_Event, frozen=True, array_like=True, tag="refused"):
-    """The core failed on an event of the sender `role`, `name`, and the manager restarted without this event."""
+    """The core failed on an event, and the manager restarted without it. `role`, `name`: sender of the event."""
 
     role: str
     name: str
@@ -271,7 +271,7 @@ class RecordLoad(msgspec.Struct, frozen=True):
 
 
 class RecordRuns(msgspec.Struct, frozen=True):
-    """Record a function's calls since the last record, and their total run time."""
+    """Record the number and total run time of a function's calls since the last record."""
 
     recipe: RecipeKey
     function: str

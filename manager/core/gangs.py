@@ -1,9 +1,9 @@
 """Handle gang calls, which run on several libraries at once. Each library runs one rank of the call.
 
-Rank 0 reports its address, and the manager sends it to the other ranks. When the last rank ends, the call ends with the
-result of rank 0. If a library is lost, or a rank loses its connection to another rank (at most `MOST_BREAKS` times),
-the call is requeued with the last checkpoint of rank 0. No library waits for an incomplete gang, so gangs cannot
-deadlock.
+Rank 0 reports its address, and the manager sends the address to the other ranks. When the last rank ends, the call ends
+with the result of rank 0. If a library is lost, or a rank loses its connection to another rank, the call is requeued
+with rank 0's last checkpoint. The call fails after `MOST_BREAKS` broken runs. No library waits for an incomplete gang,
+so gangs cannot deadlock.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def record_gang_progress(manager: Manager, call: Call, gang: Gang, report: CallP
 
 
 def record_gang_member_end(manager: Manager, call: Call, library: Library, outcome: CallEnd) -> None:
-    """Record that a rank has ended. If it failed or was the last to end, end the call or run it again."""
+    """Record that a rank has ended. If the rank failed, or was the last to end, end the call or requeue it."""
     gang, failure = call.holder, outcome.failure
     assert isinstance(gang, Gang)
     gang.ends[library.id] = outcome
@@ -73,7 +73,7 @@ def record_gang_member_end(manager: Manager, call: Call, library: Library, outco
 
 
 def count_memory_killed_rank(manager: Manager, library: Library, call: Call, failure: Failure) -> bool:
-    """Count a rank that was killed for lack of memory. Return True if its call ended because of this."""
+    """Count a rank that was killed for lack of memory. Return True if the call failed after too many broken runs."""
     outcome = CallEnd(call.id, False, failure=msgspec.structs.replace(failure, kind=FailureKind.INFRASTRUCTURE))
     return _fail_if_broken_too_often(manager, call, library, outcome, by_ranks=False)
 
@@ -81,7 +81,7 @@ def count_memory_killed_rank(manager: Manager, library: Library, call: Call, fai
 def _fail_if_broken_too_often(
     manager: Manager, call: Call, library: Library, outcome: CallEnd, *, by_ranks: bool
 ) -> bool:
-    """Count a broken run of a gang call. `by_ranks`: True if a rank lost its connection to others."""
+    """Count a broken run of a gang call. `by_ranks`: True if a rank reported the failure."""
     state, last = manager.state, outcome.failure
     breaks = state.breaks[call.id] = state.breaks.get(call.id, 0) + 1
     if by_ranks:

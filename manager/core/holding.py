@@ -1,7 +1,7 @@
 """Record which library holds which call. Only this module writes these records.
 
-A call that was withdrawn from a library occupies its slot as a *zombie* until the pilot reports that the slot is free.
-Calls, and orders to drop calls, are sent at the end of the event.
+A withdrawn call occupies its library slot as a *zombie* until the pilot reports that the slot is free. Calls and drop
+orders are sent at the end of the event.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def mark_special_placement_due(manager: Manager, context: Context) -> None:
 
 
 def get_or_create_trial(manager: Manager, call: Call) -> Trial:
-    """Return the record of what interrupted a call since it last saved its progress."""
+    """Return the losses, cuts and faults of a call since it last saved its progress."""
     trial = manager.state.trials.setdefault(call.id, Trial())
     if call.spec.progress != trial.saved:
         trial = manager.state.trials[call.id] = Trial(saved=call.spec.progress, pilot=trial.pilot)
@@ -63,9 +63,9 @@ def free_reserved_pilot(manager: Manager, trial: Trial) -> None:
 
 
 def pop_broken_gang_calls(state: State, library: Library, running: Iterable[int]) -> list[Call]:
-    """Return the gang calls of a dead library whose current run another rank had already ended."""
+    """Return the gang calls of a dead library whose current run ended because another rank failed."""
     here = [state.calls[id] for id in running if id in library.zombies and id in state.calls]
-    # If several ranks die together, only one death counts, and only for the run in which they died.
+    # If several ranks die together, the manager counts one death, and only for the run in which the ranks died.
     return [call for call in here if state.broken_runs.pop(call.id, None) == call.sent_at]
 
 
@@ -173,8 +173,8 @@ def end_successful_calls(
 ) -> tuple[int, Call | None, Group | None, float]:
     """End calls of one group until a result failed or belongs to another group. This function is performance-critical.
 
-    Return the number of ended calls, the call of the last result (None if the library does not hold the call, or if no
-    result is left), the group, and `seconds` plus the run times of the ended calls.
+    Return the number of ended calls, the call of the last result, the group, and `seconds` plus the run times of these
+    calls. The call is None if no result is left or the library does not hold it.
     """
     held, open_calls, has_ended = library.held, manager.state.calls, CallState.ENDED
     before = len(held)
@@ -321,7 +321,7 @@ def send_calls(manager: Manager) -> None:
         if not given:
             continue
         group = given[0].group
-        specs = [call.spec for call in given if call.group is group]  # fast; usually all calls
+        specs = [call.spec for call in given if call.group is group]  # this fast path usually covers all calls
         if len(specs) == len(given):
             _send(manager, library, group, specs)
         else:

@@ -1,10 +1,10 @@
 """Manage libraries from their load to their end, with their promised memory, failed loads, snapshots and sleep.
 
 Snapshots of loaded contexts (`stoker.contexts.snapshot`) are stored by recipe and device kind. A pilot waits for a
-snapshot no longer than the snapshot's creation took.
+snapshot at most as long as its creation took.
 
-A library that was ordered to wake counts as loading. It cannot be woken before its pilot has answered the order to
-sleep (`Library.slept`). If `sleep` or `wake` fails, the context never sleeps again (docs/decisions/063).
+A library that was ordered to wake counts as loading. A sleeping library can wake only after its pilot has answered the
+order to sleep (`Library.slept`). If `sleep` or `wake` fails, the context never sleeps again (docs/decisions/063).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from stoker.protocol.to_pilot import ResizeLibrary, SleepLibrary, StartLibrary, 
 from stoker.units import show_bytes, show_seconds
 
 LOAD_TRIES = 2  # Failed loads in a row after which the waiting calls of a context fail
-LOADS = 4  # The waiting calls of a context fail if this many pilots in a row were lost while loading only it
+LOADS = 4  # Waiting calls of a context fail if this many pilots in a row were lost while loading only that context
 
 
 def apply_load_advice(context: Context, by_kind: Mapping[str, ContextAdvice], *, source: str) -> None:
@@ -98,7 +98,7 @@ KEPT_LIBRARIES = 200  # Number of ended libraries whose histories are kept
 
 
 def promise(library: Library, memory_bytes: int) -> None:
-    """Promise a library memory on each of its devices, in bytes. Raise PolicyError if it exceeds a device's budget."""
+    """Promise a library memory on each of its devices, in bytes. Raise PolicyError if a device's budget is exceeded."""
     more = memory_bytes - library.promised_bytes
     for device in library.devices:
         if more > 0 and device.budget_bytes < more and library.state is not LibraryState.STOPPING:
@@ -120,7 +120,7 @@ def resize(manager: Manager, library: Library, memory_bytes: int, *, orders: boo
 
 
 def adopt_pilot_memory_promise(library: Library, memory_bytes: int) -> None:
-    """Record that the pilot has changed a library's memory. The promise stays within its devices' free memory."""
+    """Record that the pilot has changed a library's memory. The promise is at most the devices' free memory."""
     promise(library, min(memory_bytes, _most_bytes(library)))
     library.resizing.append(memory_bytes)
 
@@ -136,7 +136,7 @@ def resized(manager: Manager, library: Library, message: to_manager.LibraryResiz
         return
     ordered = message.ordered_bytes if message.ordered_bytes >= 0 else size
     if not waiting or (message.ordered_bytes >= 0 and ordered not in waiting):
-        # After a hello the manager repeats an order, and the pilot then answers twice.
+        # After a hello the manager repeats its last order, so the pilot may answer this order twice.
         manager.state.refuse("resize that the manager did not order")
         return
     answered = waiting.index(ordered) + 1 if ordered in waiting else 1
@@ -257,7 +257,7 @@ def adopt_found_library(manager: Manager, library: Library, *, reserved_bytes: i
 
 
 def readmit_libraries(manager: Manager, pilot: Pilot, there: Iterable[to_manager.LibraryFacts]) -> None:
-    """Restore those libraries of a returned pilot that its hello lists."""
+    """Restore the libraries of a returned pilot that are listed in the pilot's hello."""
     kept, pilot.kept = pilot.kept or {}, None
     for device in pilot.devices.values():
         device.tier_since = manager.state.now
@@ -355,7 +355,7 @@ def order_sleep(manager: Manager, library: Library) -> None:
     if library.state is not LibraryState.READY or library.load or library.resizing or not library.sleeps:
         raise PolicyError(
             f"library {library.id} cannot sleep: it is {library.state.value}, with load {library.load}"
-            f"{', being resized' * bool(library.resizing)}{'' if library.sleeps else ', and its context cannot'}"
+            f"{', is being resized' * bool(library.resizing)}{'' if library.sleeps else ', its context cannot sleep'}"
         )
     if host > pilot.free_host_bytes_for_sleep:
         raise PolicyError(
@@ -368,7 +368,7 @@ def order_sleep(manager: Manager, library: Library) -> None:
 
 
 def order_wake(manager: Manager, library: Library) -> None:
-    """Wake a library. Raise PolicyError if it is not asleep, or if its memory before the sleep is not free now."""
+    """Wake a library. Raise PolicyError if it is not asleep, or if its devices lack the memory that it had."""
     if library.state is not LibraryState.ASLEEP or not library.slept:
         raise PolicyError(f"library {library.id} is {library.state.value}; only a sleeping library can be woken")
     promise(library, max(library.awake_bytes, library.promised_bytes))

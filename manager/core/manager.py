@@ -1,4 +1,4 @@
-"""The state, the policies, and the output of the current event, which every step of an event uses."""
+"""The state, the policies and the output of the current event, for all steps of the event."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Exclude nodes with failed devices from new blocks until a probe of the node finds no fault.
 
 If all devices of one kind of a pilot are quarantined, the pilot's node is excluded, and the pilot's block is released.
-Every `probe_nodes_s`, one of the sessions starts a one-minute block on the node, which only tests the devices. The node
-stays excluded until a probe finds no fault, an operator clears it, or no report arrives for `FORGET_NODE_S`. If the
-batch system has no other node for a block, the source excludes no node for `probe_nodes_s`. Sessions share their
-records of nodes (`NodesHeard`); the newer record counts.
+Every `probe_nodes_s` seconds, one of the sessions starts a one-minute block that only tests the node's devices. The
+node stays excluded until a probe finds no fault, an operator clears it, or no report arrives for `FORGET_NODE_S`. If
+the batch system has no other node for a block, the source excludes no node for `probe_nodes_s`. Sessions share their
+records of nodes (`NodesHeard`) and use the newer record.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _exclude_node(manager: Manager, source: SourceState, node: str, why: str) ->
         return
     if len(state.excluded_nodes(source)) >= source.source.exclude_nodes:
         most = source.source.exclude_nodes
-        state.notice(f"{name}: blocks may start on {node}, which failed: {most} nodes are excluded, the most allowed")
+        state.notice(f"{name}: blocks may start on {node}, although it failed: {most} nodes, the maximum, are excluded")
         return
     before = state.nodes.get((name, node))
     probes, probe_s = (before.probes, before.probe_s) if before is not None else (0, 0.0)
@@ -169,7 +169,7 @@ def _record_probe_result(manager: Manager, block: Block, pilot: Pilot) -> None:
 
 
 def record_ended_probe(manager: Manager, block: Block | None, message: BlockUpdate) -> None:
-    """If a block that probes a node has ended, record its run time, and why it had no answer."""
+    """Record the run time of a block that probed a node and ended, and why the probe had no answer."""
     record = _record_of_probed_node(manager.state, block) if block is not None and block.phase.over else None
     if block is None or record is None:
         return
@@ -207,5 +207,5 @@ def allow_nodes_if_none_left(manager: Manager, message: BlockUpdate) -> None:
     )
     for other in [source.blocks[id] for id in source.coming]:
         if other.allowed.exclude and other.phase is not BlockPhase.RUNNING:
-            block_orders.release_block(manager, other, "it excludes nodes, and no other node is left")
+            block_orders.release_block(manager, other, "the block excludes nodes, and no other node is left")
     manager.demand_changed = True

@@ -65,7 +65,7 @@ class Client:
     first_unacked: int = 0
     defined: set[str] = field(default_factory=set)  # Keys of the functions and recipes that this client defined
     refusals: int = 0  # Number of the client's events that made the core raise an exception
-    known_ends: int | None = None  # Number of results in the journal, from a restart until the client's hello
+    known_ends: int | None = None  # Results in the journal, from a restart until the client's hello; else None
     unnamed: set[int] | None = None  # During a resubmission: ids of calls that the client has not repeated yet
     last_call: int = -1  # Highest id of the client's calls
     maps: dict[int, MapRecord] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class Group:
 
 @dataclass(slots=True, eq=False, repr=False)
 class CallPast:
-    """Events that few calls have."""
+    """Notes and counts that few calls have."""
 
     notes: list[Note] = field(default_factory=list)
     kills: int = 0
@@ -108,8 +108,9 @@ class CallPast:
 
 
 class Call(msgspec.Struct, gc=False, eq=False):
-    """One invocation of a function. `holder`: None if the call waits; cleared at its end, because it is not tracked by
-    the garbage collector."""
+    """One invocation of a function. `holder`: None if the call waits. The field is cleared at the end, because the
+    garbage collector does not track calls.
+    """
 
     id: CallId
     spec: CallSpec
@@ -177,8 +178,8 @@ class Context:
         self.failed_on: dict[PilotId, int] = {}  # Number of failed loads by pilot since the pilot's last success
         self.refusals: dict[str, int] = {}  # Number of refused offers by case (`RefusalCase`)
         self.cut_loads = 0  # Loads that the walltime of a pilot cut off since the last successful load
-        self.apart_lacks = False  # True if no library fits a call that waits apart (see `retries`)
-        self.lost_loads: list[Pilot] = []  # Pilots lost while loading only this context, since the last success
+        self.apart_lacks = False  # True if a call that waits apart (see `retries`) needs a new library on another pilot
+        self.lost_loads: list[Pilot] = []  # Pilots lost while they loaded only this context, since the last success
         self.cut_after_s = 0.0  # Seconds of the longest load that was cut off
         self.starved_since: float | None = None  # Time at which calls began to wait without a usable library
         self.slots = recipe.slots or 1  # Concurrent calls of one library, from the recipe or the last load
@@ -211,7 +212,7 @@ class Context:
 
     @property
     def lacking(self) -> tuple[int, float, int] | None:
-        """Sort key of the context if its first waiting call lacks libraries: the smallest gets devices first."""
+        """Sort key of a context whose first waiting call lacks libraries, else None; the smallest is served first."""
         head = self.queue.head()
         if head is None:
             return None
@@ -352,9 +353,9 @@ class Pilot:
         self.devices: dict[DeviceId, Device] = {}
         self.libraries: dict[LibraryId, Library] = {}
         self.inbox = Inbox()
-        self.hellos_asked = 0  # Number of requests in a row for a new hello; other frames are refused until it arrives
+        self.hellos_asked = 0  # Requests in a row for a new hello; other frames are refused until the hello arrives
         self.used_at = now  # Time at which the pilot joined, or its last library ended
-        self.asked_why: dict[str, tuple[float, int]] = {}  # Time and number of questions, by failing function
+        self.asked_why: dict[str, tuple[float, int]] = {}  # By function: time of the last question, number of questions
         self.verdicts: list[Judged] = []  # Latest verdicts on failures on this pilot, oldest first
         self.unfit: dict[str, Note] = {}  # Until when and why the pilot is unfit (see `blame`), by recipe key
         self.unfit_times: dict[str, int] = {}  # Number of times in a row that the pilot was unfit, by recipe key
@@ -381,7 +382,7 @@ class Pilot:
 
     @property
     def free_host_bytes_for_sleep(self) -> int:
-        """Host memory for sleeping contexts that is not promised, except to libraries that are stopping."""
+        """Bytes of host memory for sleeping contexts that are not promised, except to stopping libraries."""
         staying = (x for x in self.libraries.values() if x.state is not LibraryState.STOPPING)
         return self.sleeper_bytes - sum(library.host_bytes for library in staying)
 

@@ -5,14 +5,15 @@ several peers (other pilots), as in BitTorrent.
 
 - *Bounded*: a fetch uses at most three peers, and a pilot serves at most four fetches (`Limits`).
 - *One reader*: while no serving pilot has the object, one pilot reads the object from its origin.
-- *Rooted*: each fetch has a *sure* peer, which has the object, reads it from its origin, or requested it earlier. So
-  pilots cannot wait for each other in a circle.
+- *Rooted*: each fetch has a *sure* peer. This peer has the object, reads it from its origin, or requested it earlier.
+  So pilots cannot wait for each other in a circle.
 - *Once a host*: if pilots share a cache, only one of these pilots fetches the object.
 - *Live*: a pilot reserves its last transfer slot for objects that it has or reads from their origin. Fetches that wait
   for a sure peer are served first, then fetches of rare objects.
 - *Unreachable peers*: if several peers could not serve a pilot, the pilot reads the object from its origin. If no peer
-  has ever reached another peer, one failure is enough.
-- *Handed on*: if a pilot has the only copy of a needed object, the pilot exits only after another pilot has a copy.
+  transfer has succeeded and three pilots found no peer, one failed peer is enough.
+- *Handed on*: a pilot with the only copy of a needed object exits after another pilot has a copy, or after `MOST_S`
+  seconds.
 - *Bad peers*: if a peer fails several pilots while other peers serve them, the peer is not used until its next hello.
 
 `plan_pending_transfers` plans at the end of the event, in O(log n) for n pilots.
@@ -34,12 +35,12 @@ from stoker.protocol.to_manager import LibraryPhase
 from stoker.units import show_bytes
 
 MOST_S = 120.0  # Maximum seconds that a leaving pilot stays to copy its objects
-_EXIT_RESERVE_S = 4.0  # Seconds of walltime that a pilot reserves for its exit after this
+_EXIT_RESERVE_S = 4.0  # Seconds of walltime that a pilot reserves for its exit after these copies
 _MOST_RECEIVERS = 3  # Maximum number of pilots that are tried as receivers of an object
 
 
 def begin_object_handover(manager: Manager, peer: Peer) -> float:
-    """Copy the objects that only a draining pilot has to others. Return the most seconds that it stays for this."""
+    """Plan copies of the objects that only this draining pilot has. Return the maximum seconds that the pilot stays."""
     pilot = manager.state.pilots[peer.id]
     left_s = deadlines.walltime_left_s(pilot, manager.state.now) - _EXIT_RESERVE_S
     if not peer.serving or left_s <= 0:
@@ -249,7 +250,7 @@ def _choose_sources(manager: Manager, fetch: Fetch) -> None:
 
 
 def _ensure_reliable_source(transfers: Transfers, fetch: Fetch) -> bool:
-    """Give a fetch a sure source, in place of another if it has its most sources. Return False if none is free."""
+    """Add a sure source to a fetch, or replace a source of a full fetch. Return False if no sure source is free."""
     if any(fetch.can_rely_on_source(source) for source in fetch.sources.values()):
         return True
     source = transfers.find(fetch, root=True) if len(fetch.failed) < transfers.patience else None
@@ -259,7 +260,7 @@ def _ensure_reliable_source(transfers: Transfers, fetch: Fetch) -> bool:
 
 
 def _choose_origin_reader(transfers: Transfers, object: Object, fetch: Fetch) -> bool:
-    """Let one pilot read the origin if no pilot has the object. Return True for the pilot of this fetch."""
+    """Let one pilot read the origin if no pilot has the object. Return True if this fetch's pilot is the reader."""
     if object.whole or object.reader is not None or len(object.unreadable) >= transfers.limits.origin_tries:
         return False
     one = fetch if fetch.able else next(iter(object.able.values()), None)

@@ -9,7 +9,7 @@ from stoker.manager.core.nouns import Pilot, PilotState
 from stoker.manager.core.transfers import Fetch, Peer, Transfers, Way
 from stoker.protocol.to_manager import FetchFailed, ObjectsGone, ObjectsHere, PilotHello, WantObjects
 
-_MOST_BLAMED = 3  # A peer that failed this many pilots, and more pilots than it served, serves no more pilots
+_MOST_BLAMED = 3  # A peer stops serving after it failed this many pilots, and more pilots than it served
 
 
 def pilot_joined(manager: Manager, pilot: Pilot, hello: PilotHello) -> None:

@@ -1,8 +1,8 @@
 """Track open maps (one function called for many inputs), and forecast when the calls of a session are done.
 
-The rate of a context is measured if enough calls have ended recently, and otherwise the number of slots divided by the
-run time. Contexts share devices, so the session needs the time of its slowest context, and at least the total device
-time divided by the number of devices. The last calls on slow devices may end later.
+If enough calls have ended recently, the rate of a context is measured. Otherwise it is the number of slots divided by
+the run time. Contexts share devices. So the session needs at least the time of its slowest context, and at least the
+total device time divided by the number of devices. The last calls on slow devices may end later.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ _HERE = (PilotState.HERE, PilotState.CUT)
 
 
 def estimate_session_time_left(state: State) -> tuple[float, float]:
-    """Return the seconds that all calls need once a pilot has come, and until then; 0 = unknown."""
+    """Return the seconds that all calls need once a pilot has joined, and the seconds until one joins; 0 = unknown."""
     if not state.calls:
         return 0.0, 0.0
     devices, pilot_in_s = _count_present_devices(state), 0.0
@@ -158,7 +158,7 @@ def _open(state: State, context: Context) -> int:
 
 
 def _rate(state: State, context: Context) -> tuple[float, int]:
-    """Return the calls that the context ends per second (0 = unknown), and its number of libraries."""
+    """Return how many calls of the context end per second (0 = unknown), and its number of libraries."""
     usable = _usable(context)
     ready = [x for x in usable if x.state is LibraryState.READY]
     libraries = ready or usable

@@ -2,17 +2,17 @@
 
 *Load index*: sorts the ready libraries of a context by their number of calls, in O(1). One level contains the libraries
 with a free slot. The other levels group libraries by number of waiting calls. The last library of the free level, the
-*hottest*, is used first, so that libraries that are not needed stay idle. No call may wait in a *closed* library.
+*hottest*, is used first, so that unneeded libraries stay idle. No call may wait in a *closed* library.
 
 *Paces*: seconds per unit of work (`work_of`), by number of ranks of a gang. PromptTuner (§4.4) uses the longest
 iteration, but then one slow iteration makes every job look late. Our bound is the mean plus twice the mean deviation.
-For a number of ranks that was not measured, the pace follows from the nearest measured number by Amdahl's law with a
-small serial part (§2.2).
+For an unmeasured number of ranks, the pace is scaled from the nearest measured number by Amdahl's law with a small
+serial part (§2.2).
 
-*Speeds*: only calls of one function with equally many items are compared. A *round* ends when two device kinds have
-each run `_ROUND_CALLS` of these calls; it yields the ratio of their mean times. The ratio of two kinds is the median
-over the latest rounds, so that one disturbed round changes little. Two kinds count as equally fast until a 95 %
-confidence interval of the median excludes 1, after at least `_LEAST_ROUNDS` rounds.
+*Speeds*: only calls of the same function with the same number of items are compared. A *round* ends when two device
+kinds have each run `_ROUND_CALLS` of these calls. The round yields the ratio of their mean times. The ratio of two
+kinds is the median over the latest rounds, so that one disturbed round changes little. Two kinds count as equally fast
+until a 95 % confidence interval of the median excludes 1, after at least `_LEAST_ROUNDS` rounds.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ class Burst(Generic[L]):
 
 
 class LoadIndex(Generic[L]):
-    """Ready libraries, sorted by number of calls. `free`: with a free slot; `of_kind`: all, by device kind."""
+    """Ready libraries, sorted by number of calls. `free`: libraries with a free slot. `of_kind`: all libraries, by
+    device kind.
+    """
 
     __slots__ = ("_level_of", "_levels", "_order", "_ranked", "_speeds", "burst", "free", "of_kind")
 
@@ -163,11 +165,11 @@ class LoadIndex(Generic[L]):
 # ---- paces
 NEW_WEIGHT = 0.2  # Minimum weight of the latest measurements in a mean
 _SERIAL_SHARE = 0.05  # Share of the work that is not parallel (Amdahl's law), for gang sizes that were not measured
-_REMEMBERED, _FEW, _KINDS = 64, 8, 64  # Ends kept of each kind, ends needed before a kind counts, number of kinds kept
+_REMEMBERED, _FEW, _KINDS = 64, 8, 64  # Calls kept of each kind, calls needed before a kind is used, kinds kept
 _Kind = tuple[str, bool]  # Declared kind of the call, and whether work precedes its first item
-_CAUTION = 2.0  # Mean deviations between the mean and the bound
+_CAUTION = 2.0  # Number of mean deviations by which the bound exceeds the mean
 LEAST_S = 0.001  # Shortest measurement in seconds: a pace of zero would mean that calls take no time
-MEET_S = 2.0  # Longest time until the ranks of a gang have connected, in seconds (§5.1: at most 2 s)
+MEET_S = 2.0  # Assumed seconds until the ranks of a gang have connected (§5.1: at most 2 s)
 
 
 class Paces:
@@ -178,7 +180,7 @@ class Paces:
     def __init__(self) -> None:
         self._known: dict[int, tuple[float, float, int]] = {}  # By size: mean, mean deviation, number of measurements
         self._ends: dict[_Kind, list[float]] = {}  # By kind: the share of its items that each recent call processed
-        self.parts: dict[_Kind, float] = {}  # The largest share of each kind with enough ended calls
+        self.parts: dict[_Kind, float] = {}  # By kind with enough ended calls: the largest of these shares
         self.meet_s = MEET_S
 
     def tell(self, seconds: Mapping[int, float], *, meet_s: float = MEET_S) -> None:
@@ -211,7 +213,7 @@ class Paces:
                 self.parts.pop(oldest, None)
 
     def share_left(self, features: Features | None, done: float = 0.0, *, learn: bool = True) -> float:
-        """Return the largest share of its items that a call may still process. `learn`: use ended calls."""
+        """Return the largest share of its items that a call may still process. `learn`: use shares of ended calls."""
         most = 1.0
         if learn and features is not None and (kind := _kind(features)) in self.parts:
             most = max((part for part in self._ends[kind] if part >= done), default=1.0)
@@ -222,7 +224,7 @@ class Paces:
         return self._predict(size, work, caution=0.0)
 
     def bound_s(self, size: int, work: float) -> float | None:
-        """Return an upper bound on the seconds of `work`, or None."""
+        """Return an upper bound on the seconds of `work`; None if unmeasured."""
         return self._predict(size, work, caution=_CAUTION)
 
     @property
@@ -269,7 +271,7 @@ _Work = tuple[str, int]  # Function key and number of items per call
 
 @dataclass(slots=True, eq=False, repr=False)
 class KindRuns:
-    """Runs on a device kind: `calls`, `seconds` and `items` not recorded yet, and the recent mean run time."""
+    """Runs on a device kind: `calls`, `seconds` and `items` since the last record, and the recent mean run time."""
 
     calls: int = 0
     seconds: float = 0.0
@@ -316,7 +318,7 @@ class Speeds:
         self.of: dict[str, float] = {}
         self._advised: dict[Pair, tuple[float, float]] = {}
         self._logs: dict[Pair, deque[float]] = {}  # Logarithms of the run time ratios of the latest rounds
-        self._open: dict[_Work, dict[str, list[float]]] = {}  # By device kind: calls and seconds of unfinished rounds
+        self._open: dict[_Work, dict[str, list[float]]] = {}  # By work and kind: calls and seconds of unfinished rounds
         self._present: frozenset[str] = frozenset()
         self._unrecorded: dict[Pair, None] = {}
 
@@ -343,7 +345,7 @@ class Speeds:
             return False
         if self._present != present:
             self._present = frozenset(present)
-            self._open.clear()  # earlier calls of a kind that left, or ran alone, cannot be compared with later calls
+            self._open.clear()  # calls from before a change of the present kinds cannot be compared with later calls
         kinds = self._open.get(work)
         if kinds is None:
             kinds = self._open[work] = {}

@@ -60,7 +60,7 @@ def reject_invalid_pilot(manager: Manager, pilot: Pilot, wrong: str) -> None:
 
 
 def request_newer_hello(manager: Manager, pilot: Pilot, message: to_manager.PilotHello) -> bool:
-    """Request a newer hello, and return True, if later frames of the pilot were already processed."""
+    """If later frames of the pilot were already processed, request a newer hello and return True."""
     inbox = pilot.inbox
     is_old = pilot.hellos_asked < MOST_HELLOS and not inbox.lost_handled_frames and message.acknowledged < inbox.last
     pilot.hellos_asked = pilot.hellos_asked + 1 if is_old else 0
@@ -109,11 +109,11 @@ def reconcile_pilot_with_hello(manager: Manager, pilot: Pilot, message: to_manag
         for call in holding.remove_unlisted_calls(library, set(there[library.id].calls)):
             missing.setdefault(call, library)
     for call, library in missing.items():
-        holding.requeue(manager, (call,), why=f"never reached lib-{library.id}: back in the queue")
+        holding.requeue(manager, (call,), why=f"the call never reached lib-{library.id}: back in the queue")
     for library in libraries_here:
         _reconcile_library(manager, library, there[library.id])
     # This loop runs after all libraries are reconciled, because a gang may start on several libraries. Libraries that
-    # free memory come first, in the order of the manager's original orders.
+    # free memory come first, as in the manager's original orders.
     for library in sorted(libraries_here, key=lambda x: _ORDER_OF_STATES.get(x.state, len(_ORDER_OF_STATES))):
         if pilot.libraries.get(library.id) is library:
             _resume_library_after_hello(manager, library, there[library.id])
@@ -162,7 +162,7 @@ def _reconcile_library(manager: Manager, library: Library, facts: to_manager.Lib
 def _resume_library_after_hello(manager: Manager, library: Library, facts: to_manager.LibraryFacts) -> None:
     if library.state is LibraryState.STOPPING:
         manager.say(library.pilot, StopLibrary(library.id, "the manager ordered it to stop"))
-    elif library.is_waking and library.held and not facts.asleep:  # the library is awake, but the journal lost that
+    elif library.is_waking and library.held and not facts.asleep:  # the journal lost that the library is awake
         library.host_bytes = 0
         _start_serving(manager, library)
     elif libraries.resume_sleeper(manager, library, facts):
@@ -189,7 +189,7 @@ def handle_device_fault(manager: Manager, pilot: Pilot, message: to_manager.Devi
         judge_pilot_after_test(manager, pilot)
 
 
-_CHANGE_DIVISOR = 16  # A memory measurement is recorded if it differs by 1/16 of the last measurement
+_CHANGE_DIVISOR = 16  # A memory measurement is recorded if it differs from the last measurement by at least 1/16
 _LEAST_BYTES = 16 << 20  # Minimum difference in bytes at which a memory measurement is recorded
 RECORD_S = 5.0  # Minimum seconds between two records of run times
 
@@ -229,10 +229,10 @@ def handle_heartbeat(manager: Manager, pilot: Pilot, message: to_manager.Heartbe
     record_runs(manager)
 
 
-# Failures with which one call or the pilot ended the library. The other calls of the library are not blamed.
+# In these failures, one call or the pilot ended the library. The other calls of the library are not blamed.
 BLAMELESS = frozenset({FailureKind.CANCELLED, FailureKind.TIMEOUT, FailureKind.PILOT})
 
-# Failures with which one call ended the library. This call is already withdrawn from the library.
+# In these failures, one call ended the library. This call is already withdrawn from the library.
 OF_OTHERS = frozenset({FailureKind.CANCELLED, FailureKind.TIMEOUT})
 
 
@@ -296,7 +296,7 @@ def handle_ended_library(manager: Manager, library: Library, message: to_manager
     blamed = crowding = None
     if failure is not None and not message.loading:
         blamed = failure if failure.kind not in BLAMELESS else None
-        # Other processes use the memory of a library that was killed with this failure.
+        # This failure means that the library was killed because other processes use the memory.
         crowding = failure if failure.kind is FailureKind.PILOT and failure.signal else None
     back = []
     if failure is None and not message.loading:
@@ -335,7 +335,9 @@ def handle_ended_library(manager: Manager, library: Library, message: to_manager
 
 
 def _handle_memory_killed_call(manager: Manager, library: Library, call: Call, failure: Failure) -> bool:
-    """Handle a call whose library lost its memory to other processes. Return False if it must be requeued."""
+    """Handle a call whose library was killed because other processes used its memory. Return False if the caller must
+    requeue it.
+    """
     if call.group.options.gang[1] > 1:
         return gangs.count_memory_killed_rank(manager, library, call, failure)
     evidence = msgspec.structs.replace(failure, kind=FailureKind.INFRASTRUCTURE)

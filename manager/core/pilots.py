@@ -4,8 +4,8 @@
 policy quarantines a device, the running calls on the device finish first.
 
 *Lost journal records*: after a crash of the host, acknowledged events may be missing in the journal. So clients submit
-their open calls again, and pilots report their libraries and calls. A call that only a pilot knows is an *orphan*. Its
-slot and its result are kept for its client.
+their open calls again, and pilots report their libraries and calls. A call that only a pilot knows is an *orphan*. The
+manager keeps an orphan's slot and result for its client.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _drain(manager: Manager, pilot: Pilot, reason: str, *, why: str) -> float:
 
 
 _POLL_S = 1.0
-_TIMER_MARGIN_S = 0.001  # A timer may fire early by this rounding error; a new timer would then fire again immediately
+_TIMER_MARGIN_S = 0.001  # A timer may fire this early because of rounding; a new timer would fire again at once
 
 
 def set_pilot_walltime(manager: Manager, pilot: Pilot, ends_in_s: float) -> None:
@@ -304,7 +304,7 @@ def _claim(manager: Manager, orphan: Orphan, call: Call) -> bool:
 
 
 def end_orphan_call(state: State, outcome: CallEnd) -> bool:
-    """Keep the result of an orphan, or drop an orphan that the infrastructure failed. Return False if it is none."""
+    """Keep the result of an orphan, or drop an orphan that had a fault. Return False if the call is no orphan."""
     if retries.is_fault(outcome):
         return state.orphans.pop(outcome.call, None) is not None
     if (orphan := state.orphans.get(outcome.call)) is not None:

@@ -18,7 +18,7 @@ from stoker.manager.core.nouns import Call, Context, Group, Library, LibraryStat
 from stoker.manager.core.per_context import CLOSED, FREE, FULL
 
 STUCK_TIMER = "stuck"
-STUCK_S = 1.0  # A library is stuck if all its slots are occupied for at least this many seconds, far longer than usual
+STUCK_S = 1.0  # A library is stuck if its slots are all occupied this many seconds and `LINGERS` usual run times
 LINGERS = 4  # After this multiple of the usual run time, the end of a call cannot be predicted
 
 

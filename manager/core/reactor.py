@@ -150,7 +150,7 @@ def react(manager: Manager, event: Event) -> None:
 
 def on_manager_restarted(manager: Manager) -> None:
     state = manager.state
-    if state.next_library > 1 or state.next_client:  # ids that may have been lost with a part of the journal
+    if state.next_library > 1 or state.next_client:  # skip the ids whose use the journal may have lost
         state.next_library += 1000 - state.next_library % 1000
         state.next_client += 100 - state.next_client % 100
     if state.next_block > 1:
@@ -260,7 +260,7 @@ _LIBRARY_STEPS: dict[type, Callable[[Manager, Library, Any], object]] = {
     to_manager.LibraryAsleep: libraries.record_library_asleep,
     to_manager.LibraryAwake: pilot_reports.library_awake,
     to_manager.LibraryBatch: libraries.record_engine_load,
-    to_manager.CallYielded: lambda manager, *_: manager.state.refuse("pieces in a frame for the journal"),
+    to_manager.CallYielded: lambda manager, *_: manager.state.refuse("pieces of results in a frame for the journal"),
 }
 
 
@@ -364,7 +364,7 @@ def on_client_message(manager: Manager, client: Client, message: to_manager.From
         case to_manager.EndSession(reason=reason):
             clients.end_session(manager, reason or "its client ended it")
         case to_manager.PiecesTaken():
-            state.refuse("pieces in a frame for the journal")
+            state.refuse("pieces of results in a frame for the journal")
         case to_manager.Resubmitted():
             pilots.end_client_resubmission(manager, client)
         case ClientHello():
@@ -470,7 +470,7 @@ def settle(manager: Manager) -> None:
 
 
 def _ask_policies(manager: Manager) -> None:
-    """Serve queues of requeued calls, place the calls that the core places, and run policies until no work is left."""
+    """Serve queues of requeued calls, place calls that wait apart, and run policies until no work is left."""
     state = manager.state
     for _ in range(_SETTLE_TURNS):
         if manager.returned:

@@ -1,7 +1,7 @@
 """Register clients, functions, contexts, groups of calls, and limits on the number of a context's libraries.
 
 A definition is kept while a known client has defined it, an open call needs it, or a library has loaded it. Limits of
-several programs are combined. Those of an absent program, except `least`, remain until another program sets limits.
+several programs are combined. Limits of an absent program, except `least`, remain until another program sets limits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stoker.protocol.calls import CallOptions
 from stoker.protocol.ids import FunctionKey, RecipeKey
 from stoker.protocol.to_manager import Submit
 
-KEPT_NUMBERS = 10_000  # Removed clients whose numbers are kept, so that their calls on pilots are not orphans
+KEPT_NUMBERS = 10_000  # Number of removed clients that are remembered, so that their calls on pilots are not orphans
 
 
 def forget_client(state: State, client: Client) -> None:
@@ -101,7 +101,7 @@ def forget_groups_of_gone_clients(state: State) -> None:
 
 
 def forget_unused_definitions(manager: Manager) -> bool:
-    """Remove unused functions and contexts. Return True if a client no longer defines one that remains."""
+    """Remove unused functions and contexts. Return True if definitions without a client remain."""
     state = manager.state
     defined = set[str]().union(*(client.defined for client in state.clients.values()))
     functions = defined.union(group.function.key for group in state.groups.values())

@@ -1,11 +1,11 @@
 """Handle calls that lost their library, pilot or device. Such a call is requeued, runs alone, or fails with evidence.
 
 *Faults* (`FailureKind.INFRASTRUCTURE`): after a fault, the call waits apart from the queue, and avoids the faulty pilot
-or device for some seconds.
+or device for `AVOIDS_S` seconds.
 
-*Losses*: if a pilot is lost without a harmless reason, each call that may have run there gets a loss, because a call
-that kills its node leaves no evidence. After `ALONE_AFTER` losses, the call runs alone on a reserved pilot. If this
-pilot or its library also dies, the call fails as poison. Policies with rounds reserve no pilot; their calls fail after
+*Losses*: if a pilot is lost without a harmless reason, each call that may have run there gets a loss. A call that kills
+its node leaves no other evidence. After `ALONE_AFTER` losses, the call runs alone on a reserved pilot. If this pilot or
+its library also dies, the call fails as poison. Policies with rounds reserve no pilot. Their calls fail after
 `MOST_LOSSES` losses.
 
 *Cuts*: a call fails if the walltimes of two pilots cut it off, and the call had most of the walltime each time.
@@ -62,7 +62,7 @@ def requeue_after_fault(manager: Manager, library: Library, call: Call, outcome:
     holding.requeue(manager, (call,), why=f"runs again, for {avoided_until - state.now:g} s not on {where}")
     state.rerun_calls += 1
     for at in (avoided_until, state.now + pause_s):
-        key = f"{FAULTS_TIMER}/{int(at) + 1}"  # one timer per second: thousands of calls may wait for one file server
+        key = f"{FAULTS_TIMER}/{int(at) + 1}"  # one timer per second, because thousands of calls may wait together
         if at > state.now and key not in state.timers:
             manager.set_timer(key, float(int(at) + 1))
 
@@ -110,7 +110,7 @@ def _evidence(call: Call, trial: Trial) -> Failure:
 
 
 def record_call_losses_of_pilot(manager: Manager, pilot: Pilot) -> None:
-    """Record that calls lost their pilot, or that its walltime cut them off."""
+    """Record a loss, or a walltime cut, for each call that ran on an ended pilot."""
     if pilot.reserved is not None:
         holding.free_reserved_pilot(manager, manager.state.trials[pilot.reserved.id])
     cut = pilot.loss is LossReason.WALLTIME or deadlines.is_near_walltime_end(pilot, manager.state.now)

@@ -35,7 +35,7 @@ class PolicyError(StokerError):
 
 
 class View(Protocol):
-    """A read-only view of the manager's `State`, which explains each field."""
+    """A read-only view of the manager's state. `State` explains each field."""
 
     @property
     def now(self) -> float: ...
@@ -88,7 +88,7 @@ class SendGang(msgspec.Struct, frozen=True):
 
 
 class Drop(msgspec.Struct, frozen=True):
-    """End a waiting call without running it. `retry_after_s`: when a new try may succeed; 0 = unknown."""
+    """End a waiting call without running it. `retry_after_s`: seconds until a new try may succeed; 0 = unknown."""
 
     call: CallId
     reason: str
@@ -131,7 +131,7 @@ class Sleep(msgspec.Struct, frozen=True):
 
 
 class Wake(msgspec.Struct, frozen=True):
-    """Wake a sleeping library, which reserves as much device memory as before its sleep."""
+    """Wake a sleeping library. It reserves as much device memory as before its sleep."""
 
     library: LibraryId
 
@@ -241,11 +241,11 @@ class Dispatch(Rounds, Protocol):
 
     @property
     def by_deadline(self) -> bool:
-        """True if calls with a deadline come first, and the core drops or demotes calls that will miss it."""
+        """True if calls with a deadline come first, and the core drops or demotes calls that miss their deadlines."""
 
     @property
     def by_run_time(self) -> bool:
-        """True if, among calls of equal priority, calls with a shorter expected run time come first."""
+        """True if calls of equal priority are sorted by expected run time, shortest first."""
 
     @property
     def honours(self) -> frozenset[str]:
@@ -257,13 +257,13 @@ class Dispatch(Rounds, Protocol):
 
     @property
     def places_one_by_one_up_to(self) -> int:
-        """Most calls that, if they arrive together at an empty queue, are placed one by one (`place`)."""
+        """If at most this many calls arrive together at an empty queue, they are placed one by one (`place`)."""
 
     def place(self, view: View, call: Call) -> LibraryId | Action | Iterable[Action] | None:
         """Return a ready library with capacity for the call, or actions, or None to let the call wait. Runs in O(1)."""
 
     def pull(self, view: View, library: Library) -> int | Iterable[Action]:
-        """Return how many calls of its queue's first group a library gets now, or actions. Runs in O(1)."""
+        """Return actions, or how many calls of its queue's first group the library gets now. Runs in O(1)."""
 
     def pull_others(self, view: View, library: Library) -> Iterable[Action]:
         """Return `Send`s for calls of contexts that list this library's context as a variant (`context.listed_by`)."""
@@ -289,7 +289,7 @@ class Residency(Rounds, Protocol):
         """Return actions for a context with waiting calls, after its demand or the devices changed."""
 
     def measured(self, view: View, library: Library) -> int:
-        """Return the bytes to reserve on each device for a loaded library, at most the present ones."""
+        """Return the bytes to reserve on each device for a loaded library, at most its present reservation."""
 
     def idle(self, view: View, library: Library) -> Iterable[Action]:
         """Return actions for an idle library whose context has limits (`LibraryLimits`)."""
@@ -339,7 +339,7 @@ def refusal(
     options: CallOptions, honoured: frozenset[str], *, policy: str = "of the session", deadline: bool = False,
     features: Features | None = None, limits: LibraryLimits = NO_LIMITS,
 ) -> str:  # fmt: skip
-    """Return why calls with these options are refused, or an empty text. `deadline`: True if they get one later."""
+    """Return why calls with these options are refused, or an empty text. `deadline`: True if set later."""
     objective = options.objective
     has = {
         "priority": options.priority != 0,

@@ -61,7 +61,7 @@ class Block:
         self.job = ""
         self.reason = ""
         self.expected_at = 0.0
-        self.emptied_at: float | None = None  # Time at which the block's last pilot left although the job runs
+        self.emptied_at: float | None = None  # Time at which the block's last pilot left while the job still ran
         self.held_for = ""  # Why the batch system last held the block's job; empty if the job was not held
         self.holds = 0
         self.abandoned = False  # True if the block was released because its pilots were lost
@@ -111,7 +111,7 @@ class Loss:
     alone: bool  # True if no other work on the pilot can be the cause of the loss
     failure: Failure | None  # Failure of the library; None if its pilot was lost
     memory_bytes: int  # Maximum measured memory while the call ran; 0 = unknown
-    printed: Printed | None  # Output of the call in the log, if its start is known
+    printed: Printed | None  # Position of the call's output in the log; None if its start is unknown
 
     @property
     def counts(self) -> bool:
@@ -148,7 +148,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Trial:
-    """What interrupted the runs of an open call."""
+    """The losses, cuts and faults of an open call."""
 
     losses: list[Loss] = field(default_factory=list)
     cuts: list[Cut] = field(default_factory=list)
@@ -201,19 +201,19 @@ class State:
         self.next_client = 0
         self.departed: dict[int, None] = {}  # Numbers of removed clients
         self.functions: dict[FunctionKey, FunctionBlob] = {}
-        self.unused_functions: dict[FunctionKey, None] = {}  # Functions without a definition that open calls may need
+        self.unused_functions: dict[FunctionKey, None] = {}  # Functions that a client dropped; open calls may need them
         self.groups: dict[object, Group] = {}
         self.costs: dict[tuple[str, str], Cost] = {}  # Run costs, by function key and recipe key
         self.unrecorded: dict[Cost, None] = {}  # Costs with runs that are not recorded yet
         self.recorded_at = 0.0
-        self.contexts: dict[str, Context] = {}  # By recipe key
+        self.contexts: dict[str, Context] = {}  # Contexts, by recipe key
         self.calls: dict[int, Call] = {}  # Calls that have not ended
         self.orphans: dict[int, Orphan] = {}
         self.streams: dict[int, StreamFacts] = {}
         self.failed_at: deque[float] = deque(maxlen=100)  # Times at which events made the core raise an exception
         self.banned: dict[str, str] = {}  # Peers whose events made the core raise an exception, with the reason
         self.forgotten: dict[int, None] = {}  # Calls whose end the journal lost; their results may still be read
-        self.kept_ends: dict[int, CallEnd] = {}  # Ends of calls from before a new journal
+        self.kept_ends: dict[int, CallEnd] = {}  # Results of calls that ended before the new journal began
         self.failed: dict[int, Call] = {}  # Latest failed calls, for their histories
         self.pilots: dict[PilotId, Pilot] = {}  # Pilots that have not ended
         self.gone_pilots: dict[PilotId, Pilot] = {}  # Latest ended or lost pilots, which may reconnect
@@ -299,7 +299,7 @@ class State:
 
 @dataclass(slots=True, eq=False, repr=False)
 class StreamFacts:
-    """Result pieces that a call has sent and its client has acknowledged."""
+    """Numbers of result pieces: sent by a call, and acknowledged by its client."""
 
     run: int
     sent: int = 0

@@ -284,7 +284,7 @@ def waits_for(state: State, context: Context) -> str:
             return f"{kept[0].id} is kept for {alone}, which must run alone (stoker explain {alone}){more}"
         free = sum(library.id in context.idle for library in ready)
         if gang > 1 and free:
-            return f"the next call needs {gang} devices at once; {free} of its {len(ready)} hot libraries free{more}"
+            return f"the next call needs {gang} devices at once; {free} of {len(ready)} hot libraries are free{more}"
         if slower := _reason_to_wait_for_faster(context, ready):
             return slower + more
         which = f" of {context.recipe.name} and of longer runtimes" if context.lists else ""
@@ -331,7 +331,7 @@ def _reason_to_wait_for_faster(context: Context, ready: list[Library]) -> str:
     if not free or len(free) == len(ready) or any(speeds.get(x.kind) >= fastest for x in free):
         return ""
     kinds = ", ".join({x.kind: None for x in free})
-    return f"a library on a faster device is expected to end it sooner than the {len(free)} free ones ({kinds})"
+    return f"a library on a faster device should end the call sooner than the {len(free)} free libraries ({kinds})"
 
 
 def kind_speeds(context: Context) -> tuple[KindSpeed, ...]:
@@ -416,7 +416,7 @@ def _of_context(state: State, context: Context) -> tuple[str, list[Note]]:
         head += f" of {show_seconds(context.load_s)}, {show_bytes(context.resident_bytes)} each"
         head += f"; a wake took {show_seconds(context.wake_s)}" if context.wake_s else ""
     elif context.advised_by and context.load_s:
-        head += f"; a load is expected to take {show_about(context.load_s)}, by {context.advised_by}"
+        head += f"; a load is expected to take {show_about(context.load_s)}, according to {context.advised_by}"
     notes: list[Note] = []
     gone = [library for library in state.gone_libraries.values() if library.context is context]
     for library in (*gone, *context.libraries.values()):

@@ -178,7 +178,7 @@ class Transfers:
             self._list_reliable_source(peer, object)
 
     def _list_reliable_source(self, peer: Peer, object: Object) -> None:
-        """List a new sure source of an object, and plan the waiting fetches that it serves again."""
+        """List a new sure source of an object, and plan again the waiting fetches that the source serves."""
         for (name, _), child in peer.serves.items():
             if name == object.ref.name and child.way is Way.WAITING:
                 self.unsettled[child] = None
@@ -186,7 +186,7 @@ class Transfers:
         self.freed[peer] = None
 
     def release(self, peer: Peer, object: Object) -> None:
-        """Remove an object from a pilot. Fetches of its copy get another source."""
+        """Remove an object from a pilot. Fetches from this pilot get another source."""
         del peer.has[object.ref.name], object.holders[peer.id]
         peer.parked.pop(object.ref.name, None)
         self.withdraw(peer, object)
@@ -194,7 +194,7 @@ class Transfers:
         self.forget(object)
 
     def withdraw(self, peer: Peer, object: Object) -> None:
-        """Stop serving an object from a pilot. Fetches that read it there get another source."""
+        """Stop serving an object from a pilot. Fetches from this pilot get another source."""
         object.whole.pop(peer.id, None)
         object.open.pop(peer.id, None)
         for (name, _), child in list(peer.serves.items()):
@@ -236,7 +236,7 @@ class Transfers:
                 self._follow(other, fetch)
 
     def _follow(self, fetch: Fetch, leader: Fetch) -> None:
-        """Let a fetch follow another into the same cache, with a later number, so that no fetches wait in a circle."""
+        """Let a fetch follow another into the same cache. A later number prevents that fetches wait in a circle."""
         object = fetch.object
         if fetch.way is not Way.FOLLOWING:
             for source in list(fetch.sources.values()):
@@ -381,7 +381,7 @@ class Transfers:
 
     def _find_peer_with_whole_object(self, fetch: Fetch) -> Peer | None:
         candidates = fetch.object.open
-        for _ in range(len(candidates)):  # few peers are skipped: current sources, and peers that failed this fetch
+        for _ in range(len(candidates)):  # skips only current sources, and peers that failed this fetch
             id, peer = next(iter(candidates.items()))
             if not self.has_room(peer, fetch.object):
                 del candidates[id]

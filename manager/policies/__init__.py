@@ -27,7 +27,7 @@ DEFAULT = "default"
 
 
 class Named(msgspec.Struct, frozen=True):
-    """`about`: one sentence for users. `make`: makes new policies from `provisioning=` and the settings."""
+    """`about`: one sentence for users. `make`: returns new policies for `provisioning=` and the settings."""
 
     name: str
     about: str
@@ -74,7 +74,7 @@ SHIPPED: dict[str, Named] = {
 
 
 def named(name: str) -> Named:
-    """Return a shipped policy. Raises ConfigError, which suggests the nearest name."""
+    """Return a shipped policy. Raise ConfigError, with the nearest name, if unknown."""
     found = SHIPPED.get(name)
     if found is None:
         raise ConfigError(f"policy {name!r} {describe_unknown_policy(name)}")

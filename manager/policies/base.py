@@ -19,7 +19,7 @@ _MOST_COMPARED = 8  # Free libraries compared per speed
 
 
 def free_libraries_fastest_first(context: Context) -> Iterator[Library]:
-    """Yield free libraries: the fastest first if speeds are known (on shared devices slower), else the last used."""
+    """Yield free libraries, the fastest first if speeds are known, else the last used. Shared devices are slower."""
     by_speed = context.index.free_libraries_by_speed()
     if not by_speed:
         return context.index.hottest()
@@ -35,7 +35,9 @@ def _slowness(library: Library) -> float:
 
 
 def libraries_hottest_first(view: View, context: Context) -> Iterator[Library]:
-    """Yield the library of the current burst, then free libraries, then the least loaded. Each pulls at once."""
+    """Yield the library of the current burst, then free libraries, then the least loaded. Each library pulls calls
+    before the next library is yielded.
+    """
     queue, index, burst = context.queue, context.index, context.index.burst
     if burst is not None and burst.at == view.now:
         yield burst.library

@@ -1,16 +1,17 @@
 """Default dispatch, as in Pervasive Context Management (§3): send each call to a library that has its context loaded.
 
-The free library that was used last (the hottest) comes first. If calls are shorter than a round trip to the manager, a
-library gets up to `prefetch_s` seconds of work beyond its slots, at most its share of the queue. A library without work
-takes calls back from another library. Calls of a function that has not run yet, or runs long, are not prefetched.
+The free library that was used last (the hottest) comes first. A library gets up to `prefetch_s` seconds of short calls
+beyond its slots, at most its share of the queue, to hide the round trip to the manager. A library without work takes
+calls back from another library. Calls of a function that has not run yet, or runs long, are not prefetched.
 
 If device kinds have different measured speeds (`Context.speeds`), the fastest free library comes first. A
 slow library gets a smaller backlog. A gang (a call that runs on several libraries) starts when enough libraries are
 free. If enough libraries are ready, free libraries are kept for the next gang.
 
-A call waits for a faster device kind if faster libraries would finish the remaining work before a slow library finishes
-this call, or if only a faster library meets its deadline. The remaining work is the queue, and the calls that open maps
-have not submitted yet; without a map, it is known once no call has arrived for two run times.
+A call waits for a faster device kind in two cases. Faster libraries would finish the remaining work before a slow
+library finishes this call. Or only a faster library meets the call's deadline. The remaining work is the queue, and the
+calls that open maps have not submitted yet. Without a map, this work is known once no call has arrived for two run
+times.
 
 The forecast is list scheduling on the faster libraries: these libraries finish their running calls, then share the
 remaining calls. A run that is overdue is expected to take as long again as it is overdue, so no call waits long for a
@@ -37,8 +38,8 @@ class HottestFirst(Quiet):
     """The default dispatch policy.
 
     `prefetch_s`: seconds of backlog that hide the round trip to the manager. `prefetch_calls`: maximum backlog in
-    calls. `frame_s`: minimum seconds of work that justify a frame to another library, which grow up to `prefetch_s` if
-    more than `busy_per_s` calls end per second.
+    calls. `frame_s`: minimum seconds of work in a frame. The minimum grows up to `prefetch_s` if more than `busy_per_s`
+    calls end per second.
     """
 
     by_deadline = True
@@ -67,7 +68,7 @@ class HottestFirst(Quiet):
 
     def place(self, view: View, call: Call) -> LibraryId | Action | Iterable[Action] | None:
         context, group = call.group.context, call.group
-        # A gang delays other calls only if as many libraries as it needs are ready.
+        # A gang delays other calls only if enough libraries for the gang are ready.
         if context.queue.count and (context.queue.single() is not None or _next_gang(context) is not None):
             return None
         if group.options.gang[1] > 1:
@@ -189,7 +190,7 @@ def _call_quota_by_load(library: Library) -> int:
 
 
 def _libraries_with_free_slot(context: Context) -> Iterable[Library]:
-    """Yield libraries with a free slot: the fastest, last used, or with several slots least loaded first."""
+    """Yield free libraries: by speed if known, by load if they have several slots, else the last used first."""
     hottest = context.index.hottest()
     first = next(hottest, None)
     if first is None or first.slots == 1 or context.speeds.of:
@@ -250,7 +251,9 @@ def _remaining_calls(view: View, context: Context, call: Call) -> int | None:
 def _forecast_faster_libraries(
     view: View, library: Library, call: Call, *, rest: int | None
 ) -> tuple[float, float, float] | None:
-    """Return the seconds until a faster library is free, until one has run a call, until all calls have run."""
+    """Return the seconds until a faster library is free, until a faster library has run a call, and until all calls
+    have run.
+    """
     context = library.context
     mine = context.speeds.get(library.kind)
     count, some = 0, list[tuple[float, float]]()  # Pairs: seconds until a library is free, seconds of a run

@@ -1,8 +1,8 @@
 """Limit the number of a context's libraries, and unload idle libraries (keep-alive: SLINFER §II-B).
 
 `IdleTimers` unloads each library, or puts it to sleep, after a fixed idle time. `remaining_library_quota` and
-`KeepAlive` apply the limits that programs set (`Context.limits`). `KeepAlive` unloads no expired library while gangs,
-or calls whose library the core chooses (`Queue.apart`), wait.
+`KeepAlive` apply the limits that programs set (`Context.limits`). `KeepAlive` unloads no expired library while gang
+calls, or calls in `Queue.apart`, wait.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SPARED_CHECK_S = 10.0  # Seconds between two checks of a library that its conte
 
 
 class IdleTimers:
-    """Unloads libraries, or with `sleeps` puts GPU libraries to sleep, that were idle for `keep_alive_s`."""
+    """Unloads libraries that were idle for `keep_alive_s`. `sleeps`: put GPU libraries to sleep."""
 
     def __init__(self, keep_alive_s: float, *, sleeps: bool = False) -> None:
         if keep_alive_s < 0:
@@ -58,7 +58,7 @@ class IdleTimers:
         return (Timer(view.now + left_s, f"{_PREFIX}{library.id}"),)
 
 
-HONOURS = frozenset({"min_libraries", "max_libraries", "keep_alive"})  # Limits that residency honours by this module
+HONOURS = frozenset({"min_libraries", "max_libraries", "keep_alive"})  # Limits that this module enforces
 _MOST_CHECKS = 20  # Maximum checks of a context within one keep-alive time
 _LEAST_CHECK_S = 0.05
 _GATHERING_CHECK_S = 1.0  # Minimum seconds between two checks while gangs or calls in `Queue.apart` wait
@@ -67,7 +67,7 @@ _GATHERING_CHECK_S = 1.0  # Minimum seconds between two checks while gangs or ca
 def remaining_library_quota(view: View, context: Context, *, cut_s: float) -> int | None:
     """Return how many more libraries a context may have; None = no limit, negative = too many libraries.
 
-    Libraries of a disconnected pilot are not counted after calls waited for `cut_s`.
+    After calls have waited for `cut_s`, libraries of disconnected pilots are not counted.
     """
     most = context.limits.most
     if not most:
@@ -79,13 +79,13 @@ def remaining_library_quota(view: View, context: Context, *, cut_s: float) -> in
 
 
 def lacks_library_for_waiting_call(context: Context) -> bool:
-    """Return True if no library of a context loads, or can run a waiting call. One above the limit may then load."""
+    """Return True if a waiting call needs a library and none is loading. One library may then exceed the limit."""
     loads = any(library.state is LibraryState.LOADING for library in context.libraries.values())
     return context.apart_lacks and bool(context.queue.apart) and not loads
 
 
 def new_pilot_library_quota(view: View, context: Context) -> int | None:
-    """As `remaining_library_quota`, for libraries of new pilots."""
+    """Return how many libraries of a context new pilots may load; None = no limit."""
     most = context.limits.most
     if not most:
         return None
@@ -177,7 +177,9 @@ class KeepAlive:
 
 
 def may_release(pilots: Iterable[Pilot], gone: Counter[Context]) -> bool:
-    """Return True if a block's pilots leave each context its minimum. `gone`: libraries of blocks released before."""
+    """Return True if each context keeps its minimum of libraries without the pilots of a block. `gone`: libraries of
+    the blocks that this plan already releases.
+    """
     theirs = Counter(x.context for pilot in pilots for x in pilot.libraries.values() if _is_ready_and_connected(x))
     least = (context for context in theirs if context.limits.least)
     if any(theirs[context] > _spare_libraries(context) - gone[context] for context in least):

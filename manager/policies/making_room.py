@@ -1,7 +1,7 @@
 """Choose libraries to stop on occupied devices, so that a context can be loaded.
 
 `idle_libraries_to_stop` chooses as few idle libraries and sleepers as possible, least recently used first.
-`preempt_for_starved_context` takes a device from the context with the most libraries for one that has waited long.
+`preempt_for_starved_context` takes a device from the context with the most libraries for a starved context.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from stoker.manager.policies.sleeping import extra_bytes_to_wake, is_asleep, is_
 from stoker.manager.policies.where_to_load import can_use_device, device_sets, may_load
 
 Minimum = Callable[[Context, Device], int]  # Minimum free bytes of a device to load a context
-Way = tuple[tuple[float, ...], list[Library]]  # Libraries to stop on a device, and the highest of their ranks
+Way = tuple[tuple[float, ...], list[Library]]  # Highest rank of the libraries to stop on a device, and these libraries
 
 
 class IdleKeeper(Protocol):
-    def may_leave(self, view: View, library: Library, context: Context) -> bool: ...  # True: stop it for the context
+    def may_leave(self, view: View, library: Library, context: Context) -> bool: ...  # True if the library may stop
 
 
 _May = Callable[[Library], bool]
@@ -98,7 +98,7 @@ def _libraries_to_stop_for_context(
 def libraries_to_stop_on_one_pilot(
     view: View, context: Context, way_on: Callable[[Device], Way | None], *, desperate: bool = False
 ) -> list[Library]:
-    """Return the lowest libraries to stop so that the context fits on one pilot; empty if impossible or unnecessary."""
+    """Return libraries of lowest rank to stop so that a context fits on a pilot; empty if impossible or needless."""
     best: Way | None = None
     for pilot in view.pilots.values():
         if pilot.state is not PilotState.HERE:

@@ -112,7 +112,7 @@ def _suggest_placement_fix(context: Context, pilots: Iterable[Pilot]) -> str:
 
 
 def _unfit_pilots_failure(view: View, context: Context, *, minimum: Minimum, patience_s: float) -> Failure | None:
-    """Return the faults of the pilots if all are unfit, or None for a few seconds if a pilot may still join."""
+    """Return the pilots' faults if all pilots are unfit. Return None during `patience_s`, or while a pilot may join."""
     waited = view.now - context.starved_since if context.starved_since is not None else 0.0
     emptied = any(block.emptied_at is not None and not block.leaving for block in view.blocks.values())
     if waited < patience_s or emptied or any(source.coming for source in view.sources.values()):

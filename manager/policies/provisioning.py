@@ -6,7 +6,8 @@ waiting calls in a given time. The fixed rule keeps a constant number. The rule 
 Beyond the first and minimum blocks of the site file, a block is requested only if a queued call could use it. If blocks
 of the first suitable source wait longer than `late_s`, the next source is used too. A failing source is tried again
 after a pause, which doubles each time. After `give_up` failures (twice as many if the source has started pilots)
-waiting calls fail. Blocks without use are released after `idle_s`, and pending ones after `WITHDRAW_S`.
+waiting calls fail. Unused blocks are released after `idle_s` seconds, and unneeded pending blocks after `WITHDRAW_S`
+seconds.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ OF_DEVICES = frozenset({"gpu", "nvlink"})  # Components of a device; all other c
 
 
 def quarantines(view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterable[Action]:
-    """Quarantine a pilot or a device on which `CALLS` calls failed within `WITHIN_S`, if other pilots can run them.
+    """Quarantine a pilot or a device on which `CALLS` calls failed within `WITHIN_S`, if other pilots can run these
+    calls.
 
     If calls fail on most pilots, no single node is the cause.
     """
@@ -71,7 +72,7 @@ class Unpacking:
     """Separates calls that share a device and slow each other down (SchedMate §4.1).
 
     If the throughput of a call falls by more than `LIMIT`, the call that last started on its device is the cause. The
-    paper evicts this newcomer. In Stoker it moves once, to an unused device, and only with saved progress.
+    paper evicts this newcomer. In Stoker the newcomer moves once, to an unused device, and only with saved progress.
     """
 
     def __init__(self) -> None:

@@ -1,12 +1,12 @@
 """Default residency, as in Pervasive Context Management (§3): load a context where it is needed, and keep it loaded.
 
-A context is loaded on another device if its calls would wait longer than a load takes; an unmeasured run counts as
+A context is loaded on another device if its calls would wait longer than a load takes. Unmeasured runs count as
 endless. A context gets its declared or measured size, or else all free memory except a part for calls without a
-context. A sleeping library wakes instead, if that is faster (`sleeping`).
+context. If a wake is faster, a sleeping library wakes instead (`sleeping`).
 
 If no device has enough memory, as few idle libraries as possible on one device sleep or stop, least recently used
-first. If no library is idle, a context without libraries gets, after `patience_s`, a device of the context with the
-most libraries (not in the paper).
+first. If no library is idle, a context without libraries gets a device of the context with the most libraries after
+`patience_s` (not in the paper).
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class LoadWhereWanted(Quiet):
         return self._unpacking.plan(view, about, pace, places=places, reservation=self.reservation)
 
     def measured(self, view: View, library: Library) -> int:  # noqa: ARG002
-        """Return its declared size, or its measured size plus 10 %, or its promised size."""
+        """Return the library's declared size, or its measured size plus 10 %, or its promised size."""
         needs, facts = library.context.recipe.needs, library.devices[0].facts
         declared = declared_bytes(needs, facts)
         took = library.memory_bytes if facts.on_host else library.device_bytes
@@ -144,12 +144,12 @@ class LoadWhereWanted(Quiet):
         if not run_s and not (context.recipe.loader and context.runs):
             return most
         if context.recipe.calls_per_library:
-            # Libraries retire before all calls have run. Their successors cost the same now or later.
+            # A library retires after `calls_per_library` calls. To load its successor costs the same now or later.
             serves = context.recipe.calls_per_library
             served_here = sum(max(0, serves - library.served - library.load) for library in alive)
             least = min(most, max(least, -(-(waiting - served_here) // serves)))
         load_s = context.load_s or UNKNOWN_LOAD_S
-        # With more slots than this, the queue would be empty before a load ends.
+        # With more slots than `worth`, the queue would be empty before a load ends.
         worth = waiting * run_s / load_s
         return min(most, max(least, math.ceil(worth / slots) - len(alive)))
 
@@ -205,7 +205,7 @@ class LoadWhereWanted(Quiet):
         return any(True for _ in self.open_places(view, context, desperate=False))
 
     def _unload_for_able_pilot(self, view: View, context: Context) -> list[Action]:
-        """At the library limit of a context, unload a library that cannot run the next call if another pilot could."""
+        """If a context is at its limit, unload a library that cannot run the next call if another pilot could."""
         awake = sleeping.wakeable_libraries(view, context)
         leaving = [
             *keep_alive.libraries_unfit_for_next_call(view, context),

@@ -1,8 +1,8 @@
 """Decide which idle libraries sleep instead of stopping, and which sleeping libraries wake (docs/decisions/063).
 
 A library may sleep if its context supports sleep, if this frees enough memory of its devices, and if its pilot has
-enough host memory, for which longer unused sleepers are stopped. On a CPU a sleeper keeps its weights. A wake counts as
-a load.
+enough host memory. Longer unused sleepers are stopped to free host memory. On a CPU a sleeper keeps its weights. A wake
+counts as a load.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def extra_bytes_to_wake(library: Library) -> int:
 def plan_stops_and_sleeps(
     needs: Mapping[Device, int], leaving: Sequence[Library], *, why: str, sleeps: bool
 ) -> tuple[list[Action], dict[Device, int]]:
-    """Return actions that stop libraries or put them to sleep, and the bytes then free on their devices.
+    """Return actions that stop libraries or put them to sleep, and the bytes free on their devices afterwards.
 
     `needs`: bytes that must be free. `why`: reason for stopping a library. `sleeps`: False if each library must stop.
     """
@@ -75,7 +75,7 @@ def plan_stops_and_sleeps(
     ended = set[int]()
 
     def make_host_room(library: Library) -> list[Action] | None:
-        """Reserve host memory for a library. Return the unloads of sleepers that free it, or None if impossible."""
+        """Reserve host memory for a library. Return the unloads of sleepers for this, or None if impossible."""
         pilot, needed = library.pilot, host_bytes(library)
         free = free_host_bytes.get(pilot, pilot.free_host_bytes_for_sleep)
         others = (x for x in pilot.libraries.values() if is_asleep(x) and x.host_bytes and x.id not in ended)

@@ -1,8 +1,8 @@
 """Decide which devices suit a context, how much memory it needs, and where a failed load is tried again.
 
-After a failed load a context is *probed*: one library at a time, on the pilots with the fewest failures, until a load
-succeeds or the core stops trying. A context on several devices gets devices of one kind in one pilot, preferably of one
-*island* (`DeviceFacts.island`), which have a fast connection.
+After a failed load a context is *probed*: the policy loads one library at a time, on the pilots with the fewest
+failures, until a load succeeds or the core stops trying. A context on several devices gets devices of one kind in one
+pilot. Devices of one *island* (`DeviceFacts.island`) are preferred, because their connection is fast.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def bare_bytes(facts: DeviceFacts) -> int:
 
 
 def accepts_device_kind(context: Context, facts: DeviceFacts, *, unnamed_spares: bool = False) -> bool:
-    """Return True if `kinds` names this kind or its first word. `unnamed_spares`: without `kinds`, also spares."""
+    """Return True if `kinds` names this kind or its first word. `unnamed_spares`: accept spares if `kinds` is empty."""
     kinds = context.recipe.needs.kinds
     if not kinds:
         return not facts.spare or unnamed_spares
@@ -103,7 +103,7 @@ def load_on(context: Context, devices: tuple[Device, ...], memory_bytes: int) ->
 
 
 def device_sets(devices: Iterable[Device], count: int) -> Iterator[tuple[Device, ...]]:
-    """Yield disjoint sets of `count` devices, those within an island first, in order of the last device of each set."""
+    """Yield disjoint sets of `count` devices: first those within an island, in the order of their last devices."""
     if count == 1:
         yield from zip(devices)
         return

@@ -75,7 +75,7 @@ def test_advice_for_an_unknown_or_wrong_subject_changes_nothing(cluster: Make) -
     c.event(events.AdviceArrived(events.OfContext("gone"), cost))
     c.event(events.AdviceArrived(events.OfPace(99, 7), events.PaceAdvice(1.0, 2.0, "step")))
     c.event(events.AdviceArrived(events.OfContext("bare"), DISK))
-    assert c.refused == {"advice on an unknown context": 1, "VerdictAdvice for another kind of subject": 1}
+    assert c.refused == {"advice on an unknown context": 1, "VerdictAdvice does not fit the subject of the advice": 1}
     c.end("1")
     assert c.ended["1"].ok
 
@@ -87,7 +87,7 @@ def test_explain_shows_the_advised_load_time_and_its_source(cluster: Make) -> No
             events.OfContext("a"), events.CostAdvice({"cpu": events.ContextAdvice(load_s=40.0)}), "similar recipes"
         )
     )
-    assert "a load is expected to take 40 s, by similar recipes" in c.story("a")
+    assert "a load is expected to take 40 s, according to similar recipes" in c.story("a")
 
 
 # ---- order

@@ -215,7 +215,7 @@ def test_call_is_not_assigned_to_a_library_still_cancelling_it(cluster: Make) ->
     assert c.waiting("a") == ["g"]  # p1 has two slots, and the first run of `g` still occupies one
     c.by_hand = True
     members = (c.library("p1", "a").id, c.library("p3", "a").id)
-    with pytest.raises(PolicyError, match="with load 1"):
+    with pytest.raises(PolicyError, match="load 1"):
         c.apply([SendGang(c.ids["g"], members)], seam="dispatch")
     c.report("p1", say.CallsReturned(1, (c.ids["g"],)))
     assert {library.pilot.id for library in c.holders("g")} == {"p1", "p3"}

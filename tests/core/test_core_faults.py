@@ -70,7 +70,7 @@ def test_only_pilot_gets_a_failed_call_again_after_a_pause(cluster: Make) -> Non
     told = c.story(subject)
     assert f"lib-1 (cpu:0 of p1) failed it: {EIO}" in told
     assert "runs again, for 15 s not on p1" in told
-    assert f"p1 failed it ({EIO}); runs again on another pilot, or later on this one" in told
+    assert f"p1 failed the call ({EIO}); the call runs again on another pilot, or later on this one" in told
     assert f"failed {subject}: {EIO}" in c.story("p1")
     c.call("2")
     assert c.held() == ["2"], "others run there meanwhile"

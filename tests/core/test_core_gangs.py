@@ -327,7 +327,7 @@ def test_reserved_libraries_of_a_cancelled_gang_are_released(cluster: Make) -> N
     made.call("gang", gang=(2, 2)).call("a").end("1")
     assert made.waiting() == ["gang", "a"]
     said = made.story(show_call(made.ids["a"]))
-    assert "the next call needs 2 devices at once; 1 of its 2 hot libraries free" in said
+    assert "the next call needs 2 devices at once; 1 of 2 hot libraries are free" in said
     made.tell("ana", say.Cancel([made.ids["gang"]]))
     assert made.waiting() == []
 

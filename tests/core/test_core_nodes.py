@@ -112,7 +112,7 @@ def test_no_more_nodes_are_excluded_than_the_site_allows(cluster: Make) -> None:
         c.call(f"c{number}").wait(1.0)
         joined(c, f"p{number}", node=f"n{number}", block=f"b{number - 1}", faults=(BAD,))
     assert [each.node for each in c.status().excluded_nodes] == ["n2", "n3"]
-    said = "gpu: blocks may start on n4, which failed: 2 nodes are excluded, the most allowed"
+    said = "gpu: blocks may start on n4, although it failed: 2 nodes, the maximum, are excluded"
     assert said in c.core.state.notices
     assert not c.core.state.blocks[BlockId("b3")].leaving  # another block could start there as well
 

@@ -70,7 +70,7 @@ def test_result_pieces_in_numbered_frames_are_refused(c: Cluster) -> None:
     assert not has_only_result_pieces(FromPilot(PilotId("p1"), 3, [message]))
     c.report("p1", message)
     c.tell("ana", say.PiecesTaken(c.ids["s"], RUN, 0))
-    assert c.refused == {"pieces in a frame for the journal": 2}
+    assert c.refused == {"pieces of results in a frame for the journal": 2}
     c.nothing_else_was_said()
 
 

@@ -68,7 +68,7 @@ def test_pilot_reserved_for_a_suspected_call_runs_no_other_call(cluster: Make) -
     lost, other = pilot_of(c, "bad"), pilot_of(c, "long")
     c.lose(lost)
     assert c.the_call("bad").state is CallState.WAITING
-    assert "runs alone on a pilot next: second is kept for it" in c.story(show_call(c.the_call("bad").id))
+    assert "runs alone on a pilot next: second is kept for the call" in c.story(show_call(c.the_call("bad").id))
     c.call("later").wait(5)
     assert c.the_call("later").state is CallState.WAITING, "the only pilot is kept"
     c.end("long")
@@ -269,7 +269,7 @@ def test_call_that_started_late_is_retried_with_more_walltime(cluster: Make) -> 
     c.report("old", say.LibraryGone(library.id, None, False, tuple(library.held)), say.PilotLeaving("walltime"))
     c.end("short").forget().block(first, phase=BlockPhase.ENDED, reason="TIMEOUT")
     assert c.the_call("late").state is CallState.WAITING, "100 s are not enough for one that ran 180"
-    assert "waits for a pilot with more than 3 min left" in c.story(show_call(c.the_call("late").id))
+    assert "the call needs a pilot with more than 3 min of walltime left" in c.story(show_call(c.the_call("late").id))
     c.call("other")
     assert pilot_of(c, "other") == "older", "it holds nobody up"
     third = c.asked()[0]

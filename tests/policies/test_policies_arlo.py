@@ -280,7 +280,7 @@ def test_requests_over_the_capacity_of_a_runtime_use_a_longer_one() -> None:
 
 
 def test_allocation_error_states_the_number_of_needed_devices() -> None:
-    with pytest.raises(NotEnoughDevicesError, match="fill 3 devices, and there are 2") as raised:
+    with pytest.raises(NotEnoughDevicesError, match="need 3 devices, but there are only 2") as raised:
         allocate(2, [demand(320, request_s=0.001), demand(0, request_s=0.004)])
     assert raised.value.needed == 3
 
@@ -290,5 +290,5 @@ def test_latency_table_is_linear_between_and_beyond_its_points() -> None:
     assert [table.mean_s(requests) for requests in (0, 1, 2, 3, 4, 5, 7)] == [1, 1, 1.5, 2, 3.5, 5, 8]
     assert (table.is_convex, LatencyTable(((1, 1.0), (2, 3.0), (3, 4.0))).is_convex) == (True, False)
     for points in ((), ((1, 2.0), (1, 3.0)), ((1, 2.0), (2, 1.0))):
-        with pytest.raises(ValueError, match="rising points"):
+        with pytest.raises(ValueError, match="its points must rise"):
             LatencyTable(points)

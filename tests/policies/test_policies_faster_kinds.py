@@ -48,7 +48,7 @@ def test_last_call_of_a_map_waits_for_the_faster_kind(cluster: Make) -> None:
     c = two_kinds(cluster).tell("ana", report(total=2, unsent=0)).call("first")
     c.wait(1.0).call("last")
     assert (c.held("fast"), c.held("slow"), c.waiting()) == (["first"], [], ["last"])
-    why = "a library on a faster device is expected to end it sooner than the 1 free ones (cpu)"
+    why = "a library on a faster device should end the call sooner than the 1 free libraries (cpu)"
     assert why in c.story(show_call(c.the_call("last").id))
     c.wait(9.0).end("first", run_s=10.0)
     assert c.held("fast") == ["last"]

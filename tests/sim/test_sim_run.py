@@ -120,7 +120,7 @@ class _Odd(HottestFirst):
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (None, "None is not a plan; return a sequence of actions"),
+        (None, "the policy returned None; return a sequence of actions"),
         (("load it",), "'load it' is not an action"),
         ((Unload(LibraryId(99), "unknown"),), r"no library 99; the dispatch policy returned Unload\(library=99"),
     ],

@@ -18,7 +18,7 @@ def arlo(
     out_of_service: float = 0.1, threshold: float = THRESHOLD, decay: float = DECAY, peeked: int = PEEKED,
     tracks: bool = True,
 ) -> Policies:  # fmt: skip
-    """Run each call of a family in the shortest runtime that is long enough, or demote it to a longer one.
+    """Run each call of a family in the shortest runtime that is long enough, or demote the call to a longer runtime.
 
     Args:
         provisioning: replaces the default provisioning policy.

@@ -1,11 +1,11 @@
 """Compute the number of devices per runtime: Arlo's equations 1 to 7 (§3.3), solved exactly.
 
 A *runtime* is the model compiled for one length. In one period runtime `i` receives `requests` (Q_i), and one instance
-answers at most `capacity` (M_i) in time. The others are demoted to the next longer runtime (eqs 4, 5). The sum of
-latencies (eq. 1) is minimal over all assignments of exactly `devices` devices (eq. 2). Each runtime gets at least the
-instances that its own requests fill (eq. 3), and the longest at least 1 (eq. 7).
+answers at most `capacity` (M_i) in time. The other requests are demoted to the next longer runtime (eqs 4, 5). The sum
+of latencies (eq. 1) is minimal over all assignments of exactly `devices` devices (eq. 2). Each runtime gets at least
+the instances that its own requests fill (eq. 3), and the longest at least 1 (eq. 7).
 
-The search adds one runtime at a time, from short to long, and drops partial assignments that are dominated, or whose
+The search adds one runtime at a time, from short to long. It drops partial assignments that are dominated, or whose
 lower bound is too high. The bound uses the cheapest demotion and the convex hull of the costs.
 
 A context is a runtime of a family if calls list it with other contexts (`Context.lists`), or if it declares its longest
@@ -34,7 +34,7 @@ class NotEnoughDevicesError(StokerError):
     """Equation 3 requires more devices (`needed`) than are available."""
 
     def __init__(self, needed: int, devices: int) -> None:
-        super().__init__(f"the requests fill {needed} devices, and there are {devices}")
+        super().__init__(f"the requests need {needed} devices, but there are only {devices}")
         self.needed = needed
 
 
@@ -46,7 +46,7 @@ class LatencyTable(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         rising = all(a[0] < b[0] and a[1] <= b[1] for a, b in pairwise(self.points))
         if not self.points or not rising:
-            raise ValueError(f"a latency table needs at least one point, and rising points: {self.points}")
+            raise ValueError(f"a latency table needs at least one point, and its points must rise: {self.points}")
 
     @classmethod
     def one_by_one(cls, request_s: float, *, capacity: int) -> LatencyTable:
@@ -211,7 +211,7 @@ def _index_of_minimum(value: Callable[[int], float], first: int, last: int) -> i
 
 
 def _lower_bounds(runtimes: Sequence[RuntimeDemand], least: Sequence[int], spare: int) -> list[list[float]]:
-    """Return, by runtime and spare devices, a lower bound on the cost of that runtime and all longer ones."""
+    """Return, by runtime and spare devices, a lower bound on the cost of that runtime and all longer runtimes."""
     savings: list[float] = []
     base, fastest, found = 0.0, 0.0, []
     for number in range(len(runtimes) - 1, -1, -1):
@@ -300,7 +300,9 @@ class RuntimeTimes:
         return max(context.slots, int(self.objective_s(context) / self.request_s(context)))
 
     def demand(self, context: Context, calls_per_s: float) -> RuntimeDemand:
-        """Return the demand per latency objective. A call too many (eqs 3, 5) costs one more objective (§3.3)."""
+        """Return the demand during one latency objective. A call beyond the capacity (eqs 3, 5) adds one objective to
+        the mean latency (§3.3).
+        """
         capacity, objective_s = self.capacity(context), self.objective_s(context)
         points = LatencyTable.one_by_one(self.request_s(context), capacity=capacity).points
         most, mean_s = points[-1]
@@ -309,7 +311,7 @@ class RuntimeTimes:
 
 
 class ArrivalCounts:
-    """Call counts of the last `over_s` seconds by shortest runtime."""
+    """Calls of the last `over_s` seconds, by the shortest runtime that fits."""
 
     def __init__(self, *, over_s: float) -> None:
         self.over_s = over_s

@@ -1,9 +1,9 @@
 """Dispatch by a multi-level queue: Arlo's Request Scheduler (§3.4, Algorithm 1) for the libraries of a family.
 
-A level is a runtime with libraries, its head the least loaded library. A call is sent to the first level whose head has
-a load below a threshold, which falls from level to level to keep longer runtimes free for long calls. If all levels are
-congested, the level of the shortest runtime gets the call if its head can answer in time. Otherwise the call waits in
-the manager (in the paper, in the queue of the level) for the first library with capacity.
+A level is a runtime with libraries. Its head is the least loaded library. A call is sent to the first level whose head
+has a load below the level's threshold. Thresholds fall from level to level, to keep longer runtimes free for long
+calls. If all levels are congested, the level of the shortest runtime gets the call if its head can answer in time.
+Otherwise the call waits in the manager (in the paper, in the queue of the level) for the first library with capacity.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ def load_thresholds_by_level(
 def choose_head(
     heads: Iterable[tuple[int, int, Head]], thresholds: Sequence[float]
 ) -> tuple[Head | None, bool]:  # fmt: skip
-    """Choose the head that gets a call, by Algorithm 1; None without heads.
+    """Choose the head that gets a call, by Algorithm 1; None if `heads` is empty.
 
     `heads`: open calls, capacity and head of each level that can serve the call, shortest level first. `thresholds`:
-    load from which each level demotes the call. Also return True if all examined levels are congested, so that the head
-    is the first.
+    share of its capacity at which each level demotes the call. Also return True if all examined levels are congested.
+    The returned head is the head of the first level in this case.
     """
     first: Head | None = None
     for threshold, (load, capacity, head) in zip(thresholds, heads, strict=False):

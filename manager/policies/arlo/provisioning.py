@@ -1,7 +1,7 @@
 """Scale the number of blocks by the tail latency (target tracking), as Arlo does (§4).
 
 Request a block if the 98th percentile of recent latencies is at least 95 % of the objective. Release the least busy
-block if the percentile of the last minute is below 50 %. Otherwise the base policy decides.
+block if the percentile of the last minute is below 50 % of the objective. Otherwise the base policy decides.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class TrackLatency(Quiet):
         self.base = base
         self._ends: deque[tuple[float, list[float]]] = deque()
         """Time of each round, and the latencies of its calls as shares of the objective."""
-        self._not_before = 0.0  # Time of the next decision; by then recent latencies show the effect of the last one
+        self._not_before = 0.0  # Time of the next decision, when recent latencies show the effect of the last decision
         self._look_at = 0.0  # Time at which a release is considered next
 
     def demand(self, view: View) -> Sequence[Action]:

@@ -1,13 +1,13 @@
 """Place runtimes on devices: Arlo's Runtime Scheduler (§3.3, §4).
 
 Every `period_s` (120 s, §5) `allocation` assigns the devices of a family to its runtimes, by the lengths of recent
-calls. A free device gets a missing runtime, or the longest (§4). Surplus libraries are replaced one by one, least busy
-first, while at most a tenth of the devices is out of service. A device runs one runtime of a family, because co-located
-runtimes interfere (§3.3).
+calls. A free device gets a missing runtime, or the longest runtime (§4). Surplus libraries are replaced one by one,
+least busy first, while at most a tenth of the devices is out of service. A device runs one runtime of a family, because
+co-located runtimes interfere (§3.3).
 
 A family is *new* during its first period. At the first call, its devices are assigned as if all lengths were equally
-likely and all devices busy. They are assigned again when a call adds a runtime, after 1 s, and then at intervals that
-double up to 10 s, by the calls that arrived; waiting calls count twice. The number of replacements is not limited.
+likely and all devices busy. The devices are assigned again when a call adds a runtime, after 1 s, and then at intervals
+that double up to 10 s. Arrived calls count once, and waiting calls twice. The number of replacements is not limited.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class RuntimePlan(msgspec.Struct, frozen=True):
 
 
 class AllocateRuntimes(LoadWhereWanted):
-    """`out_of_service`: maximum share of a family's devices (at least one) without a ready library in replacements."""
+    """`out_of_service`: maximum share of a family's devices (at least one device) that are being replaced."""
 
     period_s = _STEP_S
     lets_sleep = False
@@ -146,7 +146,7 @@ class AllocateRuntimes(LoadWhereWanted):
         return [self._times.demand(context, count * per_s) for context, count in calls.items()]
 
     def _is_due(self, view: View, family: Sequence[Context], plan: RuntimePlan, devices: int) -> bool:
-        """Return True if the plan is old, or runtimes or devices changed. New devices get the longest (§4)."""
+        """Return True if the plan is old, or runtimes or devices changed. New devices get the longest runtime (§4)."""
         vain = any(has_too_many_failed_loads(context) and plan.wanted.get(context.recipe.key, 0) for context in family)
         grown = devices > plan.devices or any(context.recipe.key not in plan.wanted for context in family)
         if vain or 0 < devices < plan.devices or (grown and view.now < plan.new_until):
@@ -154,7 +154,7 @@ class AllocateRuntimes(LoadWhereWanted):
         return view.now >= plan.due_at and self._arrivals.has_arrivals_since(family, plan.made_at)
 
     def _calls(self, context: Context, family: Sequence[Context], now: float, *, waiting: bool) -> int:
-        """Count recent calls of this runtime and of shorter runtimes that cannot be loaded; doubled if `waiting`."""
+        """Count recent calls of this and of shorter runtimes that cannot be loaded. `waiting`: add waiting calls."""
         count, at = 0, family.index(context)
         for each in reversed(family[: at + 1]):
             if each is not context and not has_too_many_failed_loads(each):
@@ -208,9 +208,9 @@ def _allocate_scaled_requests(devices: int, demands: Sequence[RuntimeDemand]) ->
 
 
 def _missing(view: View, family: Sequence[Context], plan: RuntimePlan) -> list[Context]:
-    """Return the runtime of each missing library, the longest last, which is loaded first.
+    """Return the runtime of each missing library. The last runtime, the longest, is loaded first.
 
-    If loads of a runtime keep failing, it is tried once per plan, and for each waiting call.
+    If loads of a runtime keep failing, the runtime is tried once per plan, and for each waiting call.
     """
     found: list[Context] = []
     for context in family:

@@ -5,7 +5,8 @@ such calls wait, rounds decide about all waiting calls of the context. Otherwise
 
 Every 50 ms, a round chooses the jobs (waiting calls) that start and the number of replicas (libraries) of each job. A
 gang is sent to all its libraries together. Without `together` (an ablation, §6.3) each replica of a job takes an idle
-device and waits for the others; if all are held and none is loading, the late job with the nearest deadline starts.
+device and waits for the others. If all devices are held and none is loading, the late job with the nearest deadline
+starts.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ MOST_REPLICAS = 128  # Maximum replicas for which run times are predicted
 _MOST_REMEMBERED = 10_000
 _CUT_S = 3.0  # Seconds after which replicas on a disconnected pilot count as lost
 _RATE_TOLERANCE = 0.01
-_JOBS_PER_S = 10_000  # Jobs predicted again per second, after measurements changed by more than `_RATE_TOLERANCE`
+_JOBS_PER_S = 10_000  # Maximum jobs per second whose run times are predicted again after new measurements
 
 
 def is_decided_in_rounds(call: Call) -> bool:
@@ -61,13 +62,14 @@ class PoolState:
         self.asked = 0  # Number of queued jobs about which rounds decide
         self.others: set[int] = set()  # Queued calls for which the default policy decides once no job is queued
         self.promises: dict[int, Promise] = {}
-        self.held: dict[int, int] = {}  # By job: number of idle replicas held until it has enough (ablation)
+        self.held: dict[int, int] = {}  # By job: idle replicas that the job holds until it has enough (ablation)
         self.wanted: dict[int, int] = {}  # Replicas that each job needed while it could meet its deadline
         self.idle_since: dict[LibraryId, float] = {}
         self.allot_due = self.walk_due = True  # True if something changed since the last decision
         self.left_over = False  # True if the last job has started and other calls may still wait
-        self.short = False  # True if a job waits for which no devices become free before its deadline
-        # Time since which a job has too few replicas to run, and its id. The smallest pair gets devices first.
+        self.short = False  # True if a job waits, and no devices become free before its deadline
+        # Time since which a job has too few replicas to run, and the id of the job. The smallest pair gets devices
+        # first.
         self.lacks: tuple[float, int] = (math.inf, 0)
         self.looked_at = -math.inf
         self._rates: list[tuple[float, float]] = []  # Per gang size from 1: seconds per unit of work, fixed seconds
@@ -464,7 +466,7 @@ def _hold_idle_replicas(state: PoolState, *, idle: int, now: float) -> None:
 
 
 def _late_jobs_ready_to_start(state: PoolState, *, idle: int, now: float) -> list[tuple[PoolJob, int]]:
-    """Return late jobs that hold enough replicas, or the first job with more if all would wait forever."""
+    """Return late jobs that hold enough replicas, or one late job that can start if all would wait forever."""
     late = [(state.line.jobs[id], count) for id, count in state.held.items() if not state.line.can_meet_deadline(id)]
     ready = [(job, count) for job, count in late if count >= state.wanted[job.id]]
     if ready or not late or sum(state.held.values()) < idle:

@@ -5,9 +5,10 @@ replicas are loaded on *cold* (empty) devices and reserved for their job until i
 again while its job can meet its deadline. A replica that is unused for `window_s` is unloaded, unless a job of its
 context waits.
 
-Additions to the paper: late jobs get idle replicas, or the fewest on which they can run. Jobs without deadlines follow,
-by the default rules. The context that has lacked replicas longest gets devices first; otherwise two gangs would block
-each other. After `patience_s` it may take idle replicas of other pools, and share a device.
+Additions to the paper: late jobs get idle replicas, or the smallest number on which they can run. Jobs without
+deadlines come last, by the default rules. The context that has lacked replicas longest gets devices first; otherwise
+two gangs would block each other. After `patience_s` seconds, this context may take idle replicas of other pools, and
+share a device.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ def drop_reason_text(view: View, fate: Fate) -> str:
     if fate.ends_at == math.inf:
         return f"{due}, and it has not started"
     soonest = show_seconds(fate.ends_at - view.now)
-    return f"{due}, and it cannot end sooner than in {soonest}: set a later deadline, or allow it to be late"
+    return f"{due}, and it cannot end sooner than in {soonest}: set a later deadline, or allow the call to be late"
 
 
 WINDOW_S = 60.0  # §6.3
@@ -144,7 +145,7 @@ class WarmPools(Quiet):
         return self.default.provisioning
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
-        """Return the default plan, or if rounds decide about the context only unloads or a failure."""
+        """Return the default plan, or only unloads or a failure if rounds decide about the context."""
         state, head = self.states.of(context), context.queue.head()
         ask_again = seams.Timer(view.now + self.default.ask_again_s, context.recipe.key)
         if hopeless := self.default.hopeless_gangs(view, context):
@@ -381,7 +382,8 @@ class WarmPools(Quiet):
     def may_leave(self, view: View, library: Library, context: Context) -> bool:
         """Return True if a library may be unloaded for a context.
 
-        A replica leaves before `window_s` for the default policy, or for a context that has lacked replicas longer.
+        Before `window_s`, a replica leaves only for the default policy, or for a context that has lacked replicas
+        longer.
         """
         other, asks = self.states.of(library.context), self.states.of(context)
         if other is None:

@@ -14,13 +14,13 @@ Differences from the printed algorithms:
 - Algorithm 2 loops while `T_slo < T_cold`, so it ends immediately or never. Here it adds devices while the deadline is
   missed and cold devices remain.
 - Algorithm 2 writes durations (line 19) but reads points in time (line 26). Here loading devices are free at now +
-  T_cold + T(A). They, and the idle devices that a job needs, are reserved until it starts (`Promise`).
+  T_cold + T(A). Loading devices, and the idle devices of a job, are reserved until the job starts (`Promise`).
 - In DelaySchedulable, `k` may be all devices of the pool, and the job uses all k devices until it ends.
 - Idle devices are used before cold devices are warmed. Delayed jobs are planned again in each round.
 - The first job of a model measures run times, so it gets its fewest replicas immediately.
 
-The *need* of a job is the smallest number of replicas that meets its deadline if it starts now. It never falls, so
-`JobQueue` keeps one list of jobs for each need, sorted by deadline, and a heap of latest start times.
+The *need* of a job is the smallest number of replicas that meets its deadline if it starts now. The need never falls.
+So `JobQueue` keeps one list of jobs for each need, sorted by deadline, and a heap of latest start times.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ import msgspec
 from stoker.protocol.ids import DeviceId, LibraryId, PilotId
 
 Key = tuple[int, float, int]  # Class of a job, deadline (for `REST` the negative priority), id
-Place = tuple[PilotId, tuple[DeviceId, ...]]  # Of a replica
+Place = tuple[PilotId, tuple[DeviceId, ...]]  # Pilot and devices of a replica
 
 HOPEFUL, LATE, REST = 0, 1, 2
 FRONT: Key = (-1, 0.0, 0)  # Sort key that precedes all jobs
@@ -47,7 +47,7 @@ _FEW_JOBS = 8  # Up to this number of jobs are inserted one by one; with more jo
 
 
 class PoolJob(msgspec.Struct, frozen=True, gc=False):
-    """A waiting job. `run_s[a - 1]`: upper bound of its run time on `a` replicas, unknown if the job `measures`."""
+    """A waiting job. `run_s[a - 1]`: maximum run time on `a` replicas. `measures`: True if these times are unknown."""
 
     id: int
     deadline_at: float
@@ -185,7 +185,7 @@ class JobQueue:
 
 
 class Promise(msgspec.Struct):
-    """Replicas that load for a job, of which `here` are loaded. `beside`: idle replicas reserved for it."""
+    """Replicas ordered for a job, of which `here` are loaded. `beside`: idle replicas reserved for the job."""
 
     job: int
     replicas: int
@@ -202,7 +202,9 @@ class Promise(msgspec.Struct):
 
 
 class Pool(msgspec.Struct, frozen=True):
-    """A model's pool. `busy`: times at which replicas become free. `cold_s`: to warm one. `held`: by job (ablation)."""
+    """A model's pool. `busy`: times at which replicas become free. `cold_s`: seconds to warm a replica. `held`:
+    replicas held for each job (ablation).
+    """
 
     idle: int
     busy: tuple[float, ...] = ()
@@ -262,7 +264,7 @@ def _needs_idle_replicas(line: JobQueue, pool: Pool, done: set[int], *, idle: in
 
 
 def _start_late_jobs(line: JobQueue, pool: Pool, given: dict[int, int], *, idle: int, take: _Take) -> None:
-    """Give idle replicas to late jobs, then to those without a deadline. A job that must wait stops the others."""
+    """Give idle replicas to late jobs, then to jobs without deadlines. Later jobs wait if a job must wait."""
     for _, _, id in chain(line.late, line.rest):
         job = line.jobs[id]
         if job.least <= idle:
@@ -373,7 +375,7 @@ class Walk:
 
 
 def _free_at(pool: Pool, *, now: float, idle: int) -> list[float]:
-    """Return the sorted times at which warm or promised replicas become free; overdue ones just after now."""
+    """Return the sorted times at which warm or promised replicas become free; overdue replicas just after `now`."""
     soon = math.nextafter(now, math.inf)
     promised = (each.free_at for each in pool.promised for _ in range(each.replicas + each.beside))
     return [now] * idle + sorted(max(soon, at) for at in chain(pool.busy, promised))

@@ -1,7 +1,7 @@
 """SLINFER (arXiv:2507.00507): many language models share devices; each request meets its SLO or is refused early.
 
 Other contexts, and models on several devices (§X), use the default policies. In `stoker.pilot.core`, the pilot
-schedules by headroom and does shadow validation (`turns`) and orders resizes (`memory`).
+schedules by headroom, with shadow validation (`turns`), and starts resizes (`memory`).
 """
 
 from __future__ import annotations

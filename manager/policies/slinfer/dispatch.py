@@ -2,9 +2,9 @@
 
 A call is offered to ready instances one after another: CPUs first, then the largest batches (§VIII-B). The manager
 checks memory. The pilot may refuse if the call or its neighbours would be late (`stoker.pilot.core.turns`). If all
-instances refuse, neighbours with smaller batches make room (§VIII-A): the offer names them, and they stop if the pilot
-accepts it. Otherwise the call waits for a loading instance that will serve it in time, or an instance wakes or is
-loaded (§V). A call without an instance is tried again in rounds, and dropped once its first token would be late
+instances refuse, neighbours with smaller batches make room (§VIII-A). The offer names them, and they stop if the pilot
+accepts the offer. Otherwise the call waits for a loading instance that will be in time, or the policy wakes or loads an
+instance (§V). A call without an instance is tried again in rounds, and dropped once its first token would be late
 (§IX-B).
 """
 
@@ -30,7 +30,7 @@ from stoker.protocol.ids import LibraryId, RecipeKey
 
 _ROUND_S = 0.1
 
-_MOST_TRIED = 32  # Waiting calls of a context tried per round, oldest first, each in 0.3 ms
+_MOST_TRIED = 32  # Maximum waiting calls of a context that are tried per round, oldest first; a try takes 0.3 ms
 
 _MOST_LOOKED_AT = 200  # Maximum instances examined to find when a dropped call may be tried again
 
@@ -47,7 +47,9 @@ class _Refusal(NamedTuple):
 
 
 class OfferByHeadroom(HottestFirst):
-    """Offers calls, preempts, drops, unloads. `consolidates`: prefer large batches, preempt small ones (§VIII)."""
+    """Offers calls to instances, preempts and unloads instances, and drops late calls. `consolidates`: prefer large
+    batches, preempt small ones (§VIII).
+    """
 
     period_s = _ROUND_S
     honours = HottestFirst.honours | {"ttft_s", "tpot_s", "expected_output"}
@@ -200,14 +202,14 @@ class OfferByHeadroom(HottestFirst):
         return self._offer(call, library, reserve_bytes, *victims)
 
     def _waits_elsewhere(self, view: View, call: Call, library: Library) -> bool:
-        """Return True if a call is late for an instance, but in time for a loading one that it waits for (§IX-A)."""
+        """Return True if a call is late for an instance, but in time for a loading instance that it expects (§IX-A)."""
         load_s = library.ready_at - library.started_at if call.submitted_at < library.ready_at else 0.0
         if seconds_until_first_token_due(view, call) + load_s >= 0:
             return False
         return any(call.id in self._expected.get(library.id, ()) for library in placement.loading(call.group.context))
 
     def _waits_for_load(self, view: View, call: Call) -> bool:
-        """Return True if a loading instance will serve a call in time, with the calls that wait for the instance."""
+        """Return True if a loading instance will serve a call in time, in addition to its waiting calls."""
         context = call.group.context
         on_their_way = placement.loading(context)
         if on_their_way and has_failed_loads(context):
@@ -224,7 +226,7 @@ class OfferByHeadroom(HottestFirst):
 
 
 def _seconds_until_request_ends(view: View, call: Call) -> float:
-    """Return the seconds until an instance of the context, or else any, may finish a request."""
+    """Return the seconds until an instance of the context, or else any instance, may finish a request."""
     wanted_s = first_token_s(call)
     known = (x for x in view.libraries.values() if has_known_token_memory(x.context))
     others = placement.instances(call.group.context) or islice(known, _MOST_LOOKED_AT)
@@ -237,7 +239,7 @@ def _seconds_until_request_ends(view: View, call: Call) -> float:
 
 
 def _first_token_lateness_s(view: View, call: Call) -> float:
-    """Return the least lateness of a waiting call's first token, without its load time (§IX-A); -1 if evicted."""
+    """Return by how many seconds a waiting call's first token is late, without load time (§IX-A); -1 if evicted."""
     wanted_s = first_token_s(call)
     if not wanted_s or call.id in view.reports:
         return -1.0
@@ -245,7 +247,7 @@ def _first_token_lateness_s(view: View, call: Call) -> float:
 
 
 class ResizeLate(LoadWhereWanted):
-    """Shrinks instances that are far too large (§VII-B), and grows those that exceed estimates (§VII-D)."""
+    """Shrinks instances that are far too large (§VII-B), and grows those that need more than estimated (§VII-D)."""
 
     period_s = _ROUND_S
 
@@ -266,7 +268,7 @@ class ResizeLate(LoadWhereWanted):
         return (seams.FailWaiting(RecipeKey(context.recipe.key), nowhere),) if nowhere is not None else ()
 
     def measured(self, view: View, library: Library) -> int:
-        """Return the promised bytes, or without a declared size the weights' bytes. The first offer adds a cache."""
+        """Return the promised bytes, or the weights' bytes if no size is declared. The first offer adds a cache."""
         context, device = library.context, library.devices[0]
         if not has_known_token_memory(context) or placement.cache_of(context, device).is_fixed:
             return super().measured(view, library)
@@ -282,7 +284,7 @@ class ResizeLate(LoadWhereWanted):
                 yield from self._grow(view, library) or self._sizes.shrink(library)
         for context in view.contexts.values():
             is_kept = context.limits.least and has_known_token_memory(context)
-            # After a failed load, only calls cause loads.
+            # After a failed load, only waiting calls cause new loads.
             if is_kept and not placement.loading(context) and context.last_failure is None:
                 yield from self._placement.start_minimum_instance(view, context)
 

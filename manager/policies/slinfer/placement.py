@@ -1,12 +1,12 @@
 """Place instances on devices by memory (§VII), compute (§VI) and batch size (§VIII-B); find room for the calls of a
 preempted instance (§VIII-A).
 
-An instance that needs more memory (eq. 2) also gets the `watermark` (25 %), or if this does not fit the required size
-(§VII-D). It shrinks only if it is far too large, because a resize copies the cache (Figure 17). CPUs come first, then
-large batches, so that small batches end. A new instance is loaded on the pilot where it leaves the least memory
-(bin-packing, §V), on the least busy device. Unlike in the paper, an instance that makes room may sleep, and a sleeper
-wakes before an instance is loaded. Only the pilot knows how many tokens a request has generated (O_r of eq. 2), so its
-refusal states the required bytes.
+An instance that needs more memory (eq. 2) also gets the `watermark` (25 %), or only the required size if the watermark
+does not fit (§VII-D). An instance shrinks only if it is far too large, because a resize copies the cache (Figure 17).
+CPUs come first, then large batches, so that small batches end. A new instance is loaded on the pilot where it leaves
+the least memory (bin-packing, §V), on the least busy device. Unlike in the paper, an instance that makes room may
+sleep, and a sleeper wakes before an instance is loaded. Only the pilot knows how many tokens a request has generated
+(O_r of eq. 2), so its refusal states the required bytes.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class CacheSizes:
         return min(room, self.recommended(library.context, device, required))
 
     def growth(self, context: Context, device: Device, calls: Iterable[Call], promised: int) -> int | None:
-        """Return the additional bytes that an instance of `promised` bytes (0 = a new one) needs for calls."""
+        """Return the additional bytes that an instance of `promised` bytes (0 = a new instance) needs for calls."""
         cache, calls = cache_of(context, device), tuple(calls)
         if not promised:
             return self.bytes_for_load(context, device, calls)
@@ -159,7 +159,7 @@ def _evictable_libraries(libraries: Iterable[Library]) -> list[Library]:
 
 
 def _choose_libraries_to_unload(leavable: Iterable[Library], device: Device, size: int) -> tuple[int, list[Library]]:
-    """Return the bytes free on a device after the first libraries stop that free `size` bytes, and these libraries."""
+    """Return the bytes free on a device after libraries stop to free `size` bytes, and these libraries."""
     room, gone = device.budget_bytes, list[Library]()
     for library in leavable:
         if room >= size:
@@ -179,7 +179,7 @@ def _ends(gone: Sequence[Library], device: Device, *, size: int, room: int, of: 
 
 
 def _load_disturbs(context: Context, device: Device) -> bool:
-    """Return True if a load takes a CPU's cores for longer than a TPOT. The paper's CPUs have all models (§IX-A)."""
+    """Return True if a load takes a CPU's cores for longer than a TPOT. In the paper, CPUs hold all models (§IX-A)."""
     if not device.facts.on_host:
         return False
     ready = (x for x in context.libraries.values() if x.ready_at and x.devices[0].facts.kind == device.facts.kind)
@@ -276,7 +276,7 @@ class InstancePlaces:
     def places(
         self, view: View, call: Call, *, shadow: Shadow | None = None, ends_idle: bool = True
     ) -> Iterator[tuple[Device, int, list[Library]]]:
-        """Yield devices with memory and speed for a new instance, its bytes, and idle instances.
+        """Yield devices with memory and speed for a new instance, the bytes of the instance, and idle instances.
 
         `ends_idle`: the idle instances may stop or sleep. `shadow`: assumed stops and moves.
         """
@@ -358,7 +358,7 @@ class InstancePlaces:
     def victims(self, view: View, library: Library, *, lacks_bytes: int, over_s: float) -> tuple[Library, ...]:
         """Return neighbours to stop so that a library can accept a call (§VIII-A); empty if this is impossible.
 
-        The smallest batches stop first, none larger than the library's. Their calls must stay in time elsewhere.
+        The smallest batches stop first, up to the size of the library's batch. Their calls must stay in time elsewhere.
         """
         device, most = library.devices[0], len(library.held) + 1
         ready = (x for x in staying(device) if x is not library and x.usable and x.state is LibraryState.READY)

@@ -1,10 +1,10 @@
 """Shadow validation in the manager (SLINFER §VI-C), for cases that no pilot can check.
 
-The manager must predict whether a new instance would serve a call in time ("the same validation procedure", §V), a
-loading instance will serve its waiting calls in time, and the calls of a preempted instance meet their objectives
-elsewhere (§VIII-A). It runs the simulation of the pilots (`stoker.pilot.core.turns.why_late`) on an estimate of the
-engines' work: after its prompt was read, a call has generated one token in each decode cycle of its device. If several
-calls would move, each is checked with the memory and time that the others need on its new device.
+The manager checks three cases. Would a new instance serve a call in time ("the same validation procedure", §V)? Will a
+loading instance serve its waiting calls in time? Will the calls of a preempted instance meet their objectives elsewhere
+(§VIII-A)? The manager runs the simulation of the pilots (`stoker.pilot.core.turns.why_late`) on an estimate of the
+engines' work. After its prompt was read, a call is assumed to generate one token per decode cycle of its device. If
+several calls would move, each check includes what the other calls need on the new device.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stoker.pilot.core.turns import OVERESTIMATE, EngineOutlook, OpenAnswer, Unr
 from stoker.protocol.calls import Features
 from stoker.protocol.ids import LibraryId
 
-LOOK_AGAIN_S = 0.1  # Seconds added at a time to the expected duration of a load that takes longer than expected
+LOOK_AGAIN_S = 0.1  # Minimum seconds that a running load is expected to take from now
 
 _NEW = LibraryId(-1)  # Id of the instance that is not loaded yet
 
@@ -155,14 +155,14 @@ class ComputeOutlook:
         return prefill_s > left_s
 
     def is_full(self, device: Device, call: Call, *, now: float) -> bool:
-        """Return True if a decode step of a new instance leaves the others too little time (case 3, a cheap check)."""
+        """Return True if one decode step of all libraries and a new instance would exceed the call's TPOT (case 3)."""
         cost, tpot_s = self.cost(call.group.context, device), call.group.options.objective.tpot_s
         if cost is None or not tpot_s or _features(call).most_output:
             return False
         return self.cycle_s(device, now=now) + OVERESTIMATE * cost.decode_s(1, prompt_tokens(call))[0] > tpot_s
 
     def is_in_time(self, view: View, device: Device, call: Call, shadow: Shadow) -> bool:
-        """Return True if an instance on a device would serve a call, and the others stay in time (§VI-C)."""
+        """Return True if a device would serve a call in time, and its other calls stay in time (§VI-C)."""
         context = call.group.context
         cost = self.cost(context, device)
         if cost is None:
