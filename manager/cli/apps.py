@@ -1,13 +1,14 @@
 """`stoker run`: run an application, or a user's program.
 
-Installed packages add to the command line by entry points, which are loaded on use:
+Installed packages extend the command line with these entry points, which Stoker imports on demand:
 
     stoker.apps         NAME = module:command     a click command: `stoker run NAME`
     stoker.commands     NAME = module:command     a click command or group: `stoker NAME`
     stoker.forecasts    NAME = module:WORK        a `stoker.planning.Work`: `stoker plan SITE NAME`
 
-The checkout's setup.cfg is also read, because an editable install keeps old entry points. A file without `if __name__
-== "__main__"` that defines a click command called `command` gets the arguments of `stoker run ./my_app.py`.
+Stoker also reads the checkout's setup.cfg, because an editable install does not update its entry points. If a program
+defines a click command `command` and has no `if __name__ == "__main__"`, `stoker run ./my_app.py` passes its arguments
+to the command.
 """
 
 from __future__ import annotations
@@ -42,7 +43,6 @@ RENEW = (
     " (in a checkout: make install, or pip install -e .)"
 )
 CHECKOUT = Path(stoker.__file__).parents[2] / "setup.cfg"
-"""The setup.cfg of a source checkout."""
 
 
 def names(group: str) -> list[str]:
@@ -54,7 +54,7 @@ def matching(group: str, name: str) -> str:
 
 
 def load(group: str, name: str) -> Any:
-    """Load an entry point. Raises StokerError if it is broken or declared twice."""
+    """Load an entry point. Raises StokerError if the entry point is missing, broken or declared twice."""
     points = {point.value: point for point in _entry_points(group) if point.name == name}
     if not points:
         raise StokerError(f"no installed package declares {name} in {group}")
@@ -78,12 +78,12 @@ def load_command(group: str, name: str) -> click.Command:
     found = load(group, name)
     if not isinstance(found, click.Command):
         fix = "put @click.command() above the function"
-        raise StokerError(f"{name} in {group} leads to a {type(found).__name__}, not to a click command: {fix}")
+        raise StokerError(f"{name} in {group} is of type {type(found).__name__}, and must be a click command: {fix}")
     return found
 
 
 def _entry_points(group: str) -> Iterable[EntryPoint]:
-    from importlib.metadata import EntryPoint, entry_points  # slow: a fifth of a command's start-up time
+    from importlib.metadata import EntryPoint, entry_points  # this import takes a fifth of a command's start-up time
 
     found = entry_points(group=group)
     declared = configparser.ConfigParser()
@@ -168,7 +168,7 @@ class Apps(FromEntryPoints):
             if ctx.params.get("name"):
                 raise click.UsageError("--name names a detached run; write --detach too")
             return super().invoke(ctx)
-        first = ctx._protected_args if hasattr(ctx, "_protected_args") else ctx.protected_args  # click < 8.2
+        first = ctx._protected_args if hasattr(ctx, "_protected_args") else ctx.protected_args  # for click < 8.2
         given = [*first, *ctx.args]
         if not given:
             raise click.UsageError("--detach needs a program or an application: stoker run --detach ./my_app.py")
@@ -194,7 +194,7 @@ class Apps(FromEntryPoints):
 
 
 _SESSION = "stoker.manager.cli.apps.session"
-_SESSION_HELP = "Join a session that is up (stoker up) instead of starting one."
+_SESSION_HELP = "Join a running session (stoker up) instead of starting a session."
 
 
 def add_session_option(command: click.Command) -> click.Command:
@@ -242,8 +242,8 @@ def run(context: click.Context, /, *, session: str | None, detach: bool, name: s
 
     With --session ID, the program joins a running session, unless the program names a site.
 
-    With --detach before its name, the program keeps running when the terminal is closed. stoker attach NAME follows the
-    run, stoker down NAME stops it, and stoker sessions lists all runs with their exit status.
+    With --detach before the program's name, the program continues after the terminal closes. stoker attach NAME follows
+    the run, stoker down NAME stops the run, and stoker sessions lists all runs with their exit status.
     """
     del detach, name  # `Apps.invoke` uses these options
     context.meta[_SESSION] = session

@@ -1,5 +1,5 @@
-"""Ask a session's manager as an observer: a client that submits no calls and does not keep the session alive. Its
-frames have no numbers (see `protocol.wire`), so it repeats a question if the connection is lost."""
+"""Ask a session's manager as an observer: a client that submits no calls and does not keep the session alive. An
+observer's frames have no numbers (see `protocol.wire`), so the caller repeats a question after a lost connection."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class NoAnswerError(SessionError):
 
 
 class Observer:
-    """A connection to a live manager, as a context manager.
+    """A context manager: a connection to the manager of a running session.
 
     Args:
         folder: The session's folder.
@@ -151,8 +151,8 @@ def _version_advice(folder: SessionFolder, file: SessionFile) -> str:
     holder = lease.read(folder.lease)
     who = f"its manager ({holder})" if holder is not None else "its manager"
     return (
-        f". Use the version of Stoker that started the session. If that is no longer installed, kill {who} by hand,"
-        f" then run `stoker down {file.session}` to end the rest"
+        f". Use the version of Stoker that started the session. If that version is no longer installed, kill {who} by"
+        f" hand, then run `stoker down {file.session}` to end the other processes and jobs"
     )
 
 
@@ -166,5 +166,5 @@ def explain_silent_manager(folder: SessionFolder, file: SessionFile) -> str:
     holder = lease.read_if_whole(folder.lease)
     if holder is not None and lease.is_alive(holder):
         who = f"the manager of session {file.session} ({holder})"
-        return f"{who} does not listen yet: it reads its journal; its log: {folder.manager_log}"
+        return f"{who} does not listen yet, because it still reads its journal; its log: {folder.manager_log}"
     return f"the manager of session {file.session} has ended; `stoker attach {file.session}` restarts the manager"

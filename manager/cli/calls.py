@@ -35,10 +35,10 @@ _LIMIT = 20
 def calls(*, session: str, only: str | None, limit: int, each: bool, as_json: bool) -> None:
     """List calls of SESSION: the longest running, the next to run, and the failed ones.
 
-    Failed calls are grouped by function, exception and line, with their number, times, and the last call. --all lists
-    each failed call, the last first.
+    Failed calls are grouped by function, exception and line, with the number, the times and the last of these calls.
+    --all lists each failed call, the latest first.
 
-    A program's first call is c-0; calls of a second program in the same session read c-1.0, c-1.1, …
+    The first program of a session names its calls c-0, c-1, …; the second program's calls are c-1.0, c-1.1, …
     """
     wanted = ListedState(only) if only else None
     found, over = calls_of(session, limit=limit, only=wanted)
@@ -86,8 +86,8 @@ def _failures(groups: tuple[FailureGroup, ...], *, limit: int) -> list[str]:
             out.append(f"      {group.message}")
     if len(groups) > limit:
         rest = sum(group.count for group in groups[limit:])
-        out.append(f"  … {rest:,} more of {len(groups) - limit:,} other kinds; show more kinds: --limit N")
-    return [*out, "  one by one: stoker calls --all --state failed"]
+        out.append(f"  … {rest:,} more in {len(groups) - limit:,} other groups; show more groups: --limit N")
+    return [*out, "  each failed call: stoker calls --all --state failed"]
 
 
 def _row(call: ListedCall) -> tuple[str, ...]:

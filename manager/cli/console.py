@@ -137,7 +137,7 @@ def redrawn() -> Iterator[Redrawn]:
     if not is_terminal():
         yield Redrawn(None)
         return
-    wrapping = Console(highlight=False)  # wrapping lines, because Live counts the screen lines
+    wrapping = Console(highlight=False)  # this console wraps lines, because Live counts screen lines
     with Live(Text(), console=wrapping, auto_refresh=False, vertical_overflow="crop") as live:
         yield Redrawn(live)
 
@@ -148,8 +148,8 @@ def progress_bar(name: str, *, total: float, facts: Callable[[], str], below: Li
 
 @contextlib.contextmanager
 def exit_silently_on_closed_pipe() -> Iterator[None]:
-    """End the command silently if the reader of the pipe has exited (`stoker logs | head`), or with an error if the
-    disk is full."""
+    """End the command silently if the reader of the pipe has exited (`stoker logs | head`). If the disk is full, end
+    with an error."""
     try:
         yield
     except BrokenPipeError:
@@ -159,7 +159,7 @@ def exit_silently_on_closed_pipe() -> Iterator[None]:
         if trouble.errno not in _NO_ROOM:
             raise
         _discard_further_output()
-        error(f"the output cannot be written: {trouble.strerror}; make room on that disk, or use another")
+        error(f"the output cannot be written: {trouble.strerror}; make room on that disk, or use another disk")
         raise SystemExit(1) from None
 
 

@@ -1,4 +1,4 @@
-"""`stoker doctor`: check this machine and site files, and show how to fix problems. `CHECKS` lists all checks."""
+"""`stoker doctor`: check this machine and site files, and show how to fix problems."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def excluded_nodes() -> Iterator[Finding]:
     if not found:
         yield ok("no node is excluded because its devices failed")
     for record in found:
-        fix = f"after its repair: stoker doctor --clear {record.node} (a probe without a fault also clears the node)"
+        fix = f"after the repair: stoker doctor --clear {record.node} (a probe without a fault also clears the node)"
         yield warn(f"no block starts on node {show_status.describe_excluded_node(record)}", fix)
 
 
@@ -86,7 +86,7 @@ def excluded_nodes() -> Iterator[Finding]:
 
 
 _PATIENCE_S = 3.0
-"""Seconds between two checks for orphaned processes, because a session may be ending."""
+"""Seconds after which orphaned processes are checked again, because their session may just be ending."""
 
 
 def check_orphaned_processes() -> Iterator[Finding]:
@@ -107,8 +107,7 @@ def check_orphaned_jobs() -> Iterator[Finding]:
 
 
 def find_orphaned_processes() -> Iterator[tuple[int, str, Path]]:
-    """Yield the id, kind and session folder of processes of ended sessions, including pilots with an unexpired
-    lease."""
+    """Yield pid, kind and session folder of each process of an ended session, including pilots within their lease."""
     found = list(session_remains.iter_own_session_processes())
     gone = _ended_session_folders(found)
     if any(path.exists() for path in gone):
@@ -147,7 +146,7 @@ CHECKS = (
     Check("disks", "Do measurements, snapshots and caches have disk space?", doctor_machine.disks),
     Check("limits", "May a manager open enough files?", doctor_machine.limits),
     Check("sockets", "Do encrypted messages pass over loopback?", doctor_machine.sockets),
-    Check("clock", "Does the disk's clock agree with this machine's?", doctor_machine.clock),
+    Check("clock", "Does the disk's clock agree with this machine's clock?", doctor_machine.clock),
     Check("store", "Can the measurements of earlier runs be read?", check_measurement_store),
     Check("nodes", "Which nodes are excluded because their devices failed?", excluded_nodes),
     Check("sessions", "Which sessions are known here, and how much disk do they use?", check_earlier_sessions),
@@ -179,8 +178,8 @@ def doctor(
 ) -> None:
     """Check this machine, and show how to fix problems. The exit code is 1 if Stoker needs something that is missing.
 
-    With SITE files: also check that they fit this cluster. With --tests: start pilots there and test each promise of
-    Stoker; the exit code is 1 if a promise fails.
+    With SITE files: also check that they fit this cluster. With --tests: start pilots of each SITE and test each
+    promise of Stoker; the exit code is 1 if a promise fails.
     """
     option = "--tests" if tests else "--probe"
     wrong = {

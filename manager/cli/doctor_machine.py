@@ -32,7 +32,7 @@ from stoker.units import show_bytes
 
 
 class Level(enum.Enum):
-    """`NO`: missing, and not needed here. `WARN`: Stoker is slower or has fewer features. `NEED`: Stoker needs it."""
+    """`NO`: missing, and not needed here. `WARN`: Stoker is slower or has fewer features. `NEED`: Stoker cannot run."""
 
     OK = "ok"
     NO = "no"
@@ -60,7 +60,7 @@ def render(findings: Sequence[Finding], *, sites: Sequence[str] = ()) -> list[st
         out += [f"        {line}" for line in [*more, *finding.fix.splitlines()]]
     needs, warnings = (sum(each.level is level for each in findings) for level in (Level.NEED, Level.WARN))
     if needs:
-        return [*out, "", f"{needs} problem{'s' * (needs != 1)} to solve before Stoker can run: the fix is below each"]
+        return [*out, "", f"{needs} problem{'s' * (needs != 1)} to solve before Stoker can run, each with its fix"]
     ready = f"ready, with {warnings} warning{'s' * (warnings != 1)}" if warnings else "ready"
     step = f"stoker up {' '.join(sites)}" if sites else "stoker run fact_verification"
     return [*out, "", f"{ready}; try: {step}"]
@@ -80,7 +80,7 @@ def packages() -> Iterator[Finding]:
     try:
         stated = [Requirement(text) for text in importlib.metadata.requires("stoker") or []]
     except importlib.metadata.PackageNotFoundError:
-        yield need("stoker is on the path but not installed", "pip install -e .")
+        yield need("stoker is on Python's path but is not installed", "pip install -e .")
         return
     for extra in ("", "models"):
         wanted = [each for each in stated if (each.marker.evaluate({"extra": extra}) if each.marker else not extra)]
@@ -94,7 +94,7 @@ def packages() -> Iterator[Finding]:
         if lacks and not extra:
             yield need(f"missing: {missing}", " ".join(["pip install", *(f'"{each}"' for each in lacks)]))
         elif lacks:
-            text = f"extra `{extra}`, with which libraries load models: missing {missing}; not needed on a login node"
+            text = f"extra `{extra}`, which libraries need to load models: missing {missing}; not needed on login nodes"
             yield warn(text, f'pip install "stoker[{extra}]"')
         else:
             text = ", ".join(f"{name} {version}" for name, version in versions.items())
@@ -194,7 +194,8 @@ def torch_and_driver() -> Iterator[Finding]:
 
 
 def _driver() -> tuple[str, int, int]:
-    """Return the version of the GPU driver, the number of GPUs, and the newest supported CUDA (13020 is 13.2)."""
+    """Return the GPU driver's version, the number of GPUs, and the newest CUDA version that the driver supports (13020
+    means 13.2)."""
     import pynvml
 
     pynvml.nvmlInit()
@@ -203,7 +204,7 @@ def _driver() -> tuple[str, int, int]:
 
 
 def _cuda_version_of_torch() -> str | None:
-    """Return the CUDA version of the installed torch, without importing it (`""`: a CPU build)."""
+    """Return the installed torch's CUDA version without importing torch; `""` for a CPU build."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -257,7 +258,7 @@ def sockets() -> Iterator[Finding]:
             client.connect(f"tcp://127.0.0.1:{port}")
             client.send(b"?")
             if not server.poll(_CURVE_WITHIN_MS):
-                fix = "a firewall on the loopback interface? allow TCP between processes of 127.0.0.1"
+                fix = "does a firewall block the loopback interface? allow TCP between processes of 127.0.0.1"
                 yield need(f"nothing arrives over loopback (port {port})", fix)
                 return
             server.recv()
@@ -266,7 +267,7 @@ def sockets() -> Iterator[Finding]:
 
 
 def clock() -> Iterator[Finding]:
-    """Compare the clocks of the file system and of this machine, which ages of shared files depend on."""
+    """Compare the file system's clock with this machine's clock, because ages of shared files depend on both clocks."""
     folder = state_folder()
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         folder = Path(tempfile.gettempdir())
@@ -277,6 +278,6 @@ def clock() -> Iterator[Finding]:
         skew = os.stat(file.name).st_mtime - before
     if abs(skew) > _SKEW_S:
         fix = "set both clocks by NTP (timedatectl set-ntp true)"
-        yield warn(f"the clock of {folder} is {skew:+.1f} s from this machine's", fix)
+        yield warn(f"the disk's clock at {folder} differs from this machine's clock by {skew:+.1f} s", fix)
     else:
-        yield ok(f"clock {time.strftime('%Y-%m-%d %H:%M:%S %Z')}, the disk agrees")
+        yield ok(f"clock {time.strftime('%Y-%m-%d %H:%M:%S %Z')}; the disk's clock agrees")

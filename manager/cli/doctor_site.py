@@ -61,11 +61,11 @@ def show(site: Site) -> tuple[list[str], bool]:
     blocks = f"{site.pilot.init_blocks} at first, up to {site.pilot.max_blocks}"
     how = f"submitted with {SUBMIT_COMMANDS.get(site.provider.kind, 'kubectl')}" if not site.is_local else "run here"
     number = "one in all" if site.engine is Engine.TASKVINE else blocks
-    head = f"# site {site.name}: block b1 of session {_EXAMPLE} (the real one has another id); {how}, {number}"
+    head = f"# site {site.name}: block b1 of session {_EXAMPLE} (the real session has another id); {how}, {number}"
     lines = [head, *text.rstrip("\n").split("\n")]
     if site.engine is Engine.TASKVINE:
         factory = engines.factory_command(site, folder, session=_EXAMPLE)
-        return [*lines, f"# which has TaskVine start workers, {blocks}:", factory], False
+        return [*lines, f"# this pilot starts TaskVine's factory, which starts workers, {blocks}:", factory], False
     if site.provider.kind is not ProviderKind.SLURM:
         return lines, False
     words, refused = _judge(site, text)
@@ -78,7 +78,7 @@ def _script(site: Site) -> tuple[SessionFolder, str]:
 
 
 def _judge(site: Site, script: str) -> tuple[str, bool | None]:
-    """Return Slurm's answer to a submit script, and whether Slurm refuses it (None: no answer)."""
+    """Return Slurm's answer to a submit script, and True if Slurm refuses the script (None: no answer)."""
     if shutil.which("sbatch") is None:
         return "Slurm did not check this script: no sbatch on the PATH of this host", None
     with tempfile.TemporaryDirectory(prefix="stoker-dry-run-") as folder:
@@ -118,7 +118,7 @@ def refuse(sites: Iterable[Site]) -> list[str]:
 
 
 def slurm_faults(site: Site, slurm: Slurm) -> Iterator[tuple[str, bool]]:
-    """Yield settings that do not fit the cluster, with True if a job never starts because of them."""
+    """Yield a text about each setting that does not fit, and True if the setting prevents jobs from starting."""
     ask = site.provider
     known = {each.name: each for each in slurm.partitions}
     names = ask.partition.split(",") if ask.partition else [each.name for each in slurm.partitions if each.default]
@@ -128,7 +128,8 @@ def slurm_faults(site: Site, slurm: Slurm) -> Iterator[tuple[str, bool]]:
             yield f"[provider] partition {name} is not up; known partitions: {', '.join(known)}", False
     if ask.account and slurm.accounts and ask.account not in slurm.accounts:
         yield f"[provider] account {ask.account} is not yours; your accounts are {', '.join(slurm.accounts)}", False
-    # A job never starts if all its partitions have a shorter limit, unless its QOS or `options` change the limit.
+    # A job never starts if each of its partitions has a limit below the job's walltime. The QOS or `options` may change
+    # the limit.
     short = [each for each in chosen if each.limit_s and ask.walltime_s > each.limit_s]
     never = len(short) == len(names) and not (ask.qos or any(map(_CHOOSES.search, ask.options)))
     for each in short:
@@ -150,7 +151,7 @@ _ASK_EVERY_S = 0.5
 _SHOWN_DOMAINS = 3
 _SEND_FILES = '[provider] shared_files = false with [environment] kind = "packed"'
 _SLACK_S = 60.0
-"""The session of a killed probe ends this many seconds after the time limit."""
+"""A killed probe's session ends this many seconds after the limit of `--wait`."""
 
 
 def batch_system() -> Iterator[Finding]:
@@ -163,7 +164,7 @@ def batch_system() -> Iterator[Finding]:
         queues = f": queues {', '.join(around.queues)}" if around.queues else ""
         yield ok(f"{around.kind.value} ({around.command}) as user {around.user}{queues}")
     elif slurm.trouble:
-        text = f"Slurm {slurm.version} is installed, and does not answer: {slurm.trouble}"
+        text = f"Slurm {slurm.version} is installed, but does not answer: {slurm.trouble}"
         yield warn(text, "is this a login node of the cluster? try: sinfo")
     else:
         partitions = ", ".join(describe(slurm, each) for each in slurm.partitions) or "none is up"
@@ -177,7 +178,7 @@ def batch_system() -> Iterator[Finding]:
         yield ok(f"session folders are in {around.home}, on a file system that other hosts see")
     else:
         text = f"session folders are in {around.home}, which does not look like a file system that compute nodes see"
-        yield warn(text, "if they do not see it: stoker up --folder DIR, or export STOKER_HOME=DIR")
+        yield warn(text, "if compute nodes do not see this folder: stoker up --folder DIR, or export STOKER_HOME=DIR")
 
 
 def site_fits(site: Site) -> Iterator[Finding]:
@@ -215,7 +216,7 @@ def _engine_and_network_fit(site: Site) -> Iterator[Finding]:
             yield ok(f"TaskVine's programs are {factory} and {worker}")
         except ConfigError as error:
             yield need(str(error), taskvine_factory.INSTALL)
-        site = msgspec.structs.replace(site, engine=Engine.STOKER)  # check the workers' nodes with a pilot
+        site = msgspec.structs.replace(site, engine=Engine.STOKER)  # check the workers' nodes like pilots' nodes
     if site.is_local:
         yield from doctor_machine.devices_of(site)
     if site.session.interface or not site.is_local:
@@ -244,7 +245,7 @@ def _batch_site_fits(site: Site) -> Iterator[Finding]:
     if ask.image == IMAGE:
         text = f"[provider] image is {IMAGE}, which `stoker init` wrote in place of a name"
         yield need(text, "write the name of your container image, with Stoker installed")
-    yield ok(f"a session asks {ask.kind.title} for {pacing.in_words(ask.poll_s)} ([provider] poll)")
+    yield ok(f"a session sends {ask.kind.title} {pacing.in_words(ask.poll_s)} ([provider] poll)")
     if ask.kind not in EXCLUDES_NODES:
         yield no(node_exclusion_warning(ask.kind))
     if shares_python:
@@ -265,15 +266,15 @@ def _batch_site_fits(site: Site) -> Iterator[Finding]:
 
 
 def warn_about_closed_folders(python: Path) -> Iterator[Finding]:
-    """Warn if other users, as whom many HTCondor pools run jobs, cannot reach Python."""
+    """Warn if other users cannot reach Python, because many HTCondor pools run jobs as other users."""
     closed = next((each for each in reversed(python.absolute().parents) if not _is_open(each)), None)
     if closed is not None:
-        text = f"{closed} is closed to other users; where HTCondor runs jobs as slot users, they cannot run {python}"
+        text = f"{closed} is closed to other users; if HTCondor runs jobs as slot users, the jobs cannot run {python}"
         yield warn(text, f"chmod o+x {closed}, or {_SEND_FILES}")
 
 
 def warn_about_folders_in_tmp(python: Path, state: Path) -> Iterator[Finding]:
-    """Warn if Python or the session folders are in /tmp, which jobs may have for themselves (HTCondor's
+    """Warn if Python or the session folders are in /tmp, because each job may have its own /tmp (HTCondor's
     MOUNT_UNDER_SCRATCH, Slurm's job_container/tmpfs)."""
     packed = 'install it elsewhere, or set [environment] kind = "packed" and shared_files = false'
     for what, path, fix in (
@@ -281,7 +282,7 @@ def warn_about_folders_in_tmp(python: Path, state: Path) -> Iterator[Finding]:
     ):  # fmt: skip
         private = next((folder for folder in _PRIVATE if path.is_relative_to(folder)), "")
         if private:
-            yield warn(f"{what} {path}, which jobs do not see where each has a {private} of its own", fix)
+            yield warn(f"{what} {path}, which jobs do not see if each job has its own {private}", fix)
 
 
 def slot_users(around: HostFacts) -> Iterator[Finding]:
@@ -291,8 +292,9 @@ def slot_users(around: HostFacts) -> Iterator[Finding]:
         return
     of_all = "machines" if len(others) == len(known) else f"{len(others)} of {len(known)} machines"
     text = (
-        f"{of_all} of the pool run jobs as their own users, who may not read a session's folder: their UID_DOMAIN is"
-        f" {', '.join(sorted(set(others))[:_SHOWN_DOMAINS])}, and this host's is {around.user_domain}"
+        f"{of_all} of the pool run jobs as their own users, who may not read a session's folder: the machines'"
+        f" UID_DOMAIN is {', '.join(sorted(set(others))[:_SHOWN_DOMAINS])}, and this host's UID_DOMAIN is"
+        f" {around.user_domain}"
     )
     yield Finding(Level.NEED if len(others) == len(known) else Level.WARN, text, _SEND_FILES)
 
@@ -328,7 +330,7 @@ def probe(site: Site, *, wait_s: float, say: Callable[[str], None]) -> Iterator[
             yield need(f"compute nodes reach this host, but {lacks}", fix)
         elif status.pilots:
             hosts = ", ".join(pilot.host for pilot in status.pilots)
-            yield ok(f"compute nodes reach this host on {address} (asked a pilot on {hosts}; {took})")
+            yield ok(f"compute nodes reach this host on {address} (a pilot on {hosts} joined; {took})")
         else:
             yield need(*_explain_missing_pilot(status, folder, address=address, took=took))
     finally:
@@ -387,6 +389,6 @@ def _explain_missing_pilot(status: Status, folder: SessionFolder, *, address: st
         fix = f"see the log of the factory: {folder.path / 'factory.log'}"
         return f"the probe was not submitted within {took}", fix
     fix = (
-        f"is a firewall between them? name their common network: [session] interface, ports; the job's output: {output}"
+        f"does a firewall block the node? name a common network: [session] interface, ports; the job's output: {output}"
     )
     return f"the probe runs, but its pilot has not reached {address} within {took}", fix

@@ -38,7 +38,7 @@ def down(*, session: str, wait_s: float, as_json: bool) -> None:
     """End SESSION: open calls are cancelled, pilots end, jobs are cancelled. If processes or jobs remain, show how to
     remove them, and exit with 1. Also list files that pilots keep for the next session.
 
-    The program of a detached run ends as after Ctrl-C.
+    If SESSION is a detached run, end its program as Ctrl-C does.
     """
     if run := runs.find_detached_run(session):
         runs.stop(run, wait_s=wait_s, as_json=as_json)
@@ -58,7 +58,7 @@ def down(*, session: str, wait_s: float, as_json: bool) -> None:
         console.lines(render(remains, name=name) if remains else [ended(before, name=name)])
         if unwritten:
             why = f"the last records of its journal are not written ({unwritten}, {folder.journal})"
-            console.note(f"{why}: `stoker status` and `stoker explain` may miss its last events")
+            console.note(f"{why}: `stoker status` and `stoker explain` may miss the session's last events")
         for text in stays:
             console.note(text)
     if remains:
@@ -66,8 +66,8 @@ def down(*, session: str, wait_s: float, as_json: bool) -> None:
 
 
 def end(folder: SessionFolder, *, reason: str = "stoker down") -> Status | None:
-    """End the session. Return its last status, if the manager has answered. A dead manager is restarted first, because
-    only it knows the jobs. Raises SessionError."""
+    """End the session. Return the session's last status, if the manager has answered. Restart a dead manager first,
+    because only the manager knows the jobs. Raises SessionError."""
     for _ in range(2):
         try:
             with Observer(folder) as observer:
@@ -97,9 +97,9 @@ def _end_by_file(folder: SessionFolder) -> bool:
         try:
             until = time.monotonic() + _FILE_S
             while not (is_over := bool(folder.over())) and time.monotonic() < until:
-                folder.asked_to_end.touch()  # the manager reacts only to a change of the file's time
+                folder.asked_to_end.touch()  # the manager reacts only to a new modification time
                 time.sleep(_LOOK_EVERY_S)
-        finally:  # a remaining file would end the session later
+        finally:  # otherwise the file would end the session later
             folder.asked_to_end.unlink(missing_ok=True)
     except OSError:
         return False
@@ -128,7 +128,7 @@ def render(remains: list[session_remains.LeftBehind], *, name: str) -> list[str]
     return [
         f"session {name} has not ended completely:",
         *lines,
-        f"try again later: stoker down {name}; its logs: stoker logs --session {name}",
+        f"try again later: stoker down {name}; the session's logs: stoker logs --session {name}",
     ]
 
 

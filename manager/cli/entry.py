@@ -1,5 +1,5 @@
-"""Entry point of the `stoker` command. Ctrl-C during imports ends the command silently. Afterwards, SIGTERM and SIGHUP
-act like Ctrl-C."""
+"""Entry point of the `stoker` command. Ctrl-C during imports ends the command silently. After the imports, SIGTERM and
+SIGHUP act like Ctrl-C."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from types import FrameType
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 _PATIENCE_S = 5.0
-"""Seconds for which further signals are ignored: a closing terminal may send SIGHUP twice. A later signal kills."""
+"""Seconds for which further signals are ignored: a closing terminal may send SIGHUP twice. A later signal kills the
+process."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -25,8 +26,8 @@ class Terminated(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def as_ctrl_c() -> Iterator[list[int]]:
-    """Raise Terminated in the block at the first SIGTERM or SIGHUP that is not ignored (`nohup`) or handled. Yield the
-    list of received signals."""
+    """Raise Terminated in the `with` block at the first SIGTERM or SIGHUP, unless the signal is ignored (`nohup`) or
+    handled. Yield the list of received signals."""
     came: list[int] = []
     owner, ended_at = os.getpid(), 0.0
 
@@ -53,7 +54,7 @@ def as_ctrl_c() -> Iterator[list[int]]:
 
 
 def flush_or_discard_output() -> None:
-    """Flush stdout and stderr. If the terminal is closed, discard the output."""
+    """If the terminal is closed, discard the output."""
     for stream in filter(None, (sys.stdout, sys.stderr)):
         try:
             stream.flush()

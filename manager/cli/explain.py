@@ -1,5 +1,5 @@
-"""`stoker explain`: show why a call, pilot, library, context or block is in its state, and the cause of a failure, a
-remedy, and what Stoker has done to recover."""
+"""`stoker explain`: show why a call, pilot, library, context or block is in its state. For a failure, show the cause, a
+remedy and what Stoker has done to recover."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def progress_line(progress: LoggedProgress) -> str:
         parts.append(f"about {show_about(progress.seconds_left)} left{part}")
     if progress.loss is not None:
         parts.append(f"loss {progress.loss:g}")
-    return f"  progress  {', '.join(parts)} (judged by its output)"
+    return f"  progress  {', '.join(parts)} (from the call's output)"
 
 
 # ---- the cause of a failure
@@ -83,7 +83,7 @@ _DONE = tuple((re.compile(pattern), words) for pattern, words in (
     (r"back in the queue: .* \(.*outside the pilot use.*", "ran again, not counted as a try"),
     (r"ran .* and was cut off by the walltime of (?P<where>\S+)", "waited for a pilot with more time left"),
     (r"^(?P<where>[^\n]{1,200}?) quarantined for (?P<time>[^:\n]{1,40}): ",
-     "{where} got nothing new for {time} (quarantined)"),
+     "{where} got no new calls for {time} (quarantined)"),
     (r"^(?P<where>[^\n]{1,200}?) may be used again", "{where} is used again"),
     (r"^(?P<where>\S{1,200}) quarantined: ", "{where} was probed, failed, and is no longer used (quarantined)"),
     (r"^(?P<where>\S{1,200}) works again", "{where} was probed again, and is used again"),
@@ -177,7 +177,7 @@ def _suggest_log_command(subject: str, texts: list[str]) -> str:
     if logs.printed(texts):
         return f"its output: stoker logs {subject}"
     if libraries := logs.died(texts):
-        return f"the call printed nothing; its library's log, also of other calls: stoker logs {libraries[-1]}"
+        return f"the call printed nothing; its library's log, which other calls share: stoker logs {libraries[-1]}"
     return "the call printed nothing; run the function alone with the same arguments"
 
 
@@ -204,11 +204,11 @@ def explain(*, subject: str, session: str, as_json: bool) -> None:
     """Show why SUBJECT is in its state: a call (c-12), a pilot, a library (lib-3), a context (llm-7f3a) or a block
     (b3).
 
-    For a failure it shows whether the program, the installed software or the infrastructure is at fault, with the log
-    lines that prove it. For a running call it shows the printed progress.
+    For a failure, show whether the program, the installed software or the infrastructure is at fault, and the log lines
+    that prove the verdict. For a running call, show the printed progress.
 
-    A unique prefix of a pilot's or context's name is enough. Ended libraries, pilots and blocks are remembered for a
-    while.
+    A unique prefix of a pilot's or context's name is enough. The manager remembers ended libraries, pilots and blocks
+    for some time.
     """
     if not subject:
         raise click.UsageError("name a call, pilot, library, context or block; `stoker calls` lists calls")

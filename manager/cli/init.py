@@ -25,15 +25,15 @@ _BLOCKS = 8
 _CORES, _MEMORY_BYTES = 4, 16 * 10**9
 """Cores, and bytes of memory, that a pilot requests per GPU if the sizes of the machines are unknown."""
 _CPU_DEVICE_BYTES = 4 * 10**9
-"""Memory for a pilot without a GPU, enough for a small language model."""
+"""Memory of a CPU device, enough for a small language model."""
 _NO_MEMORY = 64 * 1024**2
-"""Slurm reports 1 MiB if no memory is configured."""
+"""Less memory counts as unknown: Slurm reports 1 MiB if no memory is configured."""
 _COMMENT_AT = 32
 _WITHOUT_QUEUES = (ProviderKind.LOCAL, ProviderKind.CONDOR, ProviderKind.KUBERNETES)
 
 
 class Draft(msgspec.Struct, frozen=True):
-    """A site file, whose comments are the reasons for its settings. `notes`: what else the user must know."""
+    """A site file. Its comments give the reasons for the settings. `notes`: what else the user must know."""
 
     text: str
     headline: str
@@ -55,7 +55,8 @@ def draft(around: HostFacts, *, partition: str = "") -> Draft:
 
 
 def choose(slurm: Slurm) -> Partition | None:
-    """Return the best partition: with GPUs, then preemptible, because a lost pilot costs little."""
+    """Return the best partition: partitions with GPUs first, then preemptible partitions, because a lost pilot costs
+    little."""
 
     def worth(each: Partition) -> tuple[bool, bool, int, bool]:
         return each.gpu_count > 0, slurm.is_preemptible(each), each.gpu_count, each.default
@@ -74,7 +75,7 @@ def _slurm(around: HostFacts, slurm: Slurm, named: str) -> Draft:
         note = f"Slurm is here, but {why}: write a partition into the file"
         return Draft(_text([*lines, '# partition = "NAME"']), "Slurm", (note,))
     others = ", ".join(describe(slurm, each) for each in slurm.partitions if each is not chosen)
-    idle = "; idle nodes, and a preempted pilot costs only its calls" if slurm.is_preemptible(chosen) else ""
+    idle = "; uses idle nodes, and preemption costs only running calls" if slurm.is_preemptible(chosen) else ""
     also = f"also: {others}" if others else "the only partition that is up"
     lines.append(_line("partition", chosen.name, f"{describe(slurm, chosen)}{idle}; {also}"))
     if slurm.accounts:
@@ -103,7 +104,7 @@ def _queue(around: HostFacts, named: str) -> Draft:
     lines = [*_head(around, kind, around.command), f'kind = "{kind}"']
     if around.kind is ProviderKind.CONDOR:
         lines.append('# requirements = "GPUs_Capability >= 8.0"')
-        lines.append(_with_comment("shared_files = true", 'false, with [environment] kind = "packed", where it is not'))
+        lines.append(_with_comment("shared_files = true", 'if not shared: false, and [environment] kind = "packed"'))
     elif around.kind is ProviderKind.KUBERNETES:
         lines.append(_line("image", IMAGE, "write the name of your container image, with Stoker installed"))
     elif queue:
@@ -125,8 +126,8 @@ _GUESS = "a guess, because the machines are not known; change it"
 
 
 def _share(nodes: Sequence[Node]) -> tuple[int, int, str]:
-    """Return the cores and the memory of a pilot, and a comment: one GPU's part of the smallest machine with GPUs, or
-    the whole smallest machine."""
+    """Return a pilot's cores and memory, and a comment: one GPU's part of the smallest machine with GPUs, or else the
+    whole smallest machine."""
     able = [node for node in nodes if node.gpus] or list(nodes)
     if not able:
         return _CORES, _MEMORY_BYTES, _GUESS
@@ -164,12 +165,11 @@ def _head(around: HostFacts, name: str, system: str) -> list[str]:
 
 
 def _pilot_and_session(around: HostFacts, *, cpu: tuple[int, int] | None) -> tuple[list[str], list[str]]:
-    """Return the tables [pilot] and [session], and notes."""
     lines = ["", "[pilot]", _with_comment(f"max_blocks = {_BLOCKS}", "jobs at once; your share of the cluster")]
     cores, memory = cpu or (0, 0)
     if memory > _NO_MEMORY and (count := max(1, memory // _CPU_DEVICE_BYTES)) < cores:
         each = f"at least {show_bytes(_CPU_DEVICE_BYTES)} each" if count > 1 else "all of its memory"
-        lines.append(_line("devices", f"cpu:{count}", f'CPU devices of a pilot, {each}; "cpu": one a core'))
+        lines.append(_line("devices", f"cpu:{count}", f'CPU devices of a pilot, {each}; "cpu": one per core'))
     local = [each for each in around.scratch if not each.shared]
     shown = ", ".join(f"{each.path} ({show_bytes(each.free_bytes)} free)" for each in around.scratch)
     place, here = local[0].path if local else "$TMPDIR", f"; here: {shown}" if shown else ""
@@ -177,7 +177,7 @@ def _pilot_and_session(around: HostFacts, *, cpu: tuple[int, int] | None) -> tup
     unseen = f"{around.home} does not look like a shared file system: if compute nodes do not see it"
     notes = [] if around.home_shared else [f"{unseen}, name a folder that they see: stoker up --folder DIR"]
     if not (fast := next((name for name in around.networks if name.startswith(FAST_NETWORKS)), "")):
-        return lines, [*notes, f"pilots will reach this host at {around.reached_at}, the address of its name"]
+        return lines, [*notes, f"pilots will reach this host at {around.reached_at}, the address of its host name"]
     known = ", ".join(f"{name} {address}" for name, address in around.networks.items() if name != fast)
     lines += ["", "[session]", _line("interface", fast, f"{around.networks[fast]}; also: {known}")]
     return lines, notes
@@ -215,7 +215,7 @@ def _text(lines: Sequence[str]) -> str:
 def init(*, output: Path, partition: str) -> None:
     """Find the scheduler, its partitions, accounts and GPUs, and write a site file of a dozen lines for them.
 
-    The command submits and overwrites nothing. The command prints the file, whose comments have the reasons.
+    The command submits no job and overwrites no file. The command prints the file, whose comments explain the settings.
     """
     to_stdout = str(output) == "-"
     if output.exists() and not to_stdout:

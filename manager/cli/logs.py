@@ -48,7 +48,7 @@ def show_call(session: str, call: str) -> None:
         _show(story.subject, path, start=start, end=end)
     if not places and (log := log_of_failed_loader(texts)) is not None:
         why = "its context could not be loaded"
-        console.note(f"{story.subject} did not run: {why}; this is {log}, the log of that load")
+        console.note(f"{story.subject} did not run: {why}; this is the log of the failed load, {log}")
         _show(story.subject, log)
     elif not places:
         console.note(explain_missing_output(story, over=over))
@@ -60,7 +60,7 @@ def explain_missing_output(story: Story, *, over: str = "") -> str:
     if over and (story.waits_for or libraries):
         kept = f"; its output, if any: stoker logs {story.runs_in[0]}" if libraries else ""
         return f"{call} had not ended when its session ended ({over}){kept}"
-    later = f"read its output after its end: stoker logs {call}"
+    later = f"read the output after the call ends: stoker logs {call}"
     if story.waits_for:
         where = f" in {libraries}" if libraries else ""
         return f"{call} waits{where}: {story.waits_for}\n{later}"
@@ -81,7 +81,7 @@ def printed(texts: list[str]) -> list[tuple[Path, int, int | None]]:
 
 
 def died(texts: list[str]) -> list[str]:
-    """Return the libraries that died during a call. Their logs have its last output."""
+    """Return the libraries that died during a call. Their logs contain the call's last output."""
     return [library for text in texts if "died" in text for library in re.findall(r"\blib-\d+", text)]
 
 
@@ -135,7 +135,7 @@ _BLOCK = re.compile(r"b\d+")
 @click.option("-f", "--follow", is_flag=True, help="Follow the log until Ctrl-C.")
 @add_session_argument(default=session_choice.SHOWN_BY_DEFAULT)
 def logs(*, what: str, follow: bool, session: str) -> None:
-    """Print a log: of a call (c-12: exactly its output), a block (b3: the output of its job), a pilot, a library
+    """Print the log of a call (c-12: only the call's output), a block (b3: the output of its job), a pilot, a library
     (lib-3), the manager, or a detached run.
 
     Without WHAT: list the logs.
@@ -189,7 +189,7 @@ def files(folder: SessionFolder) -> list[LogFile]:
 
 
 def find(folder: SessionFolder, what: str) -> LogFile:
-    """Return the log file whose name begins with `what`. Raises SessionError unless one matches."""
+    """Return the log file whose name begins with `what`. Raises SessionError unless exactly one file matches."""
     there = files(folder)
     exact = [file for file in there if what in (file.name, file.name.rpartition("/")[2], file.name.partition(".")[0])]
     matches = exact or [file for file in there if file.name.startswith(what)]

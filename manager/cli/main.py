@@ -19,7 +19,7 @@ OWN = {
     "status": "status", "calls": "calls", "explain": "explain", "logs": "logs", "replay": "replay", "plan": "plan",
     "simulate": "simulate", "sessions": "sessions", "caches": "sessions",
 }  # fmt: skip
-"""Stoker's own commands, and the module of each command, which is imported when the command runs."""
+"""The module that defines each of Stoker's own commands. The module is imported when the command runs."""
 
 
 class CommandGroup(FromEntryPoints):

@@ -41,9 +41,9 @@ _SIGNS = {"good": "ok", "fair": "warn", "poor": "warn"}
 def plan(*, site: str, app: str, inputs: int | None, per_call: int | None, kind: str, as_json: bool) -> None:
     """Forecast the end of a run of APP on SITE, its cost, and the best number of pilots.
 
-    APP is an application (fact_verification), or one of your own functions: score, or program.py:score if several
-    programs have a function of that name. The plan uses measurements of earlier runs on SITE, or on a site with equal
-    devices; a short run is enough. A function that never ran is estimated from similar functions if you name its file.
+    APP is an application (fact_verification), or one of your own functions (score; program.py:score if several programs
+    have a function score). The plan uses measurements of earlier runs on SITE, or on a site with equal devices; a short
+    run is enough. If a function never ran, name its file, and the plan uses measurements of similar functions.
     --per-call sets the inputs per call (default: as measured).
     """
     from stoker.manager.study.evidence import gather

@@ -1,4 +1,4 @@
-"""`stoker replay`: replay a session's journal, and check that the decisions are the same again."""
+"""`stoker replay`: replay a session's journal, and check that each decision is the same again."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def replay(*, run: str, simulate: bool, perfetto: Path | None, as_json: bool) ->
             console.line(compared(makespans))
     if found.difference is not None:
         raise SessionError(
-            f"session {session}: event {found.difference.event:,} was decided differently than in the session\n"
-            "this version of Stoker or this policy differs from the session's; if neither does, Stoker has a bug:"
+            f"session {session}: this replay decides event {found.difference.event:,} differently from the session\n"
+            "the version of Stoker or the policy has changed since the session; if neither has, Stoker has a bug:"
             f" attach {journal} to a report",
             session=session,
         )
@@ -98,7 +98,7 @@ def render(found: Replayed, *, took_s: float, live: bool = False) -> list[str]:
     out = [f"session {found.session} · {found.events:,} events of {lived} replayed in {took}{came_back}"]
     if found.since:
         since = datetime.fromtimestamp(found.since)
-        out.append(f"  note  what happened before {since:%Y-%m-%d %H:%M:%S} was compacted")
+        out.append(f"  note  events before {since:%Y-%m-%d %H:%M:%S} were compacted")
     if found.lost:
         out.append(f"  note  {found.lost} parts of the journal are damaged; decisions after them are not compared")
     if found.is_old:
@@ -126,7 +126,7 @@ def compared(makespans: MakespanComparison) -> str:
 
 def _difference_lines(difference: FirstDifference, *, same: int) -> list[str]:
     at = f"event {difference.event:,}, {difference.after_s:.3f} s after the start"
-    out = [f"  {same:,} decisions are the same, then {at}, is decided otherwise", "", "  what happened"]
+    out = [f"  {same:,} decisions are the same; {at}, is decided differently", "", "  what happened"]
     out += [f"    {line}" for line in difference.happened]
     out += ["", "  what this version decides (the journal has only a checksum of the session's decision)"]
     return out + [f"    {line}" for line in difference.decides]

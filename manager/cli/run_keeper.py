@@ -2,8 +2,8 @@
 
     python -m stoker.manager.cli.run_keeper RUN_FOLDER COMMAND...
 
-It leads a separate process session (setsid), so that Ctrl-C and closed terminals do not end it, and forwards SIGTERM
-and SIGINT. If it is killed, the program continues, and its exit status stays unknown.
+The keeper leads its own process session (setsid), so that Ctrl-C and closed terminals do not end it. The keeper
+forwards SIGTERM and SIGINT. If the keeper is killed, the program continues, and its exit status stays unknown.
 """
 
 from __future__ import annotations

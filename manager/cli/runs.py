@@ -1,6 +1,6 @@
 """Detached runs (`stoker run --detach`). A folder `runs/NAME` in the state folder contains `run.json`, `log`,
-`end.json` and `session` (the session's folder). Until the program ends, a keeper (`run_keeper`) locks the file `lock`,
-which other login nodes can see."""
+`end.json` and `session` (the session's folder). Until the program ends, a keeper (`run_keeper`) locks the file `lock`.
+Other login nodes can see the lock."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def suggest_similar_run(name: str) -> str:
 
 
 def new_run(name: str, *, what: str) -> DetachedRun:
-    """Create the folder of a run with this name, or that of the program `what` with a number. Raises ConfigError."""
+    """Create a run's folder, named `name`, or else after the program `what` with a number. Raises ConfigError."""
     if name and not _NAME.fullmatch(name):
         why = "is not a valid name; use letters, digits, '-', '_' and '.'"
         raise ConfigError(f"--name: {name!r:.80} {why}", key="name")
@@ -172,8 +172,8 @@ _LOOK_EVERY_S = 0.1
 
 
 def start(arguments: Sequence[str], *, name: str, what: str) -> DetachedRun:
-    """Start `stoker run` in a process that continues after logout. Raises ConfigError, or SessionError at an early
-    failure."""
+    """Start `stoker run` in a process that continues after logout. Raises ConfigError, and SessionError if the program
+    fails early."""
     working_folder()
     run = new_run(name, what=what)
     try:
@@ -209,7 +209,7 @@ def start(arguments: Sequence[str], *, name: str, what: str) -> DetachedRun:
 
 
 def follow(run: DetachedRun) -> None:
-    """Print the log of a run until its end, then exit with its exit status."""
+    """Print a run's log until the run ends, then exit with the run's exit status."""
     try:
         with run.log.open("rb") as file:
             is_running = True

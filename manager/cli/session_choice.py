@@ -1,10 +1,10 @@
-"""Choose the session that a command applies to. Ask its manager, or read the journal of an ended session.
+"""Choose the session that a command applies to. Ask the session's manager, or read the journal of an ended session.
 
 If the command names no session, the choice is: 1. the newest session of the current folder; 2. the newest running
-session; 3. the newest session. A session belongs to a folder if a program started or joined it there (`runinfo`), if
-`stoker up` ran there, or if its own folder is there or in a parent. A command that changes a session (`down`, `attach`)
-accepts only a running session of `stoker up`. Other commands print the id of the session if the user may expect another
-one, and search other sessions for an unknown call.
+session; 3. the newest session. A session belongs to a folder if a program started or joined the session there
+(`runinfo`), if `stoker up` ran there, or if the session's folder is inside or above that folder. A command that changes
+a session (`down`, `attach`) accepts only a running session of `stoker up`. Other commands print the session's id if the
+user may expect another session. They search other sessions for an unknown call.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class SessionCandidate(msgspec.Struct, frozen=True):
 
 
 def session_to_show(name: str = "", *, hint: str = "--session") -> SessionFolder:
-    """Return the session with this id, id prefix or folder, or else by the module's rule. `hint`: the words before
-    another session's name. Raises SessionError."""
+    """Return the session with this id, id prefix or folder. Without a name, choose by the module's rule. `hint`: the
+    words before another session's name in a note. Raises SessionError."""
     named = session_at_path(name)
     if named is not None:
         return named
@@ -90,8 +90,8 @@ def _ranked(name: str) -> list[SessionCandidate]:
 
 
 def session_to_change() -> SessionFolder:
-    """Return the session that a command such as `stoker down` changes by default. Raises SessionError unless one
-    matches."""
+    """Return the session that a command such as `stoker down` changes by default. Raises SessionError unless exactly
+    one session matches."""
     found = [each for each in _candidates(detached_only=True) if each.is_up]
     if not found:
         running = ", ".join(run.name for run in runs.known_runs() if run.is_running())
@@ -105,7 +105,7 @@ def session_to_change() -> SessionFolder:
 
 
 def told(candidates: Sequence[SessionCandidate], *, hint: str) -> str:
-    """Return a note on the chosen (first) session if the user may expect another one."""
+    """Return a note that names the chosen (first) session if the user may expect another session."""
     best, *rest = candidates
     others = [each.session for each in rest if each.is_up]
     is_program = best.folder.parent.parent.name == "runinfo"
@@ -130,7 +130,7 @@ def _candidates(name: str = "", *, detached_only: bool = False) -> list[SessionC
             session = folder.read().session
             if session.startswith(name) and (not detached_only or detached.is_detached(folder)):
                 found.append((session, folder, is_own))
-    is_alone = len(found) == 1  # with one session, the command checks its manager itself
+    is_alone = len(found) == 1  # for a single session, the command itself checks the manager
 
     def is_up(folder: SessionFolder) -> bool:
         with contextlib.suppress(SessionError):
@@ -146,7 +146,7 @@ def _candidates(name: str = "", *, detached_only: bool = False) -> list[SessionC
 
 
 def _folders(here: Path | None) -> list[tuple[Path, bool]]:
-    """Return the folders of all known sessions, the last used first, and whether each belongs to the folder `here`.
+    """Return the folder of each known session, last used first, and whether the session belongs to the folder `here`.
     `runinfo` has links to joined sessions."""
     known = [*(state_folder() / "sessions").glob("*/session.json")]
     near: list[Path] = []
@@ -184,7 +184,7 @@ Command = Callable[..., None]
 
 
 def add_session_argument(*, default: str) -> Callable[[Command], Command]:
-    """Add SESSION to a command, as an argument and as an option. `default`: help text on the default."""
+    """Add SESSION to a command, as an argument and as an option. `default`: help text about the default session."""
 
     def with_both(command: Command) -> Command:
         @click.argument("session", default="")
@@ -300,7 +300,7 @@ def _explain_journal_errors(folder: SessionFolder, ended: SessionEndedError) -> 
     except Exception as error:
         lines = user_traceback_lines(error)
         text = (
-            f"{ended}, and its policy raises an error as it did then; stoker replay {folder.path} shows the event"
+            f"{ended}, and its policy raises the same error again; stoker replay {folder.path} shows the event"
             if lines
             else f"{ended}, and its journal {folder.journal} cannot be replayed by this version of Stoker"
             f" ({type(error).__name__}: {error}); its logs: stoker logs --session {folder.path}"
@@ -316,7 +316,8 @@ _ENDED_AGAIN_S = 10.0
 
 
 class FollowedSession:
-    """A session whose status is read repeatedly, also after restarts of its manager and after its end.
+    """A session whose status is read repeatedly. Reading continues after the manager restarts and after the session
+    ends.
 
     Args:
         name: The session's id, a prefix of the id, or its folder. By default the session that `stoker status` shows.

@@ -46,14 +46,14 @@ _REMOVES = {
 
 
 class LeftBehind(msgspec.Struct, frozen=True):
-    """A process or job that remains of a session. `remove`: the command that ends it, or empty."""
+    """A process or job that remains of a session. `remove`: a command that ends the process or job, or empty."""
 
     what: str
     remove: str = ""
 
 
 def processes(folder: SessionFolder) -> Iterator[LeftBehind]:
-    """Yield the session's processes here, and its manager and its job submitter on another machine."""
+    """Yield the session's processes on this machine, and its manager and its job submitter if these run elsewhere."""
     own = [(process.pid, kind) for process, kind, path in iter_own_session_processes() if path == folder.path]
     yield from (LeftBehind(f"its {_SHOWN_AS.get(kind, kind)} (pid {pid})", f"kill {pid}") for pid, kind in own)
     with contextlib.suppress(SessionError):
@@ -66,7 +66,7 @@ def processes(folder: SessionFolder) -> Iterator[LeftBehind]:
 
 
 def iter_own_session_processes() -> Iterator[tuple[psutil.Process, str, Path]]:
-    """Yield this user's processes of sessions here, with kind and session folder."""
+    """Yield this user's session processes on this machine, with kind and session folder."""
     for process in psutil.process_iter(["pid", "cmdline", "uids", "status"]):
         command, uids = process.info["cmdline"] or [], process.info["uids"]
         if process.info["status"] == psutil.STATUS_ZOMBIE or uids is None or uids.real != os.getuid():
@@ -82,7 +82,8 @@ def iter_own_session_processes() -> Iterator[tuple[psutil.Process, str, Path]]:
 
 
 def may_have_jobs(folder: SessionFolder) -> bool:
-    """True if batch systems may still have jobs of an ended session. The factory's list lacks TaskVine's workers."""
+    """True if batch systems may still have jobs of an ended session. The factory's list of jobs does not contain
+    TaskVine's workers."""
     file = folder.path / JOBS_LEFT
     if detached.engine_of(folder) is Engine.STOKER and file.exists():
         return bool(file.read_text(errors="replace").strip())
@@ -93,7 +94,7 @@ def _open_jobs(site: Site, folder: SessionFolder, *, seen: Collection[str] = ())
     """Return the open jobs of a session at a site, with their status. Raises StokerError."""
     if site.provider.kind is ProviderKind.LOCAL:
         return {}
-    from stoker.manager.factory.batches import make_batch  # slow import of Parsl
+    from stoker.manager.factory.batches import make_batch  # this import is slow, because it imports Parsl
 
     own = msgspec.structs.replace(site, engine=Engine.STOKER)
     batch = make_batch(own, session=folder.read().session, folder=folder)
@@ -116,7 +117,7 @@ def list_jobs_before_processes(
 
 
 def jobs(folder: SessionFolder, before: Status | None) -> Iterator[LeftBehind]:
-    """Yield the session's jobs; if a batch system does not answer, those in the earlier status `before`."""
+    """Yield the session's jobs. If a batch system does not answer, yield the jobs in the earlier status `before`."""
     seen: set[str] = set()
     jobs_before = [job for job in before.jobs if job.job] if before is not None else []
     try:
@@ -192,21 +193,21 @@ def size_bytes(folder: Path) -> int:
 
 
 def _reasons_against_pruning(folder: SessionFolder) -> Iterator[str]:
-    yield from (f"{name} is locked: one of its processes runs" for name in _LOCKED if is_locked(folder.path / name))
+    yield from (f"{name} is locked: a process of the session runs" for name in _LOCKED if is_locked(folder.path / name))
     try:
         holder = lease.read(folder.lease)
     except (OSError, SessionError) as error:
         yield str(error)
         return
     if holder is not None and not holder.over and lease.is_alive(holder) is not False:
-        yield f"its manager was {holder}, and may still run: look there"
+        yield f"its manager was {holder}, and may still run: check that machine"
     if folder.path.parent != (state_folder() / "sessions.d").resolve() and folder.path.parent.parent.name != "runinfo":
         names = [entry.name for entry in folder.path.iterdir()]
         others = [name for name in names if not any(fnmatch.fnmatchcase(name, each) for each in _OF_A_SESSION)]
         if others:
-            yield f"it holds files that are not of a session: {', '.join(sorted(others)[:5])}"
+            yield f"the folder contains files that do not belong to a session: {', '.join(sorted(others)[:5])}"
     yield from (f"left behind: {each.what}" for each in processes(folder))
-    if not folder.file.exists() or not may_have_jobs(folder):  # no jobs if the manager never started
+    if not folder.file.exists() or not may_have_jobs(folder):  # a session whose manager never started has no jobs
         return
     site = None
     try:

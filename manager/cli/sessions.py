@@ -40,7 +40,7 @@ _MADE_S = 60.0
 
 
 class SessionState(enum.Enum):
-    """`LOST`: not ended, but without a manager (`stoker attach` or `stoker down`)."""
+    """`LOST`: without a manager, although the session has not ended (`stoker attach` or `stoker down`)."""
 
     UP = "up"
     LOST = "lost"
@@ -66,8 +66,8 @@ def sessions(*, remove: bool, older: str, as_json: bool) -> None:
     """List your detached runs with their exit status, your sessions in the state folder, and sessions of programs
     started in this folder.
 
-    With --prune: remove the folders (logs, journals) of sessions that are over and were last written TIME ago or
-    earlier. A session with a lock or with possible jobs in a batch system stays.
+    With --prune: remove the folders (logs, journals) of ended sessions that were last written TIME ago or earlier. A
+    session stays if it is locked or if a batch system may still have its jobs.
     """
     try:
         older_s = parse_seconds(older)
@@ -164,7 +164,7 @@ def _show_age(seconds: float, form: str, days: str) -> str:
 # ---- stoker caches
 
 
-_HOW = "for the next session; old files are removed automatically; to remove all now: stoker caches --clear"
+_HOW = "kept for the next session; old files are removed automatically; to remove all now: stoker caches --clear"
 
 
 class CacheContents(msgspec.Struct, frozen=True):
@@ -195,8 +195,8 @@ def caches(*, clear: bool, scratch: str, as_json: bool) -> None:
 
 
 def clean_node_caches(scratch: str = "", *, clear: bool = False) -> CacheContents:
-    """Remove expired unused files from the pilots' caches here, or with `clear` all unused files. Return what is kept.
-    Raises StokerError."""
+    """Remove expired unused files from the pilots' caches here, or with `clear` all unused files. Return the remaining
+    and removed bytes. Raises StokerError."""
     place = Path(os.path.expandvars(scratch)).expanduser()
     if scratch and not place.is_dir() and not str(place).startswith("$"):
         where = f"--scratch: there is no folder {place} on {socket.gethostname()}"
@@ -206,7 +206,7 @@ def clean_node_caches(scratch: str = "", *, clear: bool = False) -> CacheContent
     kept_s = 0.0 if clear else float("inf")
     if (base / "cache").is_dir():
         cache = ObjectCache(base / "cache", bound_bytes=0, kept_s=kept_s)
-        store.remove_evicted_snapshots(cache)  # each pilot also removes them when it starts
+        store.remove_evicted_snapshots(cache)  # each starting pilot also removes evicted snapshots
         if clear:
             sweep(base)
             if not any(base.glob("pilot-*")):  # a library of a live pilot may be loading a snapshot

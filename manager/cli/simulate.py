@@ -1,4 +1,4 @@
-"""The options of `stoker simulate`, apart from the slow module `simulating`."""
+"""The options of `stoker simulate`, without importing the slow module `simulating`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stoker.manager.cli.console import WholeNumber
     "policies",
     metavar="NAME",
     multiple=True,
-    help="Use this policy instead of the scenario's; may be repeated.",
+    help="Use this policy instead of the scenario's policies; may be repeated.",
 )
 @click.option("--seeds", type=WholeNumber(1, 10_000), help="Run N seeds. [the scenario's]")
 @click.option("--set", "changes", metavar="KEY=VALUE", multiple=True, help="Change a setting; may be repeated.")

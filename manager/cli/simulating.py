@@ -204,7 +204,6 @@ def simulate(
     out: Path | None,
     as_json: bool,
 ) -> int:
-    """Simulate the scenario, print a report, and return the exit code."""
     scenario = _scenario(given, policies=policies, seeds=seeds, changes=changes)
     total = len(scenario.policies) * scenario.seeds
     jobs = min(jobs or len(os.sched_getaffinity(0)), total)
@@ -261,7 +260,7 @@ def _scenario(given: str, *, policies: tuple[str, ...], seeds: int | None, chang
 def _run(
     scenario: Scenario, folder: Path, *, jobs: int, total: int, quiet: bool
 ) -> tuple[list[FinishedRun], StokerError | KeyboardInterrupt | None]:
-    """Return the finished runs, and the error because of which runs are missing."""
+    """Return the finished runs, and the error that stopped the other runs."""
     runs, work, stopped = list[FinishedRun](), scenario.workload, None
     calls = -(-work.inputs // work.items) if isinstance(work, SweepCalls) else 0
     shown = SimulationProgress(total=total, calls=calls, shown=not quiet and console.is_terminal())

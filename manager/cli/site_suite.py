@@ -98,7 +98,7 @@ _NONE_CHOSEN = (4, 5)
 
 
 def run(site: Path, *, wait_s: float | None = None, chosen: str = "") -> SiteReport:
-    """Run the tests of Stoker's promises on a site. `chosen`: as pytest's `-k`. Raises StokerError if no test ran."""
+    """Run the tests of Stoker's promises on a site. `chosen`: pytest's `-k`. Raises StokerError if no test ran."""
     with tempfile.TemporaryDirectory(prefix="stoker-site-") as folder:
         page, output = Path(folder) / "page.json", Path(folder) / "output"
         with output.open("wb") as out:

@@ -35,7 +35,7 @@ def status(*, session: str, as_json: bool, watch: bool) -> None:
     detached run is shown with its state and its session.
     """
     if watch and as_json:
-        raise click.UsageError("--watch and --json: use only one of these options; a program can repeat --json")
+        raise click.UsageError("--watch and --json: use only one of these options; a program can run --json repeatedly")
     if watch:
         try:
             StatusPicture(session_choice.session_to_show(session)).run(restarts=False)
@@ -61,7 +61,7 @@ def status(*, session: str, as_json: bool, watch: bool) -> None:
 
 
 class StatusPicture:
-    """Displays a session until it ends; on a pipe, only changes."""
+    """Displays a session until the session ends; on a pipe, prints only changes."""
 
     def __init__(self, folder: SessionFolder) -> None:
         self.last: Status | None = None
@@ -108,7 +108,8 @@ class StatusPicture:
 
 
 def lines_if_status_changed(status: Status, *, before: Status | None, policy: str = "") -> list[str]:
-    """Return all lines if pilots, blocks or contexts have changed, one line if only numbers of calls have."""
+    """Return all lines if pilots, blocks or contexts have changed. Return one line if only numbers of calls have
+    changed."""
     if before is None or _state_without_call_counts(status) != _state_without_call_counts(before):
         return [*render(status, policy=policy), ""]
     return render(status)[:1] if _call_counts(status) != _call_counts(before) else []
@@ -144,14 +145,14 @@ def policy_of(folder: SessionFolder) -> str:
 
 
 _BACK_WITHIN_S = 10.0
-"""Seconds within which others restart a dead manager."""
+"""Seconds to wait until another process restarts a dead manager."""
 
 
 @click.command(short_help="Show a session or a detached run live.")
 @session_choice.add_session_argument(default=session_choice.CHANGED_BY_DEFAULT)
 def attach(*, session: str) -> None:
-    """Show SESSION until it ends, or until Ctrl-C, after which the session continues. On a pipe: once, and then each
-    change.
+    """Show SESSION until the session ends or until Ctrl-C. The session continues after Ctrl-C. On a pipe, print the
+    status once, then each change.
 
     For a detached run (stoker run --detach): print its log until it ends, and exit with its exit status. The run
     continues after Ctrl-C.
@@ -180,7 +181,7 @@ def restart_dead_manager(folder: SessionFolder) -> None:
         raise SessionEndedError(f"session {folder.read().session} is over: {why}; its last state: stoker status")
     before = folder.read().address
     holder = detached.start(folder, waiting=console.note)
-    console.note(f"its manager was gone; it is started again here (pid {holder.pid}) and continues from its journal")
+    console.note(f"the manager had ended; it is restarted here (pid {holder.pid}) and continues from its journal")
     if lost := unreachable_pilots_warning(detached.sites_of(folder).values(), before=before, now=folder.read().address):
         console.note(lost)
 

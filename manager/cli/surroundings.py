@@ -62,8 +62,8 @@ class Partition(msgspec.Struct, frozen=True):
 
     @property
     def share(self) -> tuple[int, int]:
-        """The cores and the bytes of memory for a pilot: one GPU's part of the smallest node, or else the whole
-        node."""
+        """The cores and the bytes of memory for a pilot: one GPU's part of the smallest node, or the whole node without
+        GPUs."""
         gpus = max((each.count for each in self.gpus), default=1)
         cores = max(1, self.gpu_cores or self.cores // gpus)
         memory = self.gpu_memory_bytes or int(_FREE_OF_SYSTEM * self.memory_bytes) // gpus
@@ -76,7 +76,7 @@ class Partition(msgspec.Struct, frozen=True):
 
 
 class Slurm(msgspec.Struct, frozen=True):
-    """Facts about a Slurm cluster. `preempts`: jobs of one partition can preempt others. `trouble`: the first error."""
+    """A Slurm cluster. `preempts`: jobs of one partition can preempt others. `trouble`: the first error."""
 
     version: str = ""
     partitions: tuple[Partition, ...] = ()
@@ -180,7 +180,7 @@ _SUBMITS = (
     (ProviderKind.SLURM, "sbatch"), (ProviderKind.CONDOR, "condor_submit"), (ProviderKind.LSF, "bsub"),
     (ProviderKind.GRID_ENGINE, "qconf"), (ProviderKind.PBS, "qsub"), (ProviderKind.KUBERNETES, "kubectl"),
 )  # fmt: skip
-"""Commands that identify batch systems. Only Grid Engine has `qconf`; PBS has `qsub`, too."""
+"""Commands that identify batch systems. `qconf` identifies Grid Engine; PBS also has `qsub`."""
 _CONTEXT = ("kubectl", "config", "current-context")
 """Command that fails if `kubectl` has no cluster."""
 IMAGE = "IMAGE"
@@ -204,7 +204,7 @@ class ScratchPlace(msgspec.Struct, frozen=True):
 
 
 class Node(msgspec.Struct, frozen=True):
-    """A machine of the HTCondor pool. With another `user_domain`, it runs jobs as other users."""
+    """A machine of the HTCondor pool. A machine with another `user_domain` than this host runs jobs as other users."""
 
     cores: int
     memory_bytes: int

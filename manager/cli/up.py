@@ -33,7 +33,7 @@ _REFUSED = "refused"
 
 
 def heard(folder: SessionFolder, sites: Sequence[Site], *, wait: bool) -> Status:
-    """Wait until the batch systems have answered about the first blocks, or a time limit."""
+    """Wait until the batch systems have answered about the first blocks, or until a time limit."""
     first = sum(site.pilot.init_blocks for site in sites)
     until = time.monotonic() + (_ANSWER_S if first and wait else 0)
     answered = False
@@ -72,14 +72,14 @@ _END_S = 60.0
 def up(*, sites: tuple[Path, ...], dry_run: bool, idle: str, folder: str, no_wait: bool, as_json: bool) -> None:
     """Start a session that outlives programs: its manager, and pilots of the SITE files (default: this machine).
 
-    Programs join it with stoker.load(session=...) or `stoker run APP --session ID`, and use the loaded contexts of
-    earlier programs. The session continues when programs end and you log out; `stoker down` ends it. A walltime over
-    the limit of Slurm's partition is refused. If the batch system refuses the first block, the session ends with the
-    reason.
+    Programs join the session with stoker.load(session=...) or `stoker run APP --session ID`, and use contexts that
+    earlier programs have loaded. The session continues when programs end and you log out; `stoker down` ends it. The
+    command refuses a walltime above the limit of Slurm's partition. If the batch system refuses the first block, the
+    session ends with the reason.
     """
     wanted = new_sessions.collect(sites)
     idle_s = _idle(idle)
-    path = Path(folder)  # must be empty, because a failed start removes it
+    path = Path(folder)  # the folder must be empty, because a failed start removes the folder
     if folder and path.is_dir() and any(path.iterdir()) and not SessionFolder(path).file.exists():
         raise ConfigError(f"--folder: {path} is not empty; name a new or empty folder", key="folder")
     for note in doctor_site.refuse(wanted):
@@ -148,7 +148,7 @@ def render(
     now: datetime.datetime,
     why: str = "",
 ) -> list[str]:
-    """Return the lines that `stoker up` prints. `why`: why the submitted blocks have ended."""
+    """`why`: why the submitted blocks have ended."""
     facts = [f"manager here (pid {holder.pid})", *_submitted(status, sites)]
     out = [f"session {status.session} is up: {', '.join(facts)}"]
     here = {site.name for site in sites if site.is_local}
@@ -165,13 +165,13 @@ def render(
         out += [
             f"no pilot has joined; the first job {why.partition(': ')[2] or why}",
             "fix the site file and start another session",
-            f"its output: stoker logs b1 {status.session}; end this one: stoker down {status.session}",
+            f"the job's output: stoker logs b1 {status.session}; end this session: stoker down {status.session}",
         ]
         return out
     out += [
         f'use it: stoker.load(session="{status.session}") in a program, or stoker run APP --session {status.session}',
-        f"leave any time: `stoker attach {status.session}` from any login node that sees {folder.path},"
-        f" `stoker down {status.session}` to end it",
+        f"log out any time: `stoker attach {status.session}` works on any login node that sees {folder.path},"
+        f" `stoker down {status.session}` ends the session",
     ]
     return out
 

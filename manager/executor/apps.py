@@ -77,17 +77,17 @@ def app(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
 
     Args:
         function: The function, if `@app` is used without parentheses.
-        context: A recipe: the function receives the loaded context as its first argument, which callers omit. A
-            family (`stoker.family`) selects the shortest sufficient runtime for each call.
+        context: A recipe: the function receives the loaded context as its first argument, which callers omit. With a
+            family (`stoker.family`), each call uses the shortest sufficient runtime.
         batch_size: Default number of items that `stoker.map` puts into one call.
         timeout: Maximum run time of a call (`"10 min"`).
         priority: Calls with a higher number run first.
         deadline: Time from submission until a call should end. Within a priority, the earliest deadline runs first,
             and calls without a deadline run last.
-        late: What to do with a call that cannot meet its deadline: `"run"` it with a warning, after the calls that
-            can, or `"drop"` it.
+        late: `"run"` runs a call that cannot meet its deadline, with a warning, after calls that can meet their
+            deadlines; `"drop"` drops the call.
         latency, ttft, tpot: Maximum time to the result (`"150 ms"`), to the first token, and per further token, for a
-            policy that honours it.
+            policy that honours these limits.
         gang: Devices that run a call together: a number or `(smallest, largest)`; see `stoker.gang()`.
         features: Facts about a call that policies use: `{"items": 200}`.
         variants: Other contexts that can run the calls, best first, for a policy that honours variants.
@@ -257,8 +257,8 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
     def _packed(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], specification: AppWants, prepared: PreparedFunction
     ) -> bytes | None:
-        """Pickle the arguments at submission, because the program may change them later; None if Parsl's kernel must
-        read them (futures, files, Parsl's keywords) or caches results."""
+        """Pickle the arguments at submission, because the program may change them later. Return None if Parsl's kernel
+        caches results or must read the arguments (futures, files, Parsl's keywords)."""
         if not self._has_own_packing or not _PARSLS.isdisjoint(kwargs):
             return None
         plain = pickle_if_plain((args, kwargs))
@@ -293,7 +293,7 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         return self if instance is None or self._is_static else functools.partial(self, instance)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the app without this program's executors, so that other functions can refer to it."""
+        """Pickle the app without this program's executors, so that functions that use the app can be pickled."""
         return StokerApp, (self.__wrapped__, self.specification.wants, self.options)
 
     def __repr__(self) -> str:
@@ -324,7 +324,7 @@ _ELSEWHERE = {
     "gpus": "the site file asks for GPUs: [provider] gpus",
 }
 _OF_CALLS = frozenset({"features", "priority", "timeout", "deadline", "latency", "ttft", "tpot"})
-"""Options of single calls. An app with other values of these shares all other state."""
+"""Options of single calls. If `with_options` changes only these options, the new app shares all other state."""
 _HERE = {name: name.removesuffix("_s") for name in ("timeout_s", "deadline_s", "latency_s", "ttft_s", "tpot_s")}
 
 

@@ -1,4 +1,4 @@
-"""`stoker.amap`: read the results of a `stoker.map`, which a thread iterates over, with `async for`."""
+"""`stoker.amap`: read the results of a `stoker.map` with `async for`. A thread iterates over the map."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ STATUS_LIMIT_S = 2.0
 PILOT_END_S = 5.0
 FACTORY_START_S = 10.0
 LOCK_FREE_S = 2.0
-"""Seconds of a free factory lock after which the factory counts as dead."""
+"""If the factory's lock is free for this many seconds, the factory counts as dead."""
 _LAST_LINES = 20
 
 
@@ -54,7 +54,8 @@ def fail_calls_if_all_blocks_failed(executor: BlockProviderExecutor, status: dic
     failed = [job for job in status.values() if job.state in (JobState.FAILED, JobState.MISSING)]
     if len(status) >= enough and len(failed) == len(status):
         answer = executor.ask_status()
-        # Without an answer (the manager restarts) the client cannot know whether a pilot joined. The next call decides.
+        # Without an answer (the manager restarts) the client cannot know whether a pilot joined. The next call of this
+        # function decides.
         if answer is not None and not (answer.pilots or answer.gone_pilots):
             log = str(getattr(executor.provider, "script_dir", "") or "")
             executor.set_bad_state_and_fail_all(no_pilot(status, site=executor.site.name, log=log))
@@ -75,7 +76,7 @@ def no_pilot(status: dict[str, JobStatus], *, site: str, log: str) -> SessionErr
 
 
 def choose(executor: BlockProviderExecutor, wanted: int, *, idle_only: bool) -> list[str]:
-    """Return up to `wanted` blocks to drain: first the blocks with the fewest running calls, then the youngest."""
+    """Return up to `wanted` blocks to drain: fewest running calls first, then youngest first."""
     active = [block for block, job in executor.status_facade.items() if job.state not in TERMINAL_STATES]
     answer, running = executor.ask_status(), Counter[str]()
     if answer is not None:
@@ -163,7 +164,7 @@ class BlockUpkeep:
             link.tell(ReleaseBlock(block))
 
     def cancel_due(self, status: Mapping[str, JobStatus], *, emptied: Container[str] | None) -> None:
-        """Cancel drained blocks, and blocks that have lost their pilots (`emptied`, None if unknown)."""
+        """Cancel drained blocks, and blocks that have lost all their pilots (`emptied`; None if unknown)."""
         for block, at in list(self._cancel_at.items()):
             if time.monotonic() >= at:
                 del self._cancel_at[block]
@@ -202,7 +203,7 @@ class BlockUpkeep:
 def tell_nodes(
     radio: Any, pilots: Iterable[PilotStatus], before: Mapping[str, PilotStatus], *, run_id: str
 ) -> dict[str, PilotStatus]:
-    """Send the pilots that have come or gone since `before`. Return the pilots by name."""
+    """Tell Parsl's monitoring which pilots have joined or left since `before`. Return the current pilots by name."""
     now = {pilot.pilot: pilot for pilot in pilots}
     for there, other, is_active in ((now, before, True), (before, now, False)):
         for pilot in (there[name] for name in there.keys() - other.keys()):
@@ -249,7 +250,7 @@ class QuotedLocalProvider(LocalProvider):  # type: ignore[misc]  # Parsl has no 
             with suppress(OSError):
                 groups.append(os.getpgid(self.resources[job]["remote_pid"]))
         done: list[bool] = super().cancel(job_ids)
-        for group in groups:  # a stopped process ends only after it continues
+        for group in groups:  # a stopped process (SIGSTOP) ends only after SIGCONT
             with suppress(OSError):
                 os.killpg(group, signal.SIGCONT)
         return done

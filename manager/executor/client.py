@@ -1,8 +1,8 @@
 """The client's connection to the manager: one ZeroMQ socket, and one I/O thread that reads from it.
 
 A thread holds `_lock` to send or read frames. The I/O thread polls the socket's edge-triggered descriptor. A send by
-another thread may consume the edge of a received frame, so a thread that has sent frames wakes the I/O thread if frames
-have arrived.
+another thread may consume the edge of a received frame. Therefore a thread that has sent frames wakes the I/O thread if
+frames have arrived.
 
 The client keeps each numbered frame until the manager has journalled it, and sends it again after a reconnection.
 """
@@ -43,11 +43,11 @@ from stoker.protocol.status import JOURNAL
 logger = logging.getLogger(__name__)
 
 DIRECT_BELOW = 8
-"""With fewer calls in flight, the thread that submits a call also sends it."""
+"""Below this number of calls in flight, the thread that submits a call also sends the call."""
 MANY, GATHER_S = 128, 0.001
 """With `MANY` calls in flight, the I/O thread waits `GATHER_S` seconds, so that more calls share a frame."""
 SETTLE_LIMIT_S = 2.0
-"""Seconds without a settled result after which `close` stops waiting."""
+"""`close` stops waiting if no result has settled for this many seconds."""
 
 
 class Link:
@@ -280,7 +280,7 @@ class Link:
             poll.register(fd, select.POLLIN)
         try:
             self._turn(everything)
-            while not self._stop:  # `_turn` consumes the wake-up of `close`, so check after each `_turn`
+            while not self._stop:  # `_turn` consumes the wake-up of `close`, so check `_stop` after each `_turn`
                 wait_s = self._out.due_in(time.monotonic()) if self._joined.is_set() else CHECK_EVERY_S
                 self._turn({fd for fd, _ in poll.poll(None if wait_s is None else wait_s * 1000)})
         except Exception as error:
@@ -390,7 +390,7 @@ class Link:
 
     def _handle_session_end(self, reason: str) -> None:
         self._finished.set()
-        advice = "load a new one with stoker.load(), and submit the calls again that have no result"
+        advice = "load a new session with stoker.load(), and submit the calls that have no result again"
         self.fail_all(self._error(f"is over: {reason or 'it was ended'}; {advice}"))
 
     def _receive_pieces(self, message: to_client.Pieces, fed: list[PieceInbox]) -> None:

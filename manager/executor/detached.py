@@ -133,7 +133,8 @@ def _remove_session_links(folder: SessionFolder) -> None:
 
 
 def find(name: str) -> tuple[SessionFolder, Site]:
-    """Find a session by id or folder; restart its manager if needed. Return its folder, and a Site with its name."""
+    """Find a session by id or folder; restart its manager if needed. Return the session's folder, and a Site that is
+    named after the session's sites."""
     wait_for_starting_sessions(name)
     folder = find_session(name)
     if not is_up(folder):
@@ -143,7 +144,7 @@ def find(name: str) -> tuple[SessionFolder, Site]:
 
 
 def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool = False) -> lease.LeaseHolder:
-    """Start a session's manager on this machine, and return its lease when it listens.
+    """Start a session's manager on this machine. Return the manager's lease when the manager listens.
 
     `waiting` is called with a message if the earlier manager may still run. `to_end`: the manager only ends the
     session, and may use any port.

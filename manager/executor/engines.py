@@ -1,4 +1,4 @@
-"""The executor's part of `engine = "taskvine"`: a TaskVine pool is one pilot of the session, on this machine."""
+"""The executor's part of `engine = "taskvine"`. The session sees a TaskVine pool as one pilot on this machine."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def refuse(sites: Sequence[Site], *, provider: ExecutionProvider | None = None) 
 
 
 def refuse_unsupported_options(site: Site, wants: Wants, *, honours: frozenset[str] | None) -> None:
-    """Raise ConfigError if this site cannot honour `wants`. `honours`: options that its policy uses, if known."""
+    """Raise ConfigError if this site cannot honour `wants`. `honours`: options that the policy uses, if known."""
     if honours is not None:
         name = site.policy.dispatch or site.policy.name
         refused = seams.refusal(

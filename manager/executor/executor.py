@@ -4,7 +4,7 @@
 - Initial blocks start with the executor, before Parsl's strategy runs.
 - Scaling in drains blocks: pilots finish their running calls. After `drain_s` seconds the jobs are cancelled.
 - Calls run in the program's folder if pilots can access that folder.
-- Python's garbage collector runs after 50,000 new containers instead of 700, because 100,000 futures may exist.
+- Python's garbage collector runs less often (after 50,000 new containers), because 100,000 futures may exist.
 """
 
 from __future__ import annotations
@@ -79,11 +79,11 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             submits the blocks.
         label: The name of the executor and of its folder.
         provider, session, drain_s, progress: See `stoker.load`.
-        working_dir: The folder in which calls run; pilots create a missing folder. The default is the program's folder,
-            or a temporary folder per call on a pilot that cannot access it.
+        working_dir: The folder in which calls run; pilots create a missing folder. The default is the program's folder.
+            A pilot that cannot access this folder creates a temporary folder per call.
         storage_access: Parsl's staging providers.
-        block_error_handler: A function as in Parsl. True counts failed blocks until the first pilot joins; False
-            ignores failed blocks.
+        block_error_handler: A function as in Parsl. True fails all calls if every block fails before the first pilot
+            joins; False ignores failed blocks.
         remote_monitoring_radio: The radio of Parsl's monitoring.
 
     Raises:
@@ -251,7 +251,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             shutil.rmtree(self._link.folder.objects, ignore_errors=True)  # large arguments and results
 
     def _start_blocks(self) -> None:
-        """Start blocks on a thread, so that Ctrl-C cannot interrupt the record of a submission."""
+        """Start blocks on a thread, so that Ctrl-C cannot interrupt a submission before its job is recorded."""
         if self.provider is not None and self.provider.init_blocks > 0:
             if getattr(self.provider, "script_dir", "") is None:
                 self.provider.script_dir = os.path.join(self.run_dir, "submit_scripts")
@@ -274,7 +274,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         Raises:
             SpecificationError: The specification has a wrong key or value.
             SerializationError: The function or an argument cannot be pickled.
-            Exception: The reason of the executor's bad state.
+            Exception: The error that caused the executor's bad state.
         """
         if self.bad_state_is_set:
             raise self.executor_exception
@@ -315,7 +315,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         return future
 
     def outstanding(self) -> int:
-        """Return the number of slots that open calls need, for which Parsl's kernel starts blocks."""
+        """Return the number of slots that open calls need. Parsl's kernel starts blocks for these slots."""
         return self._link.waiting.slots if self._link else 0
 
     def monitor_resources(self) -> bool:
@@ -357,7 +357,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         return blocks.workers_per_node(self.site)
 
     def scale_out_facade(self, n: int) -> list[str]:
-        """Return the ids of started blocks; the initial blocks have already started.
+        """Return the ids of started blocks. The first call returns the initial blocks.
 
         Args:
             n: Number of blocks.
@@ -370,7 +370,8 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         return started
 
     def scale_in(self, blocks_wanted: int, max_idletime: float | None = None) -> list[str]:
-        """Return the ids of blocks to drain, idle ones first; their jobs are cancelled after `drain_s`.
+        """Return the ids of blocks to drain, idle blocks first. The jobs of these blocks are cancelled after `drain_s`
+        seconds.
 
         Args:
             blocks_wanted: Number of blocks to drain.

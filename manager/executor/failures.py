@@ -38,7 +38,7 @@ _KINDS: dict[FailureKind, Callable[..., StokerError]] = {
 
 
 _NAMES_SOMETHING = b"\x93"
-"""The opcode STACK_GLOBAL, without which a pickle contains only builtin types."""
+"""The opcode STACK_GLOBAL. A pickle without this opcode contains only builtin types."""
 
 
 def can_unpickle_without_user_code(end: CallEnd) -> bool:
@@ -88,8 +88,8 @@ def _advice_on_pickling(error: Exception) -> str:
     name = next(filter(None, found.groups())).rpartition(".")[2]
     return (
         f"pickle, which multiprocessing uses, finds {name} by its module and name only, and in a library the program's"
-        f" own functions have no module. Import it inside the call from a file next to the program (from helpers import"
-        f" {name}), use threads, or make each item its own call: stoker.map"
+        f" own functions have no module. Import {name} inside the call from a file next to the program (from helpers"
+        f" import {name}), use threads, or make each item its own call: stoker.map"
     )
 
 
@@ -118,7 +118,7 @@ def error_from_failure(
         lines.append(f"  its output: {_command('logs', facts['call'], session)}")
     elif failure.log and failure.library:
         log = _command("logs", facts["library"], session)
-        lines.append(f"  its output was not kept; its library's log, also of other calls: {log}")
+        lines.append(f"  its output was not kept; its library's log, which other calls share: {log}")
     return _KINDS[failure.kind]("\n".join(lines), **facts)
 
 
@@ -139,7 +139,7 @@ def _bytes(end: CallEnd) -> Buffer:
 
 
 class BashExitFailure(errors.BashExitFailure):  # type: ignore[misc]  # parsl is untyped
-    """A failed command of a `bash_app`. `last_lines`: the end of its output."""
+    """A failed command of a `bash_app`. `last_lines`: the end of the command's output."""
 
     def __init__(self, app_name: str, exitcode: int, command: str = "", last_lines: str = "") -> None:
         super().__init__(app_name, exitcode)

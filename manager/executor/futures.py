@@ -1,4 +1,4 @@
-"""The futures of a call: the executor's, and Parsl's, which the program receives."""
+"""The futures of a call: the executor's future, and Parsl's future, which the program receives."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class CallFuture(Future[Any]):
         return "" if self.call is None else show_call(self.call)
 
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
-        """Run a function on a callback thread after the call has ended.
+        """Run a function after the call has ended, on a callback thread if the call is still open.
 
         Args:
             fn: Receives the future; may wait for other calls.
@@ -73,7 +73,7 @@ class CallFuture(Future[Any]):
             self.cancel()
 
     def cancel(self) -> bool:
-        """Return True after cancelling the call, also while it runs; False if it has ended."""
+        """Return True after cancelling the call, even while the call runs; False if the call has ended."""
         if self.cancelled():
             return True
         if not super().cancel():
@@ -88,7 +88,7 @@ class CallFuture(Future[Any]):
         return asyncio.wrap_future(self).__await__()
 
     def settle(self, end: CallEnd) -> bool:
-        """Return False after setting the result, on another thread if the work may take long.
+        """Return False after setting the result, on another thread if setting may take long.
 
         Args:
             end: The manager's message about the call's end.
@@ -197,7 +197,7 @@ class AppCallFuture(AppFuture):  # type: ignore[misc]  # parsl is untyped
         return future  # type: ignore[no-any-return]
 
     def pieces(self) -> PieceReader:
-        """Return a new reader of the yielded values from the first piece, for `for` and `async for`.
+        """Return a new iterator (`for` or `async for`) over all yielded values, from the first piece.
 
         Raises:
             ConfigError: The function yields no pieces.

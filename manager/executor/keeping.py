@@ -1,6 +1,6 @@
 """Keep the results of a `stoker.map` in a file.
 
-A thread writes the arrived results with one `write(2)`, then passes them to the stream. The file is synced every 5
+A thread writes all results that have arrived, then passes these results to the stream. The file is synced every 5
 seconds. Results of failed calls are not kept.
 """
 
@@ -46,7 +46,7 @@ class KeepingInbox(MapInbox):
         self.error: StokerError | None = None
         """Error after which no more results are stored; the map raises this error."""
         self.sending = threading.Lock()
-        """Held from sending calls until their keys are stored."""
+        """Held while calls are sent and their keys are stored."""
         self._keys: dict[CallId, tuple[str, int]] = {}
         self._came: queue.SimpleQueue[CallEnd | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="stoker-map-keep", daemon=True)
@@ -137,20 +137,21 @@ class Keeping:
 
 
 def refuse_or_describe_change(there: KeptHeader, now: KeptHeader, *, path: Path, reuse: bool) -> str:
-    """Return what has changed since the results were computed. Raises ConfigError without `reuse`."""
+    """Return what has changed since the results were computed. Without `reuse`, raises ConfigError if something has
+    changed."""
     name, since, why = there.function, f" since {there.since}" if there.since else "", ""
     if there.function != now.function:
         what = f"the file contains results of {name}, and this map calls {now.function}; name another file"
         raise refused(path, what)
     if there.batch_size != now.batch_size:
-        what = f"the file's results are of {_batches(there.batch_size)}, and this map has {_batches(now.batch_size)}"
+        what = f"the file contains results of {_batches(there.batch_size)}, and this map has {_batches(now.batch_size)}"
         raise refused(path, f"{what}; name another file, or write batch_size={there.batch_size}")
     if there.context_key != now.context_key:
-        why = f"the file's results are of context {there.context}, and {name} has context {now.context} now"
+        why = f"the file contains results of context {there.context}, but {name} now has context {now.context}"
     elif there.arguments != now.arguments:
         why = f"the arguments that functools.partial binds to {name} have changed{since}"
     elif there.code != now.code:
-        python = f" (it was Python {there.python}, and is {now.python} now)" if there.python != now.python else ""
+        python = f" (from Python {there.python} to Python {now.python})" if there.python != now.python else ""
         why = f"{name}, or code or data that it uses, has changed{since}{python}"
     if why and not reuse:
         advice = "name a new file to compute all results again, or write reuse=True to keep the old results"

@@ -50,7 +50,7 @@ _END = b',"digest":"'
 _END_BYTES = len(_END) + 2 * _DIGEST_BYTES + len(b'"}\n')
 _JSON_BYTES = 1_000_000
 CHUNK_BYTES = 3 << 18
-"""Bytes that are encoded at once: a multiple of 3, for base64."""
+"""Bytes that are encoded at once: a multiple of 3, so base64 adds no padding."""
 
 
 def kept_key(item: Any) -> str:
@@ -167,13 +167,13 @@ def value_at(file: BinaryIO, at: int, *, path: Path, key: str = "", opens: bool 
             raise
         raise SerializationError(
             f"{path}: a result cannot be unpickled here: {error!r}; the modules that define it must be importable in"
-            " this program, as they were in the one that kept it",
+            " this program, as they were in the program that kept it",
             what="result",
         ) from error
 
 
 def _decode_kept_line(line: bytes, *, key: str = "", opens: bool = True) -> Any:
-    """Return the value in a line (None with `opens=False`); DAMAGED if it is incomplete or has another key."""
+    """Return the value in a line (None with `opens=False`); DAMAGED if the line is incomplete or has another key."""
     body, end = line[:-_END_BYTES], line[-_END_BYTES:]
     digest = hashlib.blake2b(body, digest_size=_DIGEST_BYTES).hexdigest()
     if end != b'%s%s"}\n' % (_END, digest.encode()) or not body.startswith(_BEGIN + key.encode()):
@@ -199,7 +199,7 @@ def _convert_pickle_to_json(data: Any) -> bytes | None:
         value = _PlainUnpickler(io.BytesIO(data)).load()
         text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         return text.encode() if json.loads(text) == value else None
-    except (pickle.UnpicklingError, TypeError, ValueError, RecursionError):  # not plain, or a lone surrogate
+    except (pickle.UnpicklingError, TypeError, ValueError, RecursionError):  # not plain, or text with a lone surrogate
         return None
 
 
@@ -215,7 +215,7 @@ _NO_SYNC = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class KeptFile:
-    """An open and locked file. One thread may append while another searches. Raises ConfigError."""
+    """An open and locked file. One thread may append while another thread searches. Raises ConfigError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -241,7 +241,7 @@ class KeptFile:
         found = self._lines = _Lines(self._reader, path)
         found.sort(found.keys)
         self._taken = array("Q", bytes(8 * len(found.keys)))
-        """Number of taken records of a key, at the index of its first record."""
+        """Number of a key's records that were taken, at the index of the key's first record."""
         self.header, self.damaged, self._end = found.header, found.damaged, found.end
         if self.header is None and len(self):
             raise refused(path, "the first line is damaged, so the function of the results is unknown; name a new file")
@@ -275,8 +275,8 @@ class KeptFile:
             with suppress(OSError):  # an incomplete last line is removed later
                 os.ftruncate(self._file, self._end)
             what = (
-                f"cannot be written: {error.strerror}; it has the {len(self) + self.added:,} results before this one:"
-                " make room, and run the program again to continue"
+                f"cannot be written: {error.strerror}; the file has the {len(self) + self.added:,} results before this"
+                " result: make room, and run the program again to continue"
             )
             raise StokerError.in_file(self.path, what) from error
         self._end = at + size
@@ -325,7 +325,7 @@ class KeptFile:
 
 
 class KeptResults:
-    """The results in a file, in the order of their items, which are read during iteration.
+    """The results in a file, in the order of their items. Each result is read during iteration.
 
     Attributes:
         items: Indices of the items (or batches).
@@ -352,7 +352,9 @@ class KeptResults:
             if value is DAMAGED:
                 if self.items[number] in self.items[number + 1 : number + 2]:  # a later run computed the item again
                     continue
-                raise StokerError(f"{self._path}: the record at byte {at:,} is damaged; its item runs again with keep=")
+                raise StokerError(
+                    f"{self._path}: the record at byte {at:,} is damaged; a map with keep= runs its item again"
+                )
             yield value
 
     def __repr__(self) -> str:

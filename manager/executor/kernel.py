@@ -4,7 +4,7 @@
   a result, the disk is full), the future never ends: see `make_memoizer_safe`.
 - The kernel submits tasks on another thread. `enable_immediate_launch` submits calls of Stoker apps with pickled
   arguments on the caller's thread, because these calls wait for no other task.
-- Executors do not receive the kernel's record of a task, which notes cancellations: see `task_being_launched`.
+- Executors do not receive the kernel's record of a task, which shows cancellations: see `task_being_launched`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def loaded_kernel(name: str, *, inside: str = "") -> DataFlowKernel:
         return DataFlowKernelLoader.dfk()
     except NoDataFlowKernelError:
         raise SessionError(
-            f"{name} was called before a site was loaded. Load one first:\n\n{HOW_TO_LOAD}\n\n"
+            f"{name} was called before a site was loaded. Load a site first:\n\n{HOW_TO_LOAD}\n\n"
             f"Inside another call, {inside or f'call the function itself: {name}.function(...)'}"
         ) from None
 
@@ -89,9 +89,7 @@ def make_memoizer_safe(kernel: DataFlowKernel) -> None:
         name = str(task["func_name"])
         if name not in warned:
             warned.add(name)
-            text = (
-                "a result of %s cannot be kept in Parsl's checkpoint: %s; the program gets it, and the call runs again"
-            )
+            text = "a result of %s cannot be kept in Parsl's checkpoint: %s; the program gets it, and the call runs"
             text += " again in the next run (shown once). stoker.map(%s, ..., keep=PATH) keeps results of any kind"
             logger.warning(text, name, error, name)
 
@@ -123,7 +121,7 @@ def make_memoizer_safe(kernel: DataFlowKernel) -> None:
 
 
 def _check_picklable(result: Any) -> None:
-    """Raise SerializationError for a value whose half pickle would damage Parsl's checkpoint."""
+    """Raise SerializationError if pickle fails, because half a pickle would damage Parsl's checkpoint."""
     try:
         with open(os.devnull, "wb") as nothing:
             pickle.dump(result, nothing)

@@ -1,6 +1,6 @@
 """The items of a `stoker.map`: futures, batches, tables and data files, slow inputs.
 
-After `SLOW_ITEMS` items slower than `SLOW_S` seconds, a thread reads the input, so that arrived results need not wait.
+If `SLOW_ITEMS` items each take longer than `SLOW_S` seconds, a thread reads the input, so results do not wait for it.
 Quick inputs stay on the consumer's thread, because SQLite cursors work only on one thread.
 """
 
@@ -107,12 +107,13 @@ def _check_names(names: Iterable[Any]) -> None:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise ConfigError(
-            f"stoker.map: the table has two columns {twice[0]!r}, and a row becomes a dict with one of them; rename one"
+            f"stoker.map: the table has two columns {twice[0]!r}, but a row becomes a dict with only one of them;"
+            " rename one column"
         )
 
 
 def _is_library_instance(value: Any, library: str, *kinds: str) -> bool:
-    """Return True for an instance of a class, without importing the library."""
+    """Return True if the value is an instance of these library classes, without importing the library."""
     wanted = (getattr(sys.modules.get(library), kind, None) for kind in kinds)
     return isinstance(value, tuple(kind for kind in wanted if isinstance(kind, type)))
 
@@ -198,7 +199,7 @@ class PulledInputs(Iterator[Any]):
         except BaseException as error:  # `next` raises this error instead of returning an item
             if "thread" in str(error):
                 error.add_note(
-                    "stoker.map: this input is slow, so a separate thread reads it; if it cannot be used there,"
+                    "stoker.map: this input is slow, so a separate thread reads it; if the input cannot be used there,"
                     " make a list of it first, or give window=1"
                 )
             self._end = error

@@ -1,11 +1,11 @@
 """The window of a `stoker.map`: calls in flight, waiting results, and reports to the manager.
 
 The window limits calls in flight (`most_calls`), bytes of their arguments, and bytes of waiting results (`most_bytes`
-each). Each call in flight is expected to return a result of the last results' mean size. If this limit could leave
-pilots idle, it rises each time that the program waits for a result.
+each). The window expects a result of the mean size of recent results from each call in flight. If result bytes limit
+the calls in flight, the limit rises each time that the program waits for a result.
 
-Before the first result, results are assumed to fill a quarter of `most_bytes` and to have the maximum inline size; the
-window then doubles every GROW_S seconds. An empty window permits one call.
+Before the first result, the number of permitted calls is a quarter of `most_bytes` divided by the maximum inline size.
+This number doubles every GROW_S seconds. An empty window permits at least one call.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _MEAN_OF = 64
 
 
 class Window:
-    """The calls in flight of one stream, and the bytes of its waiting results. The stream changes both."""
+    """The calls in flight of one stream, and the bytes of its waiting results. The stream changes `in_flight` and
+    `held_bytes`."""
 
     def __init__(
         self, most_calls: int, *, most_bytes: int = WINDOW_BYTES, clock: Callable[[], float] = time.monotonic
@@ -64,7 +65,7 @@ class Window:
             self._more_calls = min(self._more_calls + 1 + flying // 8, self.most_calls)
 
     def room(self, *, ready: int, together: bool = False) -> int:
-        """Return how many calls can be sent now; with `together`, 0 if these are few."""
+        """Return how many calls can be sent now. With `together`, return 0 instead of a small number."""
         most, flying = self._current_call_limit(), len(self.in_flight)
         if not flying and not ready:
             return most or 1
@@ -123,7 +124,7 @@ class MapReports:
         self._items = None if items is None else min(items, MOST_NUMBER)
         self._size = batch_size or 1
         self._sent = self._ended = self._kept = self._told_kept = 0
-        """Numbers of calls; kept: with a result from an earlier run."""
+        """Numbers of calls. `_kept` counts calls whose results an earlier run has stored."""
         self._clock = clock
         self._told_at: float | None = None
         self._is_over = False
@@ -174,7 +175,7 @@ class MapInbox:
         self.arrived: deque[Any] = deque()
         self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.on_ended: Callable[[int], None] = lambda _calls: None
-        """Receives the number of calls that a frame ends."""
+        """Receives the number of calls that ended in a frame."""
         self._ended = 0
 
     def settle(self, end: CallEnd) -> bool:

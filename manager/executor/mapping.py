@@ -59,7 +59,7 @@ def map(
         batch_size: Maximum items per call. The function receives a list of items and returns one result per list. The
             default is the batch size of `@stoker.app`, or single items.
         ordered: Return results in the order of the items. With False, return each result as soon as it arrives.
-        progress: True shows a bar. A function is called with `(done, total)` in items; total may be None.
+        progress: True shows a bar. A function receives `(done, total)`, counted in items; `total` may be None.
         window: Maximum calls in flight (default 2,000); fewer while 256 MB of results wait. An input that
             waits for results of this map needs `window=1`.
         return_exceptions: Return the exception of a failed call as its result, and continue.
@@ -118,7 +118,7 @@ class _NotSent(msgspec.Struct, eq=False):
 
 class _Batch(msgspec.Struct, eq=False):
     """Packed calls that are sent together. `submissions`: one per call of a family. `last`: items in the last call.
-    `unsent`: the error or stored result that follows."""
+    `unsent`: the error or stored result that follows these calls."""
 
     packed: list[Payload] = []
     submissions: list[Submission] = []
@@ -158,7 +158,7 @@ class ResultStream(Iterator[Any]):
         self._inbox.on_ended = self._reports.ended
         self._bell, self._arrived = self._inbox.bell, self._inbox.arrived
         self._taking = threading.RLock()
-        """Held while a thread reads a result, because threads may share a stream."""
+        """Held by the thread that reads a result, because threads may share a stream."""
         self._places = itertools.count()
         self._next = 0
         self._ready: dict[int, Any] = {}
@@ -231,11 +231,11 @@ class ResultStream(Iterator[Any]):
         batches = "" if self._batch_size is None else f" ({self.taken:,} batch{'es' * (self.taken != 1)})"
         if self._keeping is not None:
             file = self._keeping.file
-            go_on = f"{len(file) + file.added:,} results are in {file.path}; run it again to continue"
+            go_on = f"{len(file) + file.added:,} results are in {file.path}; run the program again to continue"
         elif self._ordered:
             go_on = "to continue, map the items after these"
         else:
-            go_on = "with ordered=False, return the item's name with each result to continue"
+            go_on = "to continue a map with ordered=False, return the item's name with each result"
         return f"stoker.map stopped: {self.items:,}{left} {self._what}{batches} were taken{also}; {go_on}"
 
     def __enter__(self) -> ResultStream:
@@ -299,7 +299,7 @@ class ResultStream(Iterator[Any]):
                 self.failed_item = self._failed.pop(end.call, -1)
                 if self.failed_item >= 0:
                     what = "item" if self._batch_size is None else "batch"
-                    again = f"; it was not retried: retries={self._retries} is for calls of apps" * bool(self._retries)
+                    again = f"; maps do not retry: retries={self._retries} is for calls of apps" * bool(self._retries)
                     error.add_note(f"stoker.map: {what} {self.failed_item:,}, counted from 0{again}")
                 if not self._return_exceptions:
                     raise
@@ -377,7 +377,7 @@ class ResultStream(Iterator[Any]):
         return self._window.room(ready=len(self._ready))
 
     def _pack(self, room: int) -> _Batch:
-        """Pickle up to `room` items in at most `PATIENCE_S`, until an item that cannot be sent."""
+        """Pickle up to `room` items for at most `PATIENCE_S` seconds, or until an item that is not sent."""
         batch, size = _Batch(), 0
         started = before = time.monotonic()
         while len(batch.packed) < min(room, CHUNK) and size < WINDOW_BYTES // 16 and before - started <= PATIENCE_S:

@@ -55,7 +55,7 @@ def make(sites: Sequence[Site], *, place: str = "", idle_s: float = 0.0) -> Sess
         folder.launch.write_bytes(msgspec.json.encode(launch))
     except OSError as error:
         raise SessionError(f"the session folder {folder.path} cannot be written: {error}") from error
-    register(folder, name=name)  # registered before a session process can outlive this process
+    register(folder, name=name)  # register now, because session processes may outlive this process
     return folder
 
 
@@ -81,7 +81,7 @@ class KeptSession(msgspec.Struct, frozen=True):
 def kept_session(
     site: str | os.PathLike[str] | None = None, *, before: str = "", waiting: Callable[[str], None] = lambda _said: None
 ) -> KeptSession:
-    """Return the running session of a site file for `stoker.load(session=...)`, or start one like `stoker up SITE`.
+    """Return a site file's running session for `stoker.load(session=...)`, or start a session like `stoker up SITE`.
 
     Args:
         site: A site file; None for this machine.

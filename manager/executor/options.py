@@ -132,8 +132,8 @@ KEYS = {
     "context": "the recipe of the context that the call uses",
     "priority": "a whole number; higher runs first (default 0)",
     "timeout_s": 'limit of the run time of a call: seconds, or a text such as "10 min"',
-    "deadline_s": "time from now in which the call should end: seconds or a text",
-    "late": '"run" a call that cannot make its deadline after the calls that can (default), or "drop" it',
+    "deadline_s": "time from submission until the call should end: seconds or a text",
+    "late": '"run" (default) runs a call that cannot meet its deadline after other calls; "drop" drops the call',
     "latency_s": "time from submission to the result: seconds or a text (needs a policy that honours it)",
     "ttft_s": "time to first token: seconds or a text (needs a policy that honours it)",
     "ttft_per_token_s": "time to first token per input token, if that is more than ttft_s: seconds or a text",
@@ -152,7 +152,7 @@ class SpecificationError(ConfigError, InvalidResourceSpecification):  # type: ig
 
 
 class CallPlace(NamedTuple):
-    """The user's `folder` in which calls run, or else the program's folder `home`."""
+    """The folder in which calls run: the user's `folder`, or else the program's folder `home`."""
 
     folder: str = ""
     home: ProgramFolder | None = None
@@ -194,7 +194,7 @@ class Wants(msgspec.Struct, frozen=True):
         return _declared_length(self.features) > 0 or not isinstance(_first_argument(args, kwargs), Future)
 
     def chosen(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Wants:
-        """Return the options of a call: the shortest sufficient context, and longer ones as variants."""
+        """Return the options of a call: the shortest sufficient context, and longer contexts as variants."""
         if self.family is None:
             return self
         recipe, *longer = self.family.serving(input_length(self.family, self.features, args, kwargs))

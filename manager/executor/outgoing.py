@@ -35,10 +35,10 @@ A = TypeVar("A")
 
 
 class Waiter(Protocol):
-    """Receives the result of each call on the I/O thread, by exactly one call of `settle` or `fail`."""
+    """Receives the result of each call by exactly one invocation of `settle` (on the I/O thread) or `fail`."""
 
     def settle(self, end: CallEnd) -> bool:
-        """Receive a call's end. Return True to get `flush` after the last end of the frame."""
+        """Receive a call's end. Return True if `flush` must be called after the frame's last result."""
 
     def fail(self, call: CallId, error: Exception) -> None:
         """Receive the error of a call that the manager refused or whose session ended."""
@@ -83,8 +83,8 @@ class OpenCalls:
         self.calls: dict[CallId, OpenCall] = {}
         self._large = large
         self._given_up: set[CallId] = set()
-        """Cancelled calls whose result files are removed on arrival. (The program may still read the file of a call
-        that ended twice.)"""
+        """Cancelled calls whose result files are removed on arrival. (The file of any other call stays, because the
+        program may still read it.)"""
         self._has_gangs = False
         self._warned_of: set[str] = set()
 
@@ -107,7 +107,7 @@ class OpenCalls:
         self.calls.update((call.spec.call, call) for call in calls)
 
     def give_up(self, calls: Iterable[CallId]) -> list[CallId]:
-        """Drop these calls without notifying their waiters. Return those that had not ended."""
+        """Drop these calls without notifying their waiters. Return the calls that had not ended."""
         gone = [call for call in calls if self._remove_open_call(call) is not None]
         self._given_up.update(gone)
         return gone
@@ -132,7 +132,7 @@ class OpenCalls:
             try:
                 if call.waiter.settle(end):
                     touched.add(call.waiter)
-            except BaseException:  # a callback may raise a non-Exception; other calls must still end
+            except BaseException:  # a callback may raise any BaseException; other calls must still end
                 logger.exception("a callback of call %s failed", show_call(end.call))
         for waiter in touched:
             waiter.flush()
@@ -170,8 +170,8 @@ class OpenCalls:
 
 
 class Questions:
-    """Open questions to the manager, which answers each kind in order: a message, the type of its answer, and a future.
-    Callers hold the link's lock, except for `answer` and `fail_all`."""
+    """Open questions to the manager: message, type of the answer, and future. The manager answers questions of a kind
+    in order. Callers hold the link's lock, except for `answer` and `fail_all`."""
 
     def __init__(self) -> None:
         self.unsent: list[tuple[Any, type[Any], Future[Any]]] = []
@@ -231,14 +231,14 @@ _MADE_ANEW = (
     to_manager.Submit, to_manager.DefineFunction, to_manager.DefineRecipe, to_manager.DefineManifest,
     to_manager.Received, to_manager.Resubmitted, to_manager.WantPilots,
 )  # fmt: skip
-"""Messages of old frames that sending the calls again creates."""
+"""Message types that old frames need not repeat, because resubmitting the calls creates them."""
 _MOST_REPLACED = 10_000
 RECEIVED_DELAY_S = 0.2
 """Seconds after which `Received` is sent in its own frame."""
 
 
 class Replaced(msgspec.Struct, frozen=True):
-    """A queue entry after the last call of a changed function, which the function `by` replaces."""
+    """A queue entry after the last call of a changed function. The function `by` replaces it."""
 
     function: FunctionKey
     by: FunctionKey
@@ -270,7 +270,7 @@ class Outgoing:
         self._dequeued = 0
 
     def receive(self, results: to_client.Results, now: float) -> Sequence[CallEnd]:
-        """Return the new results; nothing after a gap, because the manager sends all of them again."""
+        """Return the new results. After a gap, return no result, because the manager sends all results again."""
         seen = self.received - results.first
         if seen < 0:
             return ()
@@ -399,7 +399,7 @@ class Outgoing:
         messages: list[Any] = []
         recipes: dict[str, Recipe] = {}
         for recipe in (submission.recipe, *submission.variants):
-            recipes.setdefault(recipe.key, recipe)  # the first of equal recipes sets the limits
+            recipes.setdefault(recipe.key, recipe)  # of recipes with equal keys, the first sets the limits
         for recipe in recipes.values():
             has_new_limits = recipe.limits != self._limits.get(recipe.key, NO_LIMITS)
             if recipe.key not in self.defined:

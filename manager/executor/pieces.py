@@ -1,7 +1,8 @@
 """The pieces of one call: the link's thread adds pieces, and the program's threads read them.
 
 Each run of a call sends all pieces. A later run must repeat the pieces that the program has read, so the inbox stores
-an eight-byte digest of each; other pieces may differ. A full inbox acknowledges nothing, so that the call waits.
+an eight-byte digest of each such piece. Later pieces may differ. A full inbox acknowledges nothing, so that the call
+waits.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ MOST_PIECES, MOST_BYTES = 4_096, 16_000_000
 ACK_PIECES, ACK_BYTES = 64, 250_000
 """An acknowledgement is sent after this many pieces or bytes, or if the call waits for it."""
 Taken = tuple[Any, bool, PiecesTaken | None]
-"""A piece, True if it is a value instead of bytes, and the acknowledgement to send now."""
+"""A piece, True if the piece is a value instead of bytes, and the acknowledgement to send now."""
 
 
 class PieceInbox:
@@ -60,7 +61,7 @@ class PieceInbox:
     # ---- for the link
 
     def begin(self, call: CallId) -> None:
-        """Expect the pieces of this call, perhaps Parsl's retry of an earlier one."""
+        """Expect the pieces of this call, which may be Parsl's retry of an earlier call."""
         with self._changed:
             self.call = call
 
@@ -73,7 +74,7 @@ class PieceInbox:
             if message.run != self._run:
                 self._run, self._acknowledged, self._unacknowledged_bytes = message.run, due, 0
             for number, item in enumerate(message.items, message.first):
-                if number > due:  # earlier pieces were lost with a connection; all are sent again
+                if number > due:  # earlier pieces were lost with a connection; all pieces are sent again
                     break
                 if number == due:
                     due = self._next[message.run] = due + 1
@@ -184,7 +185,7 @@ class PieceInbox:
     # ---- for the program
 
     def take(self, number: int) -> Taken | None:
-        """Return a piece; None before it arrives. After the last one, raise the call's error or StopIteration."""
+        """Return a piece; None before it arrives. After the last piece, raise the call's error or StopIteration."""
         with self._changed:
             if self._has_piece(number):
                 return self._take(number)
@@ -214,7 +215,7 @@ class PieceInbox:
             self._changed.wait_for(lambda: self._is_over or self._has_piece(number))
 
     def create_piece_waiter(self, number: int) -> asyncio.Future[None] | None:
-        """Return a future that ends when `take` may succeed; None if it can succeed now."""
+        """Return a future that ends when `take` may succeed; None if `take` can succeed now."""
         with self._changed:
             if self._is_over or self._has_piece(number):
                 return None
@@ -272,8 +273,8 @@ def unpickle_result_or_piece(data: Buffer, *, call: int | None, piece: int | Non
 
 
 class PieceReader(Iterator[Any], AsyncIterator[Any]):
-    """The pieces of a call in order, for `for` and `async for`. The call's error follows the last piece; `at_end` may
-    raise it."""
+    """The pieces of a call in order, for `for` and `async for`. After the last piece, the reader raises the call's
+    error, perhaps by `at_end`."""
 
     def __init__(
         self, inbox: PieceInbox, acknowledge: Callable[[PiecesTaken], None], *,
@@ -308,8 +309,8 @@ class PieceReader(Iterator[Any], AsyncIterator[Any]):
         return self._opened(*found)
 
     def take_arrived(self, most: int = 64) -> list[Any]:
-        """Return up to `most` pieces that have arrived, without blocking. The next step of the `for` loop raises an
-        error that occurred here."""
+        """Return up to `most` pieces that have arrived, without blocking. If unpickling a piece fails, the next step of
+        the loop raises the error."""
         with self._taking:
             first, taken = self.taken, self._inbox.take_arrived(self.taken, most=most)
             self.taken += len(taken)

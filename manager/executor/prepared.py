@@ -1,4 +1,4 @@
-"""Prepare calls for submission: a function's name and bytes, its `Submission` per specification, the arguments.
+"""Prepare calls for submission: the function's name and bytes, one `Submission` per specification, and the arguments.
 
 A function is pickled once per map, or once per call of an app. The bytes are reused while all captured objects are
 immutable and unchanged (`contexts.function_code`).
@@ -90,7 +90,7 @@ def own(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_same_function(made_of: Callable[..., Any] | None, function: Callable[..., Any]) -> bool:
-    """Return True for the same function, perhaps in two walltime wrappers of Parsl."""
+    """Return True if both functions are the same, or Parsl's walltime wrappers of one function."""
     if made_of is function:
         return True
     codes = {getattr(made_of, "__code__", None), getattr(function, "__code__", None)}
@@ -183,9 +183,9 @@ class PreparedFunction:
         self._blobs: dict[tuple[Any, ...], FunctionBlob] = {}
         self._before: dict[tuple[Any, ...], FunctionBlob] = {}
         self._submissions: dict[tuple[int, int], tuple[Wants, CallPlace, Submission]] = {}
-        """By the ids of the options and the place, which the values keep alive."""
+        """Keyed by the ids of the options and the place; the values keep these objects alive."""
         self._spec_place: int | None = None
-        with suppress(TypeError, ValueError):  # without a signature or this parameter
+        with suppress(TypeError, ValueError):  # the function has no signature or no such parameter
             self._spec_place = list(inspect.signature(function).parameters).index(PARSL_SPEC)
         self._told: set[str] = set()
         self._has_warned = False
@@ -223,7 +223,8 @@ class PreparedFunction:
         logger.warning(text + " a context, or pass it as an argument", self.name, largest, show_bytes(size))
 
     def dumps(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, by_name: frozenset[str]) -> bytes:
-        """Pickle a call's arguments. Modules that they need are pickled with the function from now on (`also`)."""
+        """Pickle a call's arguments. Modules that the arguments need are pickled with the function from now on
+        (`also`)."""
         brought = set[str]()
         try:
             data = dumps_arguments((args, kwargs), by_name=by_name, brought=brought)
@@ -234,7 +235,8 @@ class PreparedFunction:
         return data
 
     def content(self, function: Callable[..., Any], blob: FunctionBlob) -> str:
-        """Return the digest of a function's content, equal in all programs, or else the key of its bytes."""
+        """Return a digest of the function's content, equal in all programs. Without a digest, return the key of the
+        function's bytes."""
         if self._content[0] != blob.key:
             try:
                 self._content = (blob.key, digest_of(own(function)))
@@ -246,8 +248,8 @@ class PreparedFunction:
         self, function: Callable[..., Any], wants: Wants, *, place: CallPlace = ANYWHERE, due_at: float | None = None,
         blob: FunctionBlob | None = None,
     ) -> Submission:  # fmt: skip
-        """Return the submission for these options, which calls with the same Wants object share. `due_at`: the first
-        try's deadline. `blob`: the function's bytes at the time of the call."""
+        """Return the submission for these options. Calls with the same Wants object and no deadline share a submission.
+        `due_at`: the first try's deadline. `blob`: the function's bytes at the time of the call."""
         self._warn_of_changed_context(wants.recipe)
         blob = self.blob(function, wants) if blob is None else blob
         known = self._submissions.get((id(wants), id(place)))
@@ -275,13 +277,14 @@ class PreparedFunction:
         if recipe.loader and recipe.key not in self._told and (name := first_rebound_name(recipe.key)):
             self._told.add(recipe.key)
             text = "context %s was made before %s changed, and is loaded with the old value; to load it with the new"
-            text += " value, run the lines again that call its loader and that decorate %s"
+            text += " value, run the lines that call its loader and decorate %s again"
             logger.warning(text, recipe.name, name, self.name)
 
     def read_parsl_spec(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Wants, tuple[Any, ...], dict[str, Any]] | None:
-        """Return the options in a call's argument `parsl_spec`, and the arguments with the context's name instead."""
+        """Return the options in a call's argument `parsl_spec`, and the arguments with the context replaced by its
+        name."""
         place = self._spec_place if self._spec_place is not None and self._spec_place < len(args) else None
         spec = kwargs.get(PARSL_SPEC) if place is None else args[place]
         if spec is None:
@@ -329,7 +332,7 @@ def _check_can_be_sent(submission: Submission, features: Features | None, *, nam
             data = wire.encode([message])
             wrong = describe_invalid_message(_decode(data).messages[0])
         except (ProtocolError, UnicodeEncodeError, OverflowError, TypeError, ValueError) as error:
-            wrong = str(error).partition(" - at `$")[0]  # users do not know msgspec's path
+            wrong = str(error).partition(" - at `$")[0]  # omit msgspec's path, which users do not know
         if wrong:
             raise ConfigError(f"{name} cannot be called with these arguments: {wrong}")
         if isinstance(message, to_manager.DefineRecipe):

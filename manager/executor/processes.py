@@ -1,7 +1,7 @@
 """Start, watch, restart and end the manager's process, for the client that owns it.
 
-A dead manager is restarted with its journal. If it dies repeatedly without progress, or before it listens, the session
-ends.
+A dead manager is restarted with its journal. If the manager dies repeatedly without progress, or before it listens, the
+session ends.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def new_session_id() -> str:
 
 
 def register(folder: SessionFolder, *, name: str = "") -> None:
-    """Link the session into the user's state folder, where `stoker status` finds it. `name`: its id, if no manager has
-    listened yet."""
+    """Link the session into the user's state folder, where `stoker status` finds it. `name`: the session's id, if no
+    manager has listened yet."""
     links = state_folder() / "sessions"
     try:
         name = name or folder.read().session

@@ -1,7 +1,7 @@
 """Shows the progress bar of a `map`, and logs lines while calls of the map wait.
 
-Results from an earlier run count as done, but not in the rate. If stderr is a pipe, a line every 10 seconds replaces
-the bar.
+Results from an earlier run count as done, but not towards the rate. If stderr is a pipe, a line every 10 seconds
+replaces the bar.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class MapProgress:
 logger = logging.getLogger("stoker.news")
 
 FIRST_S = 10.0
-"""Seconds that calls wait before the first line, and seconds between two lines."""
+"""Seconds that calls wait before the first line; minimum seconds between lines about a subject."""
 AGAIN_S = 60.0
 CHECK_S = 2.0
 CHECK_SELDOM_S = 30.0
@@ -152,7 +152,7 @@ class WaitNotices:
         self._say = say or _say
         self._ask_at = 0.0
         self._since: dict[str, float] = {}
-        """Time since which calls wait, are stuck, or the manager is silent."""
+        """Time since when calls wait or are stuck, or the manager is silent."""
         self._said: dict[tuple[str, str], float] = {}
         """Time of the last line, by subject and reason (without numbers)."""
         self._of_peers = self._of_journal = ""

@@ -1,4 +1,5 @@
-"""`stoker.load`: Parsl with one StokerExecutor, without log record per state change, usage tracking and retries."""
+"""`stoker.load`: Parsl with one StokerExecutor, and by default without logs of state changes, usage tracking and
+retries."""
 
 from __future__ import annotations
 
@@ -68,7 +69,7 @@ def load(
     Args:
         site: A site file or a Site. The default is the session in the environment variable STOKER_SESSION, or else this
             machine.
-        session: The id or folder of a running session (`stoker up`) to join; it continues after this program.
+        session: The id or folder of a running session (`stoker up`) to join; the session continues after this program.
         provider: A Parsl provider that replaces the site's provider.
         label: The name of the executor.
         run_dir: The folder in which session folders are created.
@@ -113,7 +114,7 @@ def load(
         try:
             _current = Session(_load_parsl(config), executor)
         except BaseException as error:  # also after Ctrl-C, end the started processes immediately
-            with _print_message_if_slow("stoker: the session that was starting is being ended"):
+            with _print_message_if_slow("stoker: ending the session that was starting"):
                 kernel: Any = DataFlowKernelLoader._dfk
                 if kernel is not None:
                     DataFlowKernelLoader.clear()
@@ -159,7 +160,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class Session:
-    """A loaded site. Made by `load`. `id`: for `stoker status`; `folder`: contains its files."""
+    """A loaded site. Made by `load`. `id`: the session's id. `folder`: the folder with the session's files."""
 
     def __init__(self, kernel: Any, executor: StokerExecutor) -> None:
         self.executor = executor

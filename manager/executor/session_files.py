@@ -1,7 +1,7 @@
 """A program's files in its session folder: large arguments and results, objects of recipes, and sources.
 
-Calls of a client with equal arguments share a file until the last of these calls ends. The file of a result is removed
-after the program has read it.
+Calls of a client share a file if their arguments are equal, until the last of these calls ends. The file of a result is
+removed after the program has read it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class LargeArguments:
         self.folder = folder
         self._mine = uuid4().hex[:8]
         self._users: Counter[str] = Counter()
-        self._lock = threading.RLock()  # reentrant: garbage collection may drop a `map` under the lock
+        self._lock = threading.RLock()  # reentrant: garbage collection may drop a `map` while the lock is held
 
     def put(self, data: bytes) -> ObjectRef:
         draft = self.folder / f"draft-{uuid4().hex}"
@@ -77,7 +77,7 @@ def discard_result(end: CallEnd) -> None:
 
 
 def read_result(ref: ObjectRef) -> mmap.mmap | bytes:
-    """Map a result privately, so that its arrays need no copy, and remove the file."""
+    """Map a result's file privately, so that its arrays need no copy, and remove the file."""
     path = Path(ref.source)
     with path.open("rb") as file:
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) if ref.size_bytes else b""

@@ -1,8 +1,8 @@
 """Threads that set the results of slow futures, and that run a program's callbacks.
 
 The link's I/O thread sets results of builtin types until a callback is slow. Threads of this module set all other
-results, because unpickling runs user code. Callbacks run on separate threads, because they may wait for a call. The
-number of threads is unlimited, because callbacks may wait for each other.
+results, because unpickling runs user code. Callbacks run on separate threads, because a callback may wait for a call.
+The number of threads is unlimited, because callbacks may wait for each other.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class WorkerThreads:
             self._open += 1
             begin = not self._threads
             self._threads += begin
-            self._work.put(work)  # under the lock, because an idle thread without work exits
+            self._work.put(work)  # added under the lock, because an idle thread exits if it finds no work
             watch = self._open > self._threads and not self._is_watched
             self._is_watched |= watch
         if begin:
@@ -71,7 +71,7 @@ class WorkerThreads:
             self._has_warned |= warn
         if warn:
             text = "%d %s of this program run for a long time, and other callbacks wait; another thread starts every"
-            text += " %.0f ms. A callback that does not wait for its calls needs no thread"
+            text += " %.0f ms. A callback that does not wait for calls needs no thread of its own"
             logger.warning(text, MANY_THREADS, self.what, STUCK_S * 1000)
         self._begin()
 
@@ -146,7 +146,7 @@ class WorkerThreads:
     def _execute(self, work: Work) -> None:
         try:
             work()
-        except BaseException:  # a callback may raise a non-Exception; other work must still run
+        except BaseException:  # a callback may raise any BaseException; other work must still run
             logger.exception("a future's callback failed")
         with self._lock:
             self._open -= 1

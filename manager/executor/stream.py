@@ -21,8 +21,8 @@ from stoker.protocol.ids import CallId, show_call
 def stream(function: Callable[..., Any], *args: Any, rerun_may_differ: bool = False, **kwargs: Any) -> PieceStream:
     """Return an iterator (`for` or `async for`) over the pieces that one call of `function` yields, as they arrive.
 
-    Leaving the loop, or dropping the iterator, cancels the call. While the reader is slow, the call waits. If a lost
-    pilot's call runs again, pieces that the program has read are not repeated.
+    Leaving the loop, or dropping the iterator, cancels the call. While the reader is slow, the call waits. If the call
+    runs again after a pilot's loss, the iterator does not repeat pieces that were read.
 
     Args:
         function: An app or a plain function: a generator function (also `async`), or a function that returns an

@@ -388,7 +388,7 @@ def test_exit_in_a_call_does_not_end_the_program():
 
 
 def test_error_names_the_log_file_with_the_output_of_its_call():
-    none_kept = "its output was not kept; its library's log, also of other calls: stoker logs lib-3"
+    none_kept = "its output was not kept; its library's log, which other calls share: stoker logs lib-3"
     for printed, line in (
         (Printed("/l", 3, 9), "its output: stoker logs c-7"),
         (Printed("/l", 3, 3), none_kept),

@@ -274,7 +274,7 @@ def test_map_progress_counts_items_instead_of_batches(session, capsys):
     next(stopped)
     said = stopped.interrupted()
     assert said.startswith("stoker.map stopped: 1 of 10 results were taken")
-    assert said.endswith("with ordered=False, return the item's name with each result to continue")
+    assert said.endswith("to continue a map with ordered=False, return the item's name with each result")
 
 
 @pytest.mark.parametrize("ordered", [True, False])

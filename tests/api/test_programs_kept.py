@@ -194,7 +194,7 @@ def test_context_and_bound_arguments_are_part_of_the_kept_key(session, kept):
     app = stoker.app(context=table(3))(times)
     assert list(stoker.map(app, [1, 2], keep=kept)) == [3, 6]
     with pytest.raises(
-        ConfigError, match=r"the file's results are of context table-\w+, and .*times has context table-\w+"
+        ConfigError, match=r"the file contains results of context table-\w+, but .*times now has context table-\w+"
     ):
         stoker.map(app.with_options(context=table(4)), [1, 2], keep=kept)
 
@@ -317,7 +317,7 @@ def test_item_of_a_damaged_record_runs_again(kept):
     assert file.damaged == 1, "the line of zeros"
     assert [file.find(key(each)) is not None for each in range(3)] == [False, False, True]
     file.close()
-    with pytest.raises(StokerError, match="is damaged; its item runs again"):
+    with pytest.raises(StokerError, match="is damaged; a map with keep= runs its item again"):
         list(stoker.kept(kept))
     written(kept, ["again"])
     assert list(stoker.kept(kept)) == ["again", "z"]
@@ -356,7 +356,7 @@ def test_full_disk_leaves_only_complete_results(kept):
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 2_000_000, hard))
     try:
         with pytest.raises(
-            StokerError, match="cannot be written: File too large; it has the 1 results before this one"
+            StokerError, match="cannot be written: File too large; the file has the 1 results before this result"
         ):
             written(kept, ["y" * 500_000, "z" * 3_000_000], start=1)
     finally:

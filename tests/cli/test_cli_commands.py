@@ -306,7 +306,7 @@ def test_eof_error_inside_a_command_is_not_taken_for_ctrl_d(tmp_path: Path):
     assert "EOFError: the archive is cut off" in ended.stderr
 
 
-FULL = "the output cannot be written: No space left on device; make room on that disk, or use another\n"
+FULL = "the output cannot be written: No space left on device; make room on that disk, or use another disk\n"
 
 
 @pytest.mark.parametrize(

@@ -257,7 +257,7 @@ def test_python_installed_below_tmp_prints_a_warning():
     state = Path("/home/ana/.local/state/stoker")
     (found,) = doctor_site.warn_about_folders_in_tmp(Path("/tmp/venv/bin/python"), state)
     assert found.level is Level.WARN
-    assert found.text.startswith("Python is /tmp/venv/bin/python, which jobs do not see where each has a /tmp")
+    assert found.text.startswith("Python is /tmp/venv/bin/python, which jobs do not see if each job has its own /tmp")
     assert not list(doctor_site.warn_about_folders_in_tmp(Path("/tmpfiles/python"), Path("/home/ana")))
 
 
@@ -350,4 +350,4 @@ def test_private_home_prints_a_warning_if_slot_users_run_jobs(tmp_path: Path):
     python = closed / "venv" / "bin" / "python"
     said = [finding.text for finding in doctor_site.warn_about_closed_folders(python)]
     assert len(said) <= 1  # no warning if the parent folder cannot be read, because that error is reported first
-    assert "is closed to other users; where HTCondor runs jobs as slot users" in said[0]
+    assert "is closed to other users; if HTCondor runs jobs as slot users" in said[0]

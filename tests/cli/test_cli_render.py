@@ -218,8 +218,8 @@ def test_up_prints_the_manager_host_and_the_queued_jobs():
         "session k3v9 is up: manager here (pid 4121), 8 blocks submitted to backfill (jobs 88123-88130)",
         "  queued   8   Priority; the first is expected at 10:42 (in 11 min)",
         'use it: stoker.load(session="k3v9") in a program, or stoker run APP --session k3v9',
-        "leave any time: `stoker attach k3v9` from any login node that sees /home/ana/k3v9,"
-        " `stoker down k3v9` to end it",
+        "log out any time: `stoker attach k3v9` works on any login node that sees /home/ana/k3v9,"
+        " `stoker down k3v9` ends the session",
     ]
 
 
@@ -232,7 +232,7 @@ def test_up_reports_why_submitted_jobs_ended():
         "  ended    2 exit code 1",
         "no pilot has joined; the first job ended: exit code 1: module: command not found",
         "fix the site file and start another session",
-        "its output: stoker logs b1 k3v9; end this one: stoker down k3v9",
+        "the job's output: stoker logs b1 k3v9; end this session: stoker down k3v9",
     ]
 
 
@@ -332,12 +332,12 @@ def test_failed_calls_are_shown_in_groups():
         "      ValueError: no",
         "  1 x  crash  poison (SIGSEGV)  1 min ago, the last is c-7",
         "      it ended its library 2 times",
-        "  one by one: stoker calls --all --state failed",
+        "  each failed call: stoker calls --all --state failed",
         "",
         "more about a call: stoker explain c-9001 k3v9",
     ]
     shown = calls.render(FAILED, only=ListedState.FAILED, limit=1)
-    assert "  … 1 more of 1 other kinds; show more kinds: --limit N" in shown
+    assert "  … 1 more in 1 other groups; show more groups: --limit N" in shown
     assert shown[-1] == "more about a call: stoker explain c-9000 k3v9"
 
 

@@ -137,7 +137,7 @@ def test_prune_keeps_a_session_folder_with_files_of_the_user(stoker: Stoker, tmp
     (state_folder() / "sessions" / "old1").symlink_to(old.path)
     (old.path / "thesis.tex").write_text("years of work")
     aged(old, 20)
-    assert kept(stoker) == "it holds files that are not of a session: thesis.tex"
+    assert kept(stoker) == "the folder contains files that do not belong to a session: thesis.tex"
     (old.path / "thesis.tex").unlink()
     aged(old, 20)
     assert "removed 1 session" in stoker("sessions", "--prune").output

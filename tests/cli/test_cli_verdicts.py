@@ -160,7 +160,7 @@ def test_uncertain_verdict_is_not_shown_as_certain(folder: SessionFolder):
     ("texts", "look"),
     [
         (("printed /logs/lib-2.log:4-9",), "its output: stoker logs c-1"),
-        (("its library died (lib-2 on n1 was killed)",), "also of other calls: stoker logs lib-2"),
+        (("its library died (lib-2 on n1 was killed)",), "which other calls share: stoker logs lib-2"),
     ],
 )
 def test_verdict_says_where_to_look(folder: SessionFolder, texts: tuple[str, ...], look: str):

@@ -44,9 +44,9 @@ def test_status_shows_that_a_block_ended_before_its_pilot_joined(cluster: Make) 
 def test_logs_command_explains_why_an_open_call_has_no_output(cluster: Make) -> None:
     c = cluster(pilots=1).call("x").hot(run_s=100.0, load_s=100.0).calls(2)
     waits = explain_missing_output(c.the_story("c-3"))
-    assert waits == ("c-3 waits: its library runs other calls\nread its output after its end: stoker logs c-3")
+    assert waits == ("c-3 waits: its library runs other calls\nread the output after the call ends: stoker logs c-3")
     assert explain_missing_output(c.the_story("c-2")).splitlines() == [
-        "c-2 runs in lib-1; read its output after its end: stoker logs c-2",
+        "c-2 runs in lib-1; read the output after the call ends: stoker logs c-2",
         "until then: stoker logs lib-1 -f",
     ]
     assert explain_missing_output(c.the_story("c-3"), over="session k3v9 ended at 09:24:20") == (

@@ -138,7 +138,7 @@ def declare(monkeypatch, tmp_path):
         ("1 / 0", "cannot be imported (odd_one:command, of the package odd): ZeroDivisionError: division by zero"),
         ("import no_such_thing", "odd_one needs the module no_such_thing, which is not installed"),
         ("", "cannot be imported (odd_one:command, of the package odd): AttributeError"),
-        ("command = 3", "odd_one in stoker.apps leads to a int, not to a click command"),
+        ("command = 3", "odd_one in stoker.apps is of type int, and must be a click command"),
         (None, "cannot be imported (odd_one:command, of the package odd): ModuleNotFoundError: No module named"),
     ],
 )

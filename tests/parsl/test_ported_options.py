@@ -86,7 +86,7 @@ def test_parsl_retries_apply_to_apps_but_not_to_maps(load, tmp_path):
     with pytest.raises(ZeroDivisionError) as failed:
         list(stoker.map(lambda item: 1 // item, [1, 0]))
     assert failed.value.__notes__[-1].endswith(
-        "item 1, counted from 0; it was not retried: retries=2 is for calls of apps"
+        "item 1, counted from 0; maps do not retry: retries=2 is for calls of apps"
     )
 
 

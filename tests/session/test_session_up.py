@@ -248,7 +248,7 @@ def test_attach_restarts_a_manager_whose_keeper_is_dead(up: Up) -> None:
     out, err = attached.communicate(timeout=60)
     assert attached.returncode == 0, err
     assert out.splitlines()[-1] == f"session {up.name} stays up; `stoker down {up.name}` ends it"
-    assert "its manager was gone; it is started again here" in err
+    assert "the manager had ended; it is restarted here" in err
     assert up.run("print(measure(sys.argv[1], 'call').result())") == "4\n"
     assert count_lines(up.log) == {"loaded": 1, "pilot": 1, "call": 1}
 

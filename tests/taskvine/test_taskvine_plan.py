@@ -175,7 +175,7 @@ def test_dry_run_shows_the_pool_and_its_worker_command():
     assert head.endswith("run here, one in all")
     assert "-m stoker.pilot.taskvine.main" in pool
     assert pool.endswith("--host 127.0.0.1 --block b1")
-    assert then == "# which has TaskVine start workers, 2 at first, up to 5:"
+    assert then == "# this pilot starts TaskVine's factory, which starts workers, 2 at first, up to 5:"
     words = shlex.split(factory)
     assert option(words, "batch-options").endswith("--job-name=stoker-k3v9-worker")
     assert words[-2:] == ["127.0.0.1", "30000"]
