@@ -42,7 +42,7 @@ _PROOF_CHARACTERS = 400
 
 
 class Advisor:
-    """Answers questions of a session. `learned`: the latest request to the model to learn line formats."""
+    """Answers questions of a session. `learned`: the future of the last call of `learn_formats`."""
 
     def __init__(self, folder: SessionFolder, *, endpoint: ModelEndpoint | None = None) -> None:
         self._folder = folder
@@ -99,7 +99,7 @@ class Advisor:
 
         estimating.history().remember(about.recipe, loader, name=question.name)
         if any(known.loads for known in self._store.estimates(about.recipe).values()):
-            return None  # the manager uses these measurements directly
+            return None  # the manager itself reads the recipe's measurements
         return _found(about, estimating.estimate_context_loads(self._store, loader, but=about.recipe))
 
     def _answer_about_function(self, question: AskAdvice, about: OfFunction) -> AdviceArrived | None:
@@ -125,7 +125,7 @@ class Advisor:
             entry, folders = SourceText(text, source.function, source.file), [source.folder] if source.folder else []
             model = self._endpoint if folders else None
             if model is not None:
-                log.info("the language model at %s reads %s", model.name, source.function)
+                log.info("the language model at %s reads the source of %s", model.name, source.function)
             facts = extract_facts(entry, arguments=source.arguments, folders=folders)
             facts = mask_secrets_in_facts(add_facts_from_model(entry, facts, folders=folders, model=model))
             self._facts[key, source.text] = facts
@@ -140,7 +140,7 @@ class Advisor:
         followed = self._followed.pop(key, None)
         if followed is None:
             followed = _Followed(question.log, start=question.start, formats=self._formats)
-        self._followed[key] = followed  # the last used is the last
+        self._followed[key] = followed  # the log that was used last moves to the end of the dictionary
         if len(self._followed) > _MOST_LOGS:
             del self._followed[next(iter(self._followed))]
         pace = followed.current_pace()

@@ -29,7 +29,7 @@ _NO_SCHEMAS = frozenset({400, 422, 501})
 
 
 class EndpointError(Exception):
-    """The endpoint returned no usable answer. This error stays inside the advisor."""
+    """The endpoint returned no usable answer."""
 
     def __init__(self, message: str, *, status: int = 0) -> None:
         super().__init__(message)
@@ -85,7 +85,7 @@ class Conversation:
             raise EndpointError("httpx is not installed: pip install httpx") from None
 
     def ask(self, messages: Messages, *, schema: Mapping[str, object] | None = None) -> str:
-        """Return the model's answer, by a JSON schema if the endpoint supports schemas. Raises EndpointError."""
+        """Return the model's answer, in the form `schema` if the endpoint supports schemas. Raises EndpointError."""
         asked = sum(len(message["content"]) for message in messages) // _CHARACTERS_A_TOKEN
         most = min(_MOST_ANSWER_TOKENS, self._room(asked))
         sent = [{**message, "content": masked(message["content"])} for message in messages]
@@ -103,7 +103,7 @@ class Conversation:
         self.tokens += spent
         self._endpoint.spend(spent)
         if self.tokens > self._model.tokens:
-            raise EndpointError(f"the budget of {self._model.tokens:,} tokens is spent: it took {self.tokens:,}")
+            raise EndpointError(f"the budget of {self._model.tokens:,} tokens is spent: {self.tokens:,} were used")
         return text
 
     def _room(self, asked: int) -> int:
@@ -148,7 +148,7 @@ class Conversation:
                     raise EndpointError(f"it answered with status {response.status_code}", status=response.status_code)
                 for piece in response.iter_bytes():
                     data += piece
-                    self._left_s()  # raise at the time limit, because a slow server may never time out
+                    self._left_s()  # raises after the time limit; a server that sends slowly never times out
                     if len(data) > MOST_ANSWER_BYTES:
                         raise EndpointError(f"the answer is longer than {MOST_ANSWER_BYTES:,} bytes")
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, OSError) as error:
@@ -158,7 +158,7 @@ class Conversation:
     def _left_s(self) -> float:
         left = self._ends_at - self._endpoint.clock()
         if left <= 0:
-            raise EndpointError(f"the time limit of {self._model.time_limit_s:g} s is over")
+            raise EndpointError(f"the time limit of {self._model.time_limit_s:g} s has passed")
         return left
 
 

@@ -1,7 +1,8 @@
-"""Estimate the costs of a recipe (load time, run time, memory, pace) from similar recipes (SchedMate §3.1). A recipe
-with equal normalised source is the estimate. Otherwise measurements are scaled and averaged, weighted by similarity.
-The effect of each number in the code (time ~ steps^0.9) is fitted by weighted ridge regression on logarithms, with
-usual exponents as prior."""
+"""Estimate the costs of a recipe (load time, run time, memory, pace) from similar recipes (SchedMate §3.1). If recipes
+have equal normalised source, only these recipes count. Otherwise scaled measurements of similar recipes are averaged,
+weighted by similarity. A weighted ridge regression on logarithms fits the effect of each number in the code (time ~
+steps^0.9), with usual exponents as prior.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +45,9 @@ class MeasuredSample(msgspec.Struct, frozen=True):
 
 
 class FittedEffects(msgspec.Struct, frozen=True):
-    """Effects of numbers in the code (such as steps) on a quantity. `exponents`: change of its logarithm if a number
-    doubles. `log_sd`: error of recipes estimated by other recipes."""
+    """Effects of numbers in the code (such as steps) on a cost. `exponents`: change of the cost's logarithm if a number
+    doubles. `log_sd`: error if each recipe is estimated from the others.
+    """
 
     exponents: dict[str, float]
     log_sd: float
@@ -56,7 +58,7 @@ class FittedEffects(msgspec.Struct, frozen=True):
 
 
 def usual_exponent(name: str, numbers: Mapping[str, float]) -> float:
-    """Return the usual exponent of a named number: 0 for a batch size if items or epochs are counted."""
+    """Return the usual exponent of a number: 0 for `batch_size` if `numbers` contains items or epochs."""
     if name == "batch_size":
         return 0.0 if any(other in numbers for other in _PER_ITEM) else 0.8
     if name in _COUNTED:
@@ -141,7 +143,7 @@ class ScatteredValue(msgspec.Struct, frozen=True):
 def estimate_from_samples(
     samples: Sequence[MeasuredSample], numbers: Mapping[str, float], *, most: int
 ) -> ScatteredValue | None:
-    """Return the distribution of a quantity from the first `most` samples, most similar first."""
+    """Return the distribution of a quantity from the first `most` samples, which are sorted by similarity."""
     same = [sample for sample in samples if sample.similarity >= 1.0]
     nearest = (same or samples)[:most]
     if not nearest:
@@ -182,8 +184,9 @@ Found = list[tuple[SimilarSource, Estimate]]
 
 
 class RetrievedEstimate(msgspec.Struct, frozen=True):
-    """The cost of a recipe on one kind of device, in seconds and bytes. `from_loads`, `from_runs`: the similar recipes.
-    `why`: reasons for missing values."""
+    """The cost of a recipe on one kind of device, in seconds and bytes. `from_loads`, `from_runs`: the recipes that
+    gave the values. `why`: reasons for missing values.
+    """
 
     load_s: ScatteredValue | None = None
     resident_bytes: ScatteredValue | None = None
@@ -251,7 +254,7 @@ def _from_sources(found: Found, facts: WorkloadFacts | None, values: Sequence[Me
 
 
 def merge_loader_facts(loader: WorkloadFacts | None, function: WorkloadFacts) -> WorkloadFacts:
-    """Return the more certain fact of each field, of a function and its context's loader."""
+    """Merge the facts of a function and its context's loader. The more certain facts remain."""
     if loader is None:
         return function
     known, own = loader.known_facts(), function.known_facts()
@@ -271,10 +274,10 @@ def merge_loader_facts(loader: WorkloadFacts | None, function: WorkloadFacts) ->
 
 
 SAME = 0.995
-"""Minimum similarity at which the memory of one recipe is trusted."""
+"""Minimum similarity at which one recipe is enough to estimate memory."""
 _NARROW = 1.5
 _MANY = 5
-"""Number of less similar recipes whose memory is trusted, if they agree within `_NARROW`."""
+"""Number of less similar recipes that are enough, if the 90th percentile is at most `_NARROW` times the 10th."""
 
 
 @cache
@@ -283,7 +286,7 @@ def history() -> SourceHistory:
 
 
 def estimate_context_loads(store: PerformanceStore, loader: WorkloadFacts, *, but: str) -> dict[str, ContextAdvice]:
-    """Return the estimated loads by kind of device, without measurements of the recipe `but`."""
+    """Return estimated load costs by kind of device, without the recipe `but`."""
     estimator = Estimator(history(), cache(lambda recipe: {} if recipe == but else store.estimates(recipe)))
     found = {kind: estimator.estimate(kind, loader=loader) for kind in store.kinds()}
     return {kind: _load(each, each.load_s) for kind, each in found.items() if each.load_s is not None}
@@ -312,7 +315,7 @@ _RECIPE = "estimated"
 
 
 class EstimatedFunction:
-    """Replaces the performance store for one function without measurements."""
+    """Replaces the performance store for a function without measurements."""
 
     def __init__(self, function: str, by_kind: dict[str, Estimate], similar: tuple[str, ...]) -> None:
         self.similar = similar
@@ -327,7 +330,7 @@ class EstimatedFunction:
 
 
 def estimated(file: Path, function: str, store: PerformanceStore, history: SourceHistory) -> EstimatedFunction:
-    """Return estimates for a function of a source file. Raises ConfigError without estimates."""
+    """Return estimates for a function of a source file. Raises ConfigError if no estimate is possible."""
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
     except OSError as error:

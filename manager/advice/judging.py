@@ -43,8 +43,9 @@ class LogParts:
     def __init__(self, parts: Iterable[LogPart]) -> None:
         self._parts = parts
         self._begun: list[tuple[int, LogPart, int]] = []
-        """For each part: the number of its first line among all lines, and the number of lines before the part in its
-        file (-1: unknown)."""
+        """For each part: the number of its first line in the iteration, the part, and the number of earlier lines in
+        its file (-1: unknown).
+        """
 
     def __iter__(self) -> Iterator[bytes]:
         number = 0
@@ -60,7 +61,7 @@ class LogParts:
                     yield line
 
     def place(self, number: int) -> tuple[str, int]:
-        """Return the source of a line, and its number there, from 1 (0: unknown)."""
+        """Return the source of a line, and its number in the source, from 1 (0: unknown)."""
         for first, part, skipped in reversed(self._begun):
             if number >= first:
                 is_counted = part.path is not None and skipped >= 0
@@ -69,8 +70,9 @@ class LogParts:
 
 
 def _open(part: LogPart) -> tuple[IO[bytes], int, int] | None:
-    """Return the file, the number of bytes to read, and the number of lines before (-1: unknown), or None for an
-    unreadable or special file."""
+    """Return the file, the number of bytes to read, and the number of earlier lines (-1: unknown). Return None for an
+    unreadable or special file.
+    """
     assert part.path is not None
     with suppress(OSError, ValueError):
         file = os.fdopen(os.open(part.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
@@ -106,9 +108,10 @@ class ProofLine(msgspec.Struct, frozen=True):
 def diagnose_failed_call(
     said: str, *, log: str = "", start: int = 0, end: int = 0, opinion: Opinion | None = None
 ) -> Fault | None:
-    """Return the party at fault for a failed call or load. `said`: how the library ended, or the exception with a line
-    `at FILE:LINE in NAME` per frame of the user's code. `start`, `end`: the call's bytes in the library's `log`.
-    `opinion`: called for doubted verdicts."""
+    """Return the party at fault for a failed call or load. `said`: how the library ended, or an exception with a line
+    `at FILE:LINE in NAME` for each frame of the user's code. `start`, `end`: the call's bytes in the library's `log`.
+    `opinion`: called if the verdict is uncertain.
+    """
     parts = [LogPart(Path(log).stem, path=Path(log), start=start, end=end or None)] if log else []
     raises = any(_PLACE.fullmatch(line.strip()) for line in said.splitlines())
     if said:
@@ -133,8 +136,9 @@ def log_part_of_exception(raised: str) -> LogPart:
 def judged(
     parts: list[LogPart], said: list[str], rules: tuple[FaultRule, ...], *, opinion: Opinion | None = None
 ) -> tuple[Fault, tuple[ProofLine, ...]] | None:
-    """Return the fault and the lines that show it. `parts`: logs, oldest first. `said`: the session's messages, which
-    decide if they are more certain than the logs."""
+    """Return the fault and the lines that show it. `parts`: logs, oldest first. `said`: the session's messages. They
+    decide if they are more certain than the logs.
+    """
     logs = LogParts(parts)
     located = locate(logs, rules=rules)
     by_log = classify(located, rules=rules) if located is not None else None

@@ -1,6 +1,7 @@
 """Hide secrets in displayed texts: by their format (tokens, private keys), position (the password in a URL, an
-Authorization header), or the name before them (`password=`, `--token `). Numbers after such names stay (`max_token:
-512`)."""
+Authorization header), or the name before them (`password=`, `--token `). Numbers after such names are not hidden
+(`max_token: 512`).
+"""
 
 from __future__ import annotations
 

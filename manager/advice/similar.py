@@ -33,7 +33,7 @@ SHARE_OF_FACTS = 0.6
 _BITS = 20
 _WEIGHTS = {"model": 1.5, "task": 1.2, "framework": 1.2, "data": 0.6}
 _BUMP_OCTAVES = 0.75
-"""Width of a number's bell curve: the similarity is 0.64 at twice the number, and 0.17 at 4 times."""
+"""Width of a number's bell curve: twice the number has a similarity of 0.64, and 4 times the number has 0.17."""
 _PIECES = re.compile(r"[A-Za-z]+|[0-9]+(?:\.[0-9]+)?")
 _TERMS = re.compile(r"[A-Za-z_][A-Za-z_0-9]*|[0-9]+(?:\.[0-9]+)?")
 _RENAMED = re.compile(r"[avg][0-9]+")
@@ -108,7 +108,7 @@ def _add_number_terms(terms: dict[str, float], name: str, number: float) -> None
 
 
 def _add_text_fact_terms(terms: dict[str, float], name: str, fact: SourceFact) -> None:
-    """Add a text as a whole and in pieces, so names of 2 sizes of one model are similar."""
+    """Add a text as a whole and in pieces, because names of 2 sizes of one model share pieces."""
     value = str(fact.value).lower()
     weight = _WEIGHTS.get(name, 1.0)
     pieces = set(_PIECES.findall(value))
@@ -148,7 +148,7 @@ class SourceRow(msgspec.Struct, frozen=True):
 
 
 class SourceHistory:
-    """Stores the facts of recipes and functions in one SQLite file. A failing disk raises nothing."""
+    """Stores the facts of recipes and functions in one SQLite file. Disk errors raise no exception."""
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self._file = Measurements(path or state_folder() / "sources.sqlite", schema=_SCHEMA, shape=_SHAPE)

@@ -1,7 +1,7 @@
-"""Check the keys of peers, and limit the connections that prove no key.
+"""Check the keys of peers, and limit the connections without a proved key.
 
 Silent connections of strangers could use up all file descriptors. Above a limit, the manager closes the oldest unproven
-connection of the address that has most of them.
+connection of the address with the most unproven connections.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ log = logging.getLogger("stoker.manager")
 
 _REREAD_S = 0.2
 KEPT_FREE = 64
-"""File descriptors for files, processes and the lease."""
+"""File descriptors reserved for files, processes and the lease."""
 _LEAST, _MOST = 32, 4096
 
 
 class Role(enum.Enum):
-    """Whose key a peer has: the session's clients, or pilots (of one block, or by hand)."""
+    """The owner of a peer's key: a client, or a pilot (of one block, or started by hand)."""
 
     CLIENT = "client"
     PILOT = "pilot"
 
 
 class User(msgspec.Struct, frozen=True):
-    """The owner of a key. `block`: whose pilots may use it (empty: all pilots)."""
+    """The owner of a key. `block`: the block whose pilots may use the key (empty: all pilots)."""
 
     role: Role
     block: str = ""
@@ -105,7 +105,7 @@ class KnownKeys:
 
 
 def foreign(state: State, pilot: PilotId, messages: Sequence[FromPilot], *, block: str) -> str:
-    """Return why the owner of a block's key may not speak for this pilot, or ""."""
+    """Return why the owner of a block's key may not act as this pilot, or ""."""
     first = messages[0] if messages else None
     said = first.block if isinstance(first, PilotHello) else block
     known = state.pilots.get(pilot) or state.gone_pilots.get(pilot)
@@ -130,7 +130,7 @@ class UnprovenConnections:
 
     def __init__(self) -> None:
         limit = connections.descriptor_limit()
-        if limit < KEPT_FREE + _LEAST:  # otherwise every connection would be closed, and all peers would wait forever
+        if limit < KEPT_FREE + _LEAST:  # with fewer files, the manager would close every connection
             raise SessionError(
                 f"a process may open {limit} files here (ulimit -n), but the manager needs at least "
                 f"{KEPT_FREE + _LEAST}, and one for each pilot and program; raise the limit, for example: ulimit -n"
@@ -154,7 +154,7 @@ class UnprovenConnections:
             _shut_down_connection(oldest, self._peers.pop(oldest))
             known = len(self._peers) + 1
             self._lines.warning(
-                address, f"{address} opens connections without proving a key: the oldest of {known} was closed"
+                address, f"{address} opens connections without proving a key: one of {known} connections was closed"
             )
 
     def settled(self, descriptor: int) -> None:

@@ -1,8 +1,8 @@
 """Answer the core's questions from the history of earlier sessions and the advisor process.
 
 The manager never waits for the advisor. It starts the advisor `GATHER_S` after the first question, and again when the
-advisor dies. Then it sends open questions one at a time until an answer arrives. A question that was open at two deaths
-is dropped.
+advisor dies. After a death, the manager sends one question at a time until an answer arrives. If the advisor dies twice
+during a question, the manager drops the question.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from stoker.retries import RetryPause
 log = logging.getLogger("stoker.manager")
 
 ADVISOR = "stoker.manager.advice.main"
-_NOT_STARTED = "the advisor cannot be started (%s); it is tried again"
+_NOT_STARTED = "the advisor cannot be started (%s); the manager tries again"
 MOST_OPEN = 512
 MOST_PACES = 64
 MOST_TRIES = 2
@@ -40,7 +40,7 @@ PAUSE_S = 2.0
 """Seconds between two starts, doubled each time the advisor dies without an answer."""
 LONGEST_PAUSE_S = 300.0
 _MOST_SENT, _MOST_SLOW_SENT = 16, 2
-"""Maximum number of questions, and of slow ones, at the advisor."""
+"""Maximum number of questions, and of slow questions, at the advisor."""
 
 
 def performance() -> PerformanceStore:
@@ -126,7 +126,7 @@ class _Question:
 
 
 class AdvisorLink:
-    """Sends questions to the advisor. `watch` and `unwatch`: for its file descriptor, in the manager's loop."""
+    """Sends questions to the advisor. `watch`, `unwatch`: add its descriptor to the manager's loop, and remove it."""
 
     def __init__(self, folder: SessionFolder, *, watch: Callable[[int], None], unwatch: Callable[[int], None]) -> None:
         self.limit_s = LIMIT_S
@@ -137,7 +137,7 @@ class AdvisorLink:
         self._sent: dict[About, _Question] = {}
         self._paces = 0
         self._heard_at = 0.0
-        """When the advisor started, answered, or received the first of several questions."""
+        """Time at which the advisor started, answered, or received a question while it had none."""
         self._one_at_a_time = False
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None

@@ -23,7 +23,7 @@ Ack = to_pilot.Ack | to_client.Ack
 
 
 class _Kept(msgspec.Struct, frozen=True):
-    """An offset to the monotonic clock with the identity `monotonic`."""
+    """Offset to a monotonic clock, and that clock's identity."""
 
     monotonic: str
     ahead_s: float
@@ -57,13 +57,13 @@ class Clock:
 def _monotonic_clock_id() -> str:
     try:
         namespace = os.readlink("/proc/self/ns/time")
-    except OSError:  # an old kernel has one namespace
+    except OSError:  # an old kernel has no time namespaces
         namespace = ""
     return f"{locks.machine()} {namespace}"
 
 
 class TimerHeap:
-    """Timers by due time. The old entry of a timer that is set again is ignored."""
+    """Timers by due time. If a timer is set again, its old entry is ignored."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, str]] = []

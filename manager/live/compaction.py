@@ -1,7 +1,7 @@
 """Compact the journal while the session continues: a forked process writes a snapshot of the manager's core.
 
 The manager begins a new segment of the journal and forks. When the child has written the snapshot, the manager removes
-the journal files that it replaces.
+the journal files that the snapshot replaces.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ log = logging.getLogger("stoker.manager")
 
 LEAST_BYTES = 16 << 20
 GROWTH = 2
-"""The journal is compacted after it has grown by `LEAST_BYTES` and `GROWTH` times its last snapshot."""
+"""The journal is compacted after it has grown by `LEAST_BYTES` and by `GROWTH` times the size of its last snapshot."""
 CHECK_S = 0.1
 RETRY_S = (10.0, 3600.0)
 LIMIT_S = 1800.0
 READ_BACK_BYTES = 64 << 20
-"""A snapshot up to this size is read back as a check."""
+"""A snapshot of at most this size is read again as a check."""
 _SAVED, _FAILED, _UNSAVEABLE = 0, 1, 2
 _PR_SET_PDEATHSIG = 1
 

@@ -1,8 +1,8 @@
-"""Compute a 32-bit checksum (a *check*) of the core's decisions about an event. Equal decisions give equal checks.
+"""Compute a 32-bit checksum (a *check*) of the core's decisions about an event.
 
 A check covers each command and its receiver, but no answers, acknowledgements, measurements or texts for people. It
-contains ids and keys, and no user data. To limit the cost, it covers only parts of long messages: of many calls to one
-library, their number, the last one and a sample; of results, their number and the last one.
+contains ids and keys, and no user data. To limit the cost, it covers only parts of long messages. For calls to one
+library: their number, the last call and a sample. For results: their number and the last result.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Start the factory, which submits blocks, and the seed, which sends objects to pilots without a shared file system.
+"""Start two helpers. The factory submits blocks. The seed sends objects to pilots that have no shared file system.
 
-A lock in the session folder allows one of each. Both exit when the session ends, so they outlive a killed manager. A
-factory without a hello message is reported after `TOLD_S`, and killed and started again after its time limit.
+A lock in the session folder allows one factory and one seed. The helpers exit only when the session ends, so they
+outlive a killed manager. The manager reports a factory without a hello message after `TOLD_S`, and restarts it after
+its time limit.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ PAUSE_S = 2.0
 LONGEST_PAUSE_S = 60.0
 TOLD_S = 20.0
 HELLO_S = 120.0
-"""Seconds for a factory's hello, in addition to the time limit of batch commands."""
+"""A factory has these seconds for its hello, plus the time limit of batch commands."""
 _TAIL_BYTES = 4096
 _TIME_AND_LEVEL = re.compile(r"^\d{4}-\S+ \S+ [A-Z]+ ")
 
@@ -87,7 +88,7 @@ class Attendant:
                 trouble = self._describe_process_trouble(process)
                 log.warning("%s; it is killed after %.0f s", trouble, self._hello_limit_s)
                 process.kill()
-                self._started_at = now  # so that the next check does not kill the process again
+                self._started_at = now  # the next check must not kill the process again
             return
         if process is not None:
             if now - self._started_at < self._pause.seconds:
@@ -99,7 +100,7 @@ class Attendant:
             self._said_before = self._log.stat().st_size if self._log.exists() else 0
             self._process = start_helper(self._module, self._folder, "--parent", str(os.getpid()), log=self._log.name)
         except OSError as error:  # the host may be out of file descriptors, memory or processes
-            log.warning("the %s cannot be started (%s); it is tried again", self._name, error)
+            log.warning("the %s cannot be started (%s); the manager tries again", self._name, error)
 
     def trouble(self, now: float) -> str:
         if self._process is None or self._quiet_since is None or now - self._quiet_since < TOLD_S:
@@ -127,7 +128,7 @@ class HelperProcesses:
             self._each.append(Attendant(folder, SEED))
         self._check_at = 0.0
         self.factory_trouble = ""
-        """Why no blocks are submitted; empty if they are, or soon will be."""
+        """Reason why no blocks are submitted, or empty."""
 
     def start_missing_processes(self) -> None:
         now = time.monotonic()
@@ -150,7 +151,7 @@ def sites_of(folder: SessionFolder) -> tuple[Site, ...]:
 
 
 def source_of(site: Site, *, kept: bool) -> Source:
-    """`kept`: the session continues without programs."""
+    """`kept`: True if the session continues without programs."""
     provider, pilot, policy = site.provider, site.pilot, site.policy
     slots = pilot.cpu_count or provider.gpu_count
     if site.engine is Engine.TASKVINE:  # TaskVine's pool is one permanent pilot, which manages its own workers

@@ -1,8 +1,8 @@
 """Choose the address on which the manager listens, so that compute nodes can reach it.
 
-A site file may name a network interface (`interface = "ib0"`) or an address. The default (`auto`) is the address to
-which this host's name resolves, or for a loopback address (Debian's 127.0.1.1) the address on the route to the
-internet.
+A site file may name a network interface (`interface = "ib0"`) or an address. By default (`auto`), the manager listens
+on the address of this host's name. If that is a loopback address (Debian's 127.0.1.1), it listens on the address on the
+route to the internet.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stoker.errors import ConfigError
 AUTO = "auto"
 LOOPBACK = "127.0.0.1"
 _OUTSIDE_ADDRESS = ("192.0.2.1", 9)
-"""An unused address (RFC 5737), to which a datagram socket selects a route without sending."""
+"""An unused address (RFC 5737). A datagram socket selects a route to it without sending."""
 
 
 def resolve(interface: str) -> str:

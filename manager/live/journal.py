@@ -1,9 +1,9 @@
 """Write every event of a session to the journal on disk before any message that results from the event is sent.
 
-One `write(2)` writes the records of one turn of the manager's loop, so they survive if the process is killed. With
-`sync`, a thread also calls fdatasync, so they survive a crash of the host. On a full or failing disk, the file is
-truncated to its last whole record, later records stay in memory, and `flush` tries again. Checksums of the core's
-decisions (`decisions`) let a replay detect different ones.
+One `write(2)` writes the records of one turn of the manager's loop, so the records survive if the process is killed.
+With `sync`, a thread also calls fdatasync, so the records survive a crash of the host. On a full or failing disk, the
+file is truncated to its last whole record, later records stay in memory, and `flush` tries again. Checksums of the
+core's decisions (`decisions`) let a replay detect differences.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CHECKS_S = 0.2
 """Checksums are written after this many decisions or seconds."""
 RETRY_S = 0.25
 SLOW = "its disk has not confirmed the last records"
-"""The disk reports no error."""
+"""The disk reports no error, but a sync takes too long."""
 TELL_S = 3.0
 ENDING_S = 2.0
 """Seconds that an ending session waits until its journal is safely on disk."""
@@ -51,7 +51,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Synced(NamedTuple):
-    """The journal position that is now safe, the number of synced loop turns, and the error."""
+    """Result of a sync: the safe journal position, the number of synced loop turns, and the error."""
 
     position: int
     turns: int
@@ -112,7 +112,7 @@ class Syncing:
 
 
 class JournalEnd(NamedTuple):
-    """Where a journal continues, with the number of earlier events and the undamaged bytes."""
+    """Where a journal continues: its last segment, the number of earlier events, and the segment's undamaged bytes."""
 
     head: SegmentHead
     events: int
@@ -120,9 +120,9 @@ class JournalEnd(NamedTuple):
 
 
 class Journal:
-    """The journal of a session. Raises SessionError if another manager has it. `position` counts all journal bytes of
-    this process, `written` the bytes that survive its death, and `safe` the synced (without `sync`, the written)
-    bytes."""
+    """The journal of a session. Raises SessionError if another manager has the journal. `position`: journal bytes of
+    this process. `written`: bytes that survive its death. `safe`: synced bytes (without `sync`, written bytes).
+    """
 
     def __init__(self, path: Path, *, sync: bool = False, end: JournalEnd | None = None) -> None:
         self.path = path
@@ -135,7 +135,7 @@ class Journal:
         self.head, self.events, self.size = end or find_end(path) or JournalEnd(new_head(), 0, 0)
         self._fd = _open_and_lock(path)
         self._unsynced: list[bytes] = []
-        """Data of each loop turn since the last sync, to write again if the next one fails."""
+        """Data of each loop turn since the last sync, which is written again if a sync fails."""
         os.ftruncate(self._fd, self.size)
         self._pending: list[bytes] = [] if self.size else [MAGIC, *encoded(0.0, self.head)]
         self._syncing = Syncing() if sync else None
@@ -242,13 +242,14 @@ class Journal:
         return not self.trouble and self.safe >= self.position
 
     def begin_segment(self) -> SegmentHead:
-        """Begin a new segment, or continue the old one after OSError. Raises SessionError if another manager has the
-        journal."""
+        """Begin a new segment. After OSError, the old segment continues. Raises SessionError if another manager has the
+        journal.
+        """
         self._append_checks()
         if not self.settle():
             raise OSError(f"the journal {self.path} cannot be written: {self.trouble}")
         if not os.path.samestat(os.fstat(self._fd), os.stat(self.path)):
-            raise SessionError(f"{self.path.parent} has another manager by now; one session has one manager")
+            raise SessionError(f"{self.path.parent} now has another manager; a session can have only one manager")
         head = new_head(self.head.number + 1, first=self.events)
         draft = self.path.with_name(f"{self.path.name}.{records.NEXT}")
         start = b"".join([MAGIC, *encoded(self._now, head)])
@@ -301,7 +302,7 @@ def _open_and_lock(path: Path) -> int:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     if not locks.take(fd):
         os.close(fd)
-        raise TakenError(f"{path.parent} already has a manager; one session has one manager")
+        raise TakenError(f"{path.parent} already has a manager; a session can have only one manager")
     return fd
 
 
@@ -310,7 +311,7 @@ class JournalTrouble:
 
     def __init__(self, journal: Journal, folder: Path) -> None:
         self.text = ""
-        """Why the journal cannot be written, and a remedy."""
+        """Reason why the journal cannot be written, and a remedy; or empty."""
         self._journal = journal
         self._folder = folder
         self._since = 0.0
@@ -321,7 +322,7 @@ class JournalTrouble:
         return not (self._journal.trouble or self.text or self._told)
 
     def changes(self, now: float) -> tuple[str, bool]:
-        """Return a notice about a change, or "", and whether connected programs must now be told of one."""
+        """Return a notice about a change, or "", and True if connected programs must be told of a change now."""
         notice = ""
         if self._journal.trouble and not self.text:
             self._since, self.text = now, explain_journal_trouble(self._journal, self._folder)
@@ -367,7 +368,7 @@ class HeldCommands:
         self._batches: deque[tuple[int, list[Command]]] = deque()
         self._ordered: Counter[PilotId] = Counter()
         self.ends_by = math.inf
-        """When an ending session exits even with an unwritten journal."""
+        """Time at which an ending session exits even if its journal is unwritten."""
 
     def hold(self, commands: list[Command]) -> None:
         if commands:
@@ -388,7 +389,7 @@ class HeldCommands:
         return now, later
 
     def may_leave(self, now: float, *, ending: bool) -> bool:
-        """True if the oldest batch is safe, or an `ending` session has waited long enough."""
+        """True if the oldest batch is safe, or an `ending` session has waited `ENDING_S`."""
         if not self._batches:
             return False
         if ending:

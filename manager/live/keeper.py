@@ -1,6 +1,6 @@
 """Restart the manager of a detached session when it dies.
 
-A manager that dies `MOST_DEATHS` times without progress is not restarted. `stoker attach` starts it once more.
+A manager that dies `MOST_DEATHS` times without progress is not restarted. `stoker attach` starts the manager once more.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ NO_PORT = 5
 
 MOST_DEATHS = 5
 WINDOW_S = 60.0
-"""The manager is not restarted after this many deaths without progress within these seconds."""
+"""After this number of deaths without progress within these seconds, the manager is not restarted."""
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 8.0
 _POLL_S = 0.1
 
 
 class RestartProgress:
-    """The manager shows progress to the keeper: it touches a file when its first call ends."""
+    """Shows progress to the keeper: the manager touches a file when its first call ends."""
 
     def __init__(self, path: Path, *, done: int) -> None:
         self._path = path

@@ -2,9 +2,10 @@
 
 Locks and clocks are not reliable across hosts. So the holder replaces the file every few seconds, with a new counter.
 
-- On the holder's machine, its process id and start time show whether it is dead. A dead holder is replaced at once.
+- On the holder's machine, the holder's process id and start time show whether it is dead. A dead holder is replaced at
+  once.
 - On another machine, the holder counts as dead if the file has not changed for `PATIENCE_S` of the local clock. If two
-  managers decide this together, both write and wait. The one whose token is then in the file wins.
+  managers decide this together, both managers write and wait. The manager whose token is in the file afterwards wins.
 - After a freeze, a holder handles no frame until it has read its own token in the lease file.
 """
 
@@ -33,12 +34,12 @@ from stoker.whole_files import draft_of, write_all
 log = logging.getLogger("stoker.manager")
 
 TAKEN_OVER = 3
-"""Exit status of a manager that another one has replaced."""
+"""Exit status of a manager that another manager has replaced."""
 RENEW_S = 3.0
 PATIENCE_S = 30.0
 """Seconds without a change after which a manager on another machine may take the lease."""
 SURE_S = 15.0
-"""Seconds without its own token in the file after which a holder handles no more frames."""
+"""Without its own token in the file for these seconds, a holder handles no more frames."""
 _POLL_S = 0.02
 SETTLE_S = 2.0
 ROOM_S = 60.0
@@ -47,7 +48,7 @@ _MOST_BYTES = 1 << 16
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _NO_NEW_FILE = (errno.EMFILE, errno.ENFILE, *_NO_ROOM)
-"""After these errors the lease is written in its open file instead of a new one."""
+"""After these errors, the manager overwrites its open lease file."""
 
 
 class TakenError(SessionError):
@@ -59,8 +60,9 @@ class NoRoomError(SessionError):
 
 
 class LeaseHolder(msgspec.Struct, frozen=True):
-    """The process that may run the session. `machine`: equal for processes that see each other's ids. `started`: ticks
-    since boot. `over`: why the session ended. `unwritten`: why the journal lacks its last records."""
+    """The process that may run the session. `machine`: equal for processes that can see each other's process ids.
+    `started`: ticks since boot. `over`: why the session ended. `unwritten`: why the journal lacks its last records.
+    """
 
     host: str
     machine: str
@@ -76,7 +78,7 @@ class LeaseHolder(msgspec.Struct, frozen=True):
 
 
 class Lease:
-    """The lease of this manager. `follows`: the previous holder, if it did not end the session."""
+    """The lease of this manager. `follows`: the holder in the earlier lease file, or None."""
 
     def __init__(
         self, path: Path, holder: LeaseHolder, *, follows: LeaseHolder | None, renew_s: float = RENEW_S
@@ -85,13 +87,13 @@ class Lease:
         self.holder = holder
         self.follows = follows
         self.renewed: Callable[[], None] = lambda: None
-        """Called after each renewal, in its thread; may raise OSError."""
+        """Called in the lease's thread after each renewal; may raise OSError."""
         self._renew_s = renew_s
         self._sure_at = _clock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._file = -1
-        """In which the lease is renewed if no descriptor is left or the disk is full."""
+        """The open lease file, overwritten if no descriptor is left or the disk is full."""
 
     @property
     def has_remote_predecessor(self) -> bool:
@@ -207,7 +209,7 @@ class Lease:
 
 
 def _overwrite_lease_file(file: int, path: Path, data: bytes, *, before: bytes) -> None:
-    """Overwrite an open lease. If this fails or `path` is another file, restore it and raise OSError."""
+    """Overwrite an open lease. If this fails or another file is at `path`, restore the old data and raise OSError."""
     try:
         if os.pwrite(file, data, 0) < len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -233,8 +235,9 @@ def take(
     renew_s: float = RENEW_S,
     room_s: float = 0.0,
 ) -> Lease:
-    """Take a lease. Wait up to `patience_s` for a renewal by another machine, and `room_s` for disk space. Raises
-    SessionError if the session has a live manager or is over, NoRoomError if the disk stays full."""
+    """Take a lease. Wait up to `patience_s` for a renewal by a manager on another machine, and up to `room_s` for disk
+    space. Raises SessionError if the session has a live manager or is over, NoRoomError if the disk stays full.
+    """
     with _one_at_a_time(path):
         before = read(path)
         if before is not None:
@@ -264,12 +267,12 @@ def _write_initial_lease(lease: Lease, *, room_s: float) -> None:
             if error.errno not in _NO_ROOM:
                 raise SessionError(text) from error
             if lease.overwrite_dead_lease():
-                log.warning("%s: the file of %s is overwritten", text, lease.follows)
+                log.warning("%s: the manager overwrites the file of the dead manager (%s)", text, lease.follows)
                 return
             if time.monotonic() >= until:
                 raise NoRoomError(text) from error
         if not is_said:
-            log.warning("%s: the manager begins as soon as it can", text)
+            log.warning("%s: the manager waits for disk space", text)
             is_said = True
         time.sleep(_ROOM_POLL_S)
         there = read(path)
@@ -310,7 +313,7 @@ def is_alive(holder: LeaseHolder) -> bool | None:
 def copy_journal(journal: Path) -> None:
     """Replace the journal by a copy, so that late writes of the old manager are never read."""
     if journal.exists():
-        # A restarted manager finds the draft of a killed manager by its suffix.
+        # If this manager is killed, the next manager finds the draft by its suffix and removes it.
         with draft_of(journal, draft=journal.with_name(f"{journal.name}.{secrets.token_hex(4)}.draft")) as draft:
             shutil.copyfile(journal, draft)
             draft.chmod(0o600)
@@ -336,7 +339,7 @@ def _wait_until_free(path: Path, before: LeaseHolder, *, patience_s: float) -> N
 
 def _taken_error(path: Path, holder: LeaseHolder | None) -> TakenError:
     who = f" ({holder})" if holder else ""
-    return TakenError(f"{path.parent} already has a manager{who}; one session has one manager")
+    return TakenError(f"{path.parent} already has a manager{who}; a session can have only one manager")
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """Track which peers send messages, are disconnected, or count as lost.
 
-A pilot is lost if it is silent for `Patience.silence_s`. A disconnected peer, and after a restart of the manager each
-peer in the journal, must send a message before its time limit.
+A pilot is lost if it is silent for `Patience.silence_s`. A disconnected peer must send a message before its time limit,
+like each peer in the journal after a restart.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from stoker.manager.live.admission import Role
 
 CHECK_S = 0.5
 _FIRST_CLIENT = (Role.CLIENT, "")
-"""The first client, whose name is not known yet."""
+"""The first client, before its name is known."""
 
 PeerKey = tuple[Role, str]
 
 
 class Patience(msgspec.Struct, frozen=True):
-    """Time limits in seconds. `silence_s`: until a silent pilot is lost. `pilot_back_s`, `client_back_s`: to reconnect.
-    `restart_s`: to reconnect after a restart of the manager. `pilot_lease_s`: that a pilot waits for a lost manager.
-    `idle_s`: until a session without clients and calls ends (0 = never)."""
+    """Time limits in seconds. `silence_s`: until a silent pilot is lost. `pilot_back_s`, `client_back_s`: for a peer to
+    reconnect. `restart_s`: to reconnect after a restart of the manager. `pilot_lease_s`: until a pilot stops waiting
+    for a lost manager. `idle_s`: until a session without clients and calls ends (0 = never).
+    """
 
     heartbeat_s: float = 5.0
     silence_s: float = 15.0
@@ -73,7 +74,7 @@ class PeerWatch:
         self._back_by[_FIRST_CLIENT] = now + self._patience.first_client_s
 
     def restart_silence_limits(self, now: float, *, may_be_back: bool = True) -> None:
-        """Restart the limits after a time without reading. `may_be_back`: also of disconnected peers."""
+        """Restart the limits after a pause in reading. `may_be_back`: extend the limits of disconnected peers too."""
         self._heard_at = dict.fromkeys(self._heard_at, now)
         if may_be_back:
             for peer, until in self._back_by.items():

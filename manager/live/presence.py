@@ -1,13 +1,13 @@
-"""Check whether the manager of a session runs; maintain `session.json`, in which programs find the manager's address.
+"""Check whether the manager of a session runs. Maintain `session.json`, from which programs read the manager's address.
 
 Another program may use the port, so Stoker checks in this order:
 
 - The lease: a session that is over has no manager.
 - The port: it must accept connections.
-- The lease again: a holder on this machine must run and listen on that port, but may be busy or frozen.
-- For a manager on another machine, or without a readable lease, a CURVE handshake or a renewed lease.
+- The lease again: a holder on this machine must run and listen on that port. It may be busy or frozen.
+- A CURVE handshake or a renewed lease, if the manager is on another machine or the lease is unreadable.
 
-A wrong negative result never starts a second manager, because a new manager waits for the lease.
+If the check wrongly finds no manager, no second manager starts, because a new manager waits for the lease.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def write_session_file(folder: SessionFolder, file: SessionFile, *, before: Sess
     """Write `session.json`. `before`: the file of an earlier manager. Raises OSError."""
     try:
         folder.write(file)
-    except OSError:  # on a full disk an equal file stays; its new time shows that a manager listens
+    except OSError:  # on a full disk, an equal file stays; its new time shows that a manager listens
         if before != file:
             raise
         os.utime(folder.file)

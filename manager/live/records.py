@@ -6,11 +6,13 @@
     journal.next, *.draft      incomplete files; removed at the next start
     journal.damaged-*, journal.aside-*    never read; the last three of each are kept for people
 
-The newest whole snapshot and the segments from its number on are always complete. Without a snapshot, all segments are.
+The newest whole snapshot and the segments from the same number on are always complete. Without a snapshot, all segments
+are complete.
 
 A record is `length (4 bytes) | crc32 (4 bytes) | MessagePack [now, event]`, little endian. A file begins with a line
-that names the format, and a `SegmentHead` record. After a damaged record the reader searches for the next whole record:
-two MessagePack bytes of a pair with a time, and a correct checksum. If none follows, the file was cut off.
+that names the format, and a `SegmentHead` record. After a damaged record, the reader searches for a whole record: two
+MessagePack bytes of a pair with a time, and a correct checksum. If no whole record follows an incomplete record, the
+file was cut off.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ _NUMBERED = re.compile(r"journal\.(\d{6,})")
 _SNAPSHOT = re.compile(r"journal\.(\d{6,})\.snapshot")
 
 WRITER = f"{RELEASE} (protocol {VERSION})"
-"""Version that writes a segment. Another version may decide differently."""
+"""Version of Stoker that writes a segment. Another version may decide differently."""
 
 # ---- records
 

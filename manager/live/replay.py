@@ -1,6 +1,6 @@
 """Replay a journal: the same events in the same order at the same times lead to the same state of the manager.
 
-`verify` compares the decisions with those in the journal and stops at a difference.
+`verify` compares its decisions with the checksums in the journal, and stops at a difference.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def story_of_ended_session(folder: SessionFolder, subject: str) -> to_client.Sto
     told = story.tell_story(core.state, subject)
     if told.found or not since:
         return told
-    compacted = f"what happened before {datetime.fromtimestamp(since):%Y-%m-%d %H:%M:%S} was compacted"
+    compacted = f"the journal was compacted: events before {datetime.fromtimestamp(since):%Y-%m-%d %H:%M:%S} are gone"
     return msgspec.structs.replace(told, headline=f"{told.headline.partition(';')[0]}; {compacted}")
 
 
@@ -118,8 +118,9 @@ class Replayed(msgspec.Struct, frozen=True):
 def verify(
     path: Path, *, session: str, policies: Policies, tell: Callable[[int, float], None] | None = None
 ) -> Replayed:
-    """Replay a journal and compare its decisions. `tell` gets numbers of events and seconds. Raises SessionError if the
-    journal is missing or empty, or if a policy raises an exception."""
+    """Replay a journal and compare its decisions. `tell` receives the number of events and the elapsed seconds. Raises
+    SessionError if the journal is missing or empty, or if a policy raises an exception.
+    """
     past = JournalPast(path, session, policies)
     events = restarts = lost = 0
     began = last = past.since

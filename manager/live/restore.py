@@ -2,7 +2,7 @@
 
 - If whole records follow a damaged record, only its event is lost. The core continues with a gap (`RecordsLost`), and
   every peer reports its state again.
-- If the beginning cannot be read, or another version of Stoker decided differently, the manager renames all files
+- If a replay is impossible, or another version of Stoker decided differently, the manager renames all files
   (`journal.aside-*`) and starts a new core with the call results that clients have not confirmed.
 """
 
@@ -36,7 +36,7 @@ from stoker.whole_files import draft_of, sync_folder
 log = logging.getLogger("stoker.manager")
 
 MOST_CHECKS = 10_000
-"""One turn of the manager's loop makes fewer decisions."""
+"""Maximum number of decisions to compare at once; one turn makes fewer."""
 _NO_SNAPSHOT = "its snapshot is missing"
 
 
@@ -102,7 +102,7 @@ class JournalPast:
         for number, path in records.list_snapshots(self.journal):
             following = [each for each in self._segments if each.head.number >= number]
             if not following or following[0].head.number != number:
-                continue  # a manager that was killed, or lost its lease, did not begin this segment
+                continue  # the manager was killed, or lost its lease, before it began this segment
             try:
                 found = snapshot.read(path)
                 if not self.unreadable:
@@ -208,14 +208,15 @@ class JournalPast:
         if isinstance(event, RecordsLost):
             self.lost += max(1, event.bytes)
             self.is_comparable = False
-        elif isinstance(event, ManagerRestarted):  # this manager may have known events that were damaged later
+        elif isinstance(event, ManagerRestarted):  # this manager may have known events whose records were damaged later
             self.is_comparable = event.lost >= self.lost
         return event
 
 
 class RestoredManager(msgspec.Struct):
-    """`core`: None without a journal, or if it was renamed. `end`: where the journal continues. `ends`: unconfirmed
-    call results for a new core. `compact`: a snapshot should be written soon."""
+    """`core`: None without a journal, or if the journal was renamed. `end`: where the journal continues. `ends`:
+    unconfirmed call results for a new core. `compact`: a snapshot should be written soon.
+    """
 
     core: Core | None = None
     end: JournalEnd | None = None

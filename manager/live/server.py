@@ -1,8 +1,8 @@
 """The manager's loop.
 
-One turn waits for a message or due work, reads every socket, passes each frame to the core, writes the events to the
-journal with one write, and sends one frame to each peer. The core's commands wait until the events that caused them are
-safe in the journal (`HeldCommands`).
+One turn waits for a message or due work, reads every socket, and passes each frame to the core. It ends with one write
+to the journal and one frame to each peer. The core's commands wait until the events that caused them are safe in the
+journal (`HeldCommands`).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from stoker.units import show_seconds
 log = logging.getLogger("stoker.manager")
 
 FULL_BYTES = 256 << 20
-"""Above this size of journal data that waits for disk space, the manager reads no messages."""
+"""Above this size of unwritten journal data, the manager reads no messages."""
 FULL_S = 0.1
 MOST_FAILURES, FAILURES_S = 20, 600.0
 """The session ends after this many failures of the core within these seconds."""
@@ -61,12 +61,13 @@ _discard_log = SeldomLog(log)
 
 
 class CoreFailedError(Exception):
-    """The core raised an exception. A refusal replaces the event in the journal."""
+    """The core raised an exception. A refusal may replace the event in the journal."""
 
 
 class ManagerServer:
-    """`sure`: waits until no other manager can run the session. `parent`: process that started this manager (0 =
-    unknown)."""
+    """`sure`: function that waits until no other manager can run the session. `parent`: process that started this
+    manager (0 = unknown).
+    """
 
     def __init__(
         self,
@@ -128,7 +129,7 @@ class ManagerServer:
             self._peers.expect_first_client(now)
         for text in back.notices:
             self._handle_event(events.Noticed(text), now, first)
-        self._read_node_records(now, first)  # before the first blocks are requested
+        self._read_node_records(now, first)  # the core must know failed nodes before it requests blocks
         self._flush_journal_and_execute(first)
         self.session_file = SessionFile(
             session, wire.VERSION, self.sockets.address, folder.read_key("server").public,
@@ -433,7 +434,7 @@ class ManagerServer:
 
 
 def discard_result(folder: SessionFolder, path: str) -> None:
-    """Remove a result file. Refuse other files, because the name comes from a pilot."""
+    """Remove a result file. Ignore other paths, because the path comes from a pilot."""
     file = Path(path)
     if file.parent != folder.objects or not file.name.startswith("result-"):
         return
@@ -445,7 +446,7 @@ def discard_result(folder: SessionFolder, path: str) -> None:
 
 def _modified_ns(file: Path) -> int:
     try:
-        with file.open("rb") as opened:  # opening the file makes a network file system read its time again
+        with file.open("rb") as opened:  # on a network file system, opening the file refreshes its time
             return os.fstat(opened.fileno()).st_mtime_ns
     except OSError:
         return 0

@@ -1,6 +1,6 @@
 """Load the policies of a session. The session's site files name the policies, and its folder stores them.
 
-A custom policy is named "module:Class" or "path.py:Class". Stoker calls this object without arguments or with
+A custom policy is named "module:Class" or "path.py:Class". Stoker calls the named object without arguments or with
 `provisioning=`. The result becomes the policy at each seam (dispatch, residency or provisioning) whose methods it has;
 default policies serve the other seams. Restarted managers and replays use copies of the user's files.
 
@@ -55,10 +55,10 @@ SEAMS = {
     "residency": ("wanted", "measured", "idle", "honours"),
     "provisioning": ("demand", "may_bring"),
 }  # fmt: skip
-"""Members by seam. A policy with the first one must have all of them."""
+"""Members by seam. A policy with a seam's first member must have all members of the seam."""
 _OURS = "stoker."
 _NEAR = 0.8
-"""From this similarity (`difflib`), a name counts as misspelled."""
+"""A name with this similarity (`difflib`) to a known name counts as misspelled."""
 
 # ---- files
 
@@ -83,7 +83,7 @@ def import_policy(name: str, *, folder: Path) -> ModuleType:
 
 
 def name_of_copy(name: str, *, alone: str) -> str:
-    """Return the name that `copy_policy` gives. `alone`: folder for a file without a package."""
+    """Return the name of the copy that `copy_policy` makes. `alone`: folder for a file without a package."""
     file = policy_file(name)
     if not file:
         return name
@@ -121,7 +121,7 @@ def _import_root(path: Path) -> Path:
 
 
 def _package_copy(root: Path) -> Path:
-    """Return the folder of a package's copy. Two packages may have the same name."""
+    """Return the folder of a package's copy. The folder's name is a digest, because package names may repeat."""
     return Path(PACKAGES) / blake2b(str(root).encode(), digest_size=4).hexdigest()
 
 
@@ -136,7 +136,7 @@ def _import_alone(path: Path) -> ModuleType:
 
 
 def _import_in_package(path: Path, root: Path) -> ModuleType:
-    """Import a module, instead of one in a package of the same name elsewhere."""
+    """Import a module. Forget modules of a different package with the same name."""
     parts = path.relative_to(root).with_suffix("").parts
     paths = getattr(sys.modules.get(parts[0]), "__path__", ())
     if parts[0] in sys.modules and (root / parts[0]) not in [Path(each).absolute() for each in paths]:
@@ -161,8 +161,9 @@ def _imported_files_in_folder(folder: Path) -> Iterator[Path]:
 
 
 def find(name: str, *, folder: Path | None = None, seam: str = "") -> Named:
-    """Return a shipped policy, or import a custom policy and create it once as a check. `folder`: base of its path.
-    Raises ConfigError."""
+    """Return a shipped policy, or import a custom policy and create it once as a check. `folder`: base of a custom
+    policy's path. Raises ConfigError.
+    """
     own = OWN_POLICY.fullmatch(name)
     if own is None:
         return named(name)
@@ -311,7 +312,7 @@ def keep_policies(folder: SessionFolder, sites: Iterable[Site], *, search_path: 
         }
         try:
             made = _create_policies(chosen, working_folder())
-        except ConfigError:  # the module of a policy can be found only by the manager
+        except ConfigError:  # only the manager may be able to find the policy's module
             made = None
         honours = None if made is None else tuple(sorted(made.honours))
         kept = ChosenPolicies(**copies, search_path=search_path, honours=honours)
@@ -319,7 +320,7 @@ def keep_policies(folder: SessionFolder, sites: Iterable[Site], *, search_path: 
     except OSError as error:
         raise SessionError(f"the policies of the session cannot be copied into {folder.path}: {error}") from error
     if made is not None and made.awareness not in (None, Awareness.FULL):
-        text = 'policy %s is for contexts of awareness %s; each recipe decides: write @context(awareness="%s")'
+        text = 'policy %s is for contexts of awareness %s; write @context(awareness="%s") in each recipe'
         log.warning(text, _short_name(chosen.name), made.awareness.value, made.awareness.value)
 
 

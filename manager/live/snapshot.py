@@ -1,12 +1,12 @@
-"""Snapshots of the manager's core, so that a manager restarts without all events of the session.
+"""Snapshots of the manager's core. With a snapshot, a manager restarts without all events of the session.
 
 A snapshot file has two parts: facts that any version of Stoker can read (unconfirmed results, and the fields of each
-class), and the pickled core. A manager loads the core only if its own classes have the same fields. Otherwise it uses
-the results, and peers report their state.
+class), and the pickled core. A manager loads the core only if its own classes have the same fields. Otherwise the
+manager uses the results, and peers report their state.
 
-The core's state is a graph with cycles and shared objects. Plain objects and mutable Structs (*nouns*) are written as a
-list of the values of their fields, in which references stand for other nouns, so the depth of a pickle does not grow
-with the graph. Only classes of the core, policies, messages and a few containers are written or loaded.
+The core's state is a graph with cycles and shared objects. Plain objects and mutable Structs (*nouns*) are written as
+lists of field values, with references in place of other nouns. So the depth of a pickle does not grow with the graph.
+Only classes of the core, policies, messages and a few containers are written or loaded.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Unreadable(StokerError):
 
 
 def dump(root: object, file: BinaryIO, *, modules: Iterable[str] = ()) -> Layout:
-    """Write an object graph. `modules`: of custom policies. Raises Unsaveable, OSError."""
+    """Write an object graph. `modules`: modules of custom policies. Raises Unsaveable, OSError."""
     pickler = _Pickler(file, modules)
     try:
         pickler.dump(root)
@@ -123,7 +123,7 @@ class _Pickler(pickle.Pickler):
         is_value = issubclass(kind, tuple) or (is_struct and kind.__struct_config__.frozen)  # type: ignore[attr-defined]
         noun = not is_enum and not is_value
         if noun and not is_struct and kind.__eq__ is not object.__eq__:
-            raise Unsaveable(f"the state contains {name}, which compares by value and may change")
+            raise Unsaveable(f"the state contains {name}, which is mutable and compares by value")
         if not is_enum:
             self.layout[_name(kind)] = fields_of(kind)
         self._kinds[kind] = noun
@@ -188,7 +188,7 @@ class _NounUnpickler(pickle.Unpickler):
 
 def new_noun(kind: type) -> object:
     """Represents a new object of this class in a pickle."""
-    raise Unreadable(f"a {kind} outside of a snapshot")
+    raise Unreadable(f"{kind} can be created only from a snapshot")
 
 
 def fields_of(kind: type) -> list[str]:
@@ -257,7 +257,7 @@ def write(path: Path, core: Core, segment: SegmentHead, *, modules: Iterable[str
 
 
 def read(path: Path) -> CoreSnapshot:
-    """Read a snapshot. Raises Unreadable if more than the core is damaged."""
+    """Read a snapshot. Raises Unreadable, except if only the core is damaged."""
     try:
         data = path.read_bytes()
     except OSError as error:

@@ -1,8 +1,8 @@
 """The manager's ROUTER socket: check keys, read and send frames, and detect broken connections.
 
-ZeroMQ's CURVE refuses a peer without a key pair of the session before any byte is decoded, and reports the owner of the
-key pair with each frame (ZAP, RFC 27). A frame is refused if it does not follow the protocol, if its sender has no
-readable name, if its hello is of another version or session, or if a pilot of one block has the key of another block.
+CURVE refuses a peer without a key pair of the session before any byte is decoded. ZeroMQ reports the key's owner with
+each frame (ZAP, RFC 27). The manager refuses a frame that does not follow the protocol, from a sender without a
+readable name, with a hello of another version or session, or from a pilot of one block with the key of another block.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FRAME_LIMIT_BYTES = 64 * 1024 * 1024
 HANDSHAKE_MS = 5_000
 PORTS = (21000, 21999)
 TELL_S = 5.0
-"""Minimum seconds between reports of refused frames to the core, unless a client sends a message."""
+"""Minimum seconds between reports of refused frames to the core. A client's message causes a report at once."""
 _MOST_NAMED = 5
 
 
@@ -97,7 +97,9 @@ class ManagerSockets:
         ports: tuple[int, int] = PORTS,
         any_port: bool = False,
     ) -> None:
-        """Listen on `address`, else on a free port of `ports`, or, with `any_port`, on any port of `interface`."""
+        """Listen on `address`, or else on a free port of `ports`. With `any_port`, the last choice is any port of
+        `interface`.
+        """
         self._context = zmq.Context()
         self._zap = self._context.socket(zmq.REP)
         self._zap.bind(_ZAP)
@@ -105,7 +107,7 @@ class ManagerSockets:
         self._users: dict[str, User] = {}
         """Key owners by their text form, which ZeroMQ attaches to every frame."""
         self._identities: dict[bytes, bytes] = {}
-        """Identities of connections by peer name, where they differ from the name."""
+        """Identities of connections by peer name, if they differ."""
         server = folder.read_key("server")
         self.router = self._context.socket(zmq.ROUTER)
         for option, value in (
@@ -130,7 +132,7 @@ class ManagerSockets:
         self._fds: dict[bytes, int] = {}
         self._unproven = UnprovenConnections()
         self._closed: set[int] = set()
-        """Descriptors of broken connections, from which frames may still wait to be read."""
+        """Descriptors of broken connections, which may still have unread frames."""
         self._read_after_break: list[bytes] = []
         """Identities of disconnected peers whose frame was read from a broken connection."""
 
@@ -169,8 +171,9 @@ class ManagerSockets:
         self._poller.unregister(fd)
 
     def wait(self, timeout_ms: int) -> list[str]:
-        """Wait for messages or `timeout_ms`. Return peers whose connection broke, to be handled before `frames`, which
-        may come from a new connection."""
+        """Wait for messages or `timeout_ms`. Return peers whose connection broke. Handle them before `frames`, because
+        frames may come from a new connection.
+        """
         broken = [peer for peer in dict.fromkeys(self._read_after_break) if peer not in self._fds]
         self._read_after_break.clear()
         ready = dict(self._poller.poll(0 if broken else timeout_ms))
@@ -272,7 +275,7 @@ class EventReader:
         try:
             name = text_of(name_of(peer))
             if not name:
-                raise ProtocolError("its identity is not the name of a peer: printable UTF-8, one character at least")
+                raise ProtocolError("its identity is not a peer name: at least one character of printable UTF-8")
             if role is Role.CLIENT:
                 asked = self._read_client(data)
                 return FromClient(ClientId(name), asked.sequence, asked.messages)

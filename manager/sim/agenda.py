@@ -1,4 +1,4 @@
-"""A heap of future events, sorted by time, which is the only clock of the simulator.
+"""A heap of future events, sorted by time. It is the only clock of the simulator.
 
 Times are rounded to a microsecond, so that floating-point differences between machines do not change the order of
 events. Events in the same microsecond run in the order in which they were added.
@@ -52,7 +52,7 @@ class Agenda:
         return self.steps(1) == 1
 
     def steps(self, most: int, *, until_s: float = math.inf) -> int:
-        """Run up to `most` entries, until time `until_s` or `halt`. Return the number of entries that ran."""
+        """Run up to `most` entries, or until `until_s` or a call of `halt`. Return the number of entries that ran."""
         heap, pop = self._heap, heapq.heappop
         self._halted = False
         for count in range(most):

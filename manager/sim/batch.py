@@ -1,7 +1,7 @@
 """A simulated batch system and its factory.
 
-A block waits for a random time, then for capacity, in order of submission. A smaller capacity preempts running blocks
-without notice. The manager learns of this at its next poll of the batch system, but detects broken connections soon.
+A block waits for a random time, then for capacity, in order of submission. If the capacity shrinks, running blocks are
+preempted without notice. The manager detects broken connections soon, but learns of the preemption at the next poll.
 """
 
 from __future__ import annotations

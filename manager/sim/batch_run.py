@@ -1,6 +1,6 @@
 """Compute when requests end on one engine that batches them, in virtual time.
 
-The rules are those of the real engine (`stoker.contexts.batching`). Each step is decided separately. Tests compare
+The module uses the real engine's rules (`stoker.contexts.batching`). It decides each step separately. Tests compare
 `stoker.manager.sim.virtual_engine` to this module.
 """
 
@@ -36,8 +36,8 @@ def batch_run(
 ) -> list[RequestEnd]:  # fmt: skip
     """Return the end times of the requests, in the order of `requests`.
 
-    Each engine step takes longer than the time in the table by the share `margin`. `took` receives each step and its
-    seconds. Raises ValueError for a request that the limits never admit, LookupError for a stage without measurements.
+    `margin`: share by which each step takes longer than in the table. `took` receives each step and its seconds. Raises
+    ValueError for a request that the limits never admit, LookupError for a stage without measurements.
     """
     model, batch, now = StepModel(times), RunningBatch(limits), 0.0
     first_at, ended_at = dict[int, float](), dict[int, float]()

@@ -1,7 +1,7 @@
-"""Compute a lower bound, for every policy, on the end of a scenario's calls: the largest of several bounds.
+"""Compute the earliest time at which any policy can end a scenario's calls: the largest of several bounds.
 
-*One call.* The first call of its context arrives. A pilot starts, fetches the files and loads the context. The call
-runs on the best device.
+*One call.* A call takes at least these steps. The first call of its context arrives. A pilot starts, fetches the files
+and loads the context. The call runs on the best device.
 
 *All calls.* For each arrival time r, the devices need time for all calls that arrive from r on. Dividing calls among
 devices is a linear program. By weak duality, any prices for device time give a bound: each call costs at least its
@@ -11,8 +11,9 @@ cheapest price. Tried prices are the devices' speeds, and the speeds of each con
 has run since t - s. So at most the smallest capacity within [t - s, t] is useful. With a walltime w, a block that runs
 for l <= w is useful for at most l (w - s) / w.
 
-The bound is 0 for gangs and worlds with checkpoints. It assumes the shortest waits, boots and loads, may split calls,
-and ignores messages, polling, drains, reruns, contention, warm-up, and the loads of contexts that do not stay loaded.
+The bound is 0 for gangs and worlds with checkpoints. It assumes the shortest waits, boots and loads, and may split
+calls. It ignores messages, polling, drains, reruns, contention, warm-up, and the loads of contexts that do not stay
+loaded.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.world import TICK_S, ContextModel, EngineFloor, Links, SourceModel, World
 from stoker.protocol.ids import make_call_id
 
-Steps = list[tuple[float, float]]  # Pairs of a time and the value from that time on, before which the value is 0
+Steps = list[tuple[float, float]]  # Pairs of a time and the value from then on; before the first pair, the value is 0
 
 
 def limited(capacity: Iterable[tuple[float, int]], *, most: int, from_s: float) -> Steps:
@@ -295,7 +296,7 @@ class _BoundProblem:
         yield from map(dict, tried)
 
     def _bound_from_device_time(self, prices: _Prices, *, by_walltime: bool) -> float:
-        """Return a bound. `by_walltime`: subtract a part of each walltime, instead of a time before each capacity."""
+        """Return a bound. `by_walltime`: the setup time shortens each walltime; otherwise it delays the capacity."""
         parts = []
         for number, source in enumerate(self.world.sources):
             mine = [place for place in self.places if place.source == number]

@@ -16,10 +16,10 @@ from stoker.manager.sim.world import ContextModel, EngineFloor, SourceModel, Wor
 from stoker.units import show_bytes, show_seconds
 
 ImpossibleSetting = tuple[tuple[str, ...], str, tuple[str, ...]]
-"""Path of the setting in the file, a problem that begins with its name, and the path with names of sources."""
+"""Path of the setting in the file, a problem that begins with the setting's name, and the path with source names."""
 
 
-_Problems = Iterator[tuple[tuple[str, ...], str]]  # Paths of tables, and problems that begin with a setting's name
+_Problems = Iterator[tuple[tuple[str, ...], str]]  # A table's path, and a problem that begins with a setting's name
 
 
 def refuse_impossible(world: World, *, wanted: Iterable[str] = (), until_s: float = 0.0) -> None:
@@ -45,7 +45,7 @@ def world_warnings(world: World, *, wanted: Iterable[str] = ()) -> Iterator[str]
             yield f"source {source.name}: its capacity is {most} blocks, but {limit}"
         never = f"source {source.name} never serves a call"
         if not most:
-            yield f"{never}: its capacity is 0 all the time"
+            yield f"{never}: its capacity is always 0"
             continue
         usable = [(name, model) for name, model in models if _is_usable(world, model, source)]
         if models and not usable:
@@ -66,7 +66,7 @@ def in_order(world: World, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
         if not before_s <= arrival.at_s < math.inf:
             raise ConfigError(f"call {number} arrives at {arrival.at_s:g} s, before the previous call's {before_s:g} s")
         before_s = arrival.at_s
-        # The token counts of an engine's calls matter only if a block may end before its calls.
+        # The token counts of an engine's calls matter only if a walltime may end a block before its calls end.
         lengths = (arrival.prompt, arrival.written) if timed and arrival.context in served else ()
         times = arrival.fixed_s, arrival.shared_s
         kind = arrival.context, arrival.items, arrival.gang, times, arrival.items_done, lengths
@@ -103,8 +103,8 @@ def _call_problems(world: World, arrival: Arrival) -> Iterator[str]:
     )
     if least > max(1, there):
         each = "a device" if model.devices == 1 else f"{model.devices} devices"
-        never = f"of {name} there are never more than {there} libraries at a time, with {each} each"
-        yield f"wants a gang of {least}, and {never}"
+        never = f"{name} never has more than {there} libraries at a time, with {each} each"
+        yield f"wants a gang of {least}, but {never}"
     loads = [_load_s(world, model, source) for source in sources]
     takes = [_minimum_call_s(world, arrival, source) for source in sources]
     spare = [source.walltime_s - load_s - call_s for source, load_s, call_s in zip(sources, loads, takes, strict=True)]
@@ -121,7 +121,7 @@ def _call_problems(world: World, arrival: Arrival) -> Iterator[str]:
 
 def _parts(world: World) -> _Problems:
     if not world.sources:
-        yield (), "sources: the world has no source, so no pilot can ever come; write [[world.sources]]"
+        yield (), "sources: the world has no source, so no pilot can start; write [[world.sources]]"
     if not world.contexts:
         yield (), "contexts: the world has no context, so no call can run; write [world.contexts.NAME]"
     devices, names = world.devices, set[str]()
@@ -148,7 +148,7 @@ def _parts(world: World) -> _Problems:
         for files in model.files:
             if (size := sizes.setdefault(files.name, files.size_bytes)) != files.size_bytes:
                 sizes_shown = f"{show_bytes(files.size_bytes)} here and {show_bytes(size)} elsewhere"
-                yield at, f"files: {files.name} is {sizes_shown}; files of one name are the same files"
+                yield at, f"files: {files.name} is {sizes_shown}; files of the same name must have the same size"
     if not 0 <= (operations := world.links.shared_operations) < math.inf:
         yield ("links",), f"shared_operations = {operations:g} a second: it must be 0 or more; 0 means no limit"
 
@@ -162,7 +162,7 @@ def _engines(world: World) -> _Problems:
         kinds = (source.kind for source in _usable_sources(world, model))
         missing = [kind for kind in kinds if model.engine_on_device_kind(kind) is None]
         if model.engine and missing:
-            mend = "whose step times are not known; add them, or name its kinds"
+            mend = "whose step times are not known; add step times, or set kinds"
             yield at, f"engine: {name} may be on {missing[0]!r}, {mend}"
 
 
@@ -197,13 +197,13 @@ def _why_no_device(world: World, name: str, sources: Sequence[SourceModel]) -> s
 def _unfinishable_run_problems(world: World, name: str, of_use: Sequence[SourceModel], *, until_s: float) -> _Problems:
     model, first = world.contexts[name], ("sources", str(world.sources.index(of_use[0])))
     if not any(blocks for source in of_use for _, blocks in source.steps):
-        yield first, f"capacity: no source that could serve {name} ever has any; nothing would ever run"
+        yield first, f"capacity: it is always 0 at every source that could serve {name}; nothing would ever run"
         return
     if not until_s and not any(source.steps[-1][1] for source in of_use):
         gone = max(source.steps[-1][0] for source in of_use)
         yield (
             first,
-            f"capacity: from {gone:g} s on no source that could serve {name} has any; a run that takes longer "
+            f"capacity: from {gone:g} s on, it is 0 at every source that could serve {name}; a longer run "
             'would never end: write until = "…" at the top of the file',
         )
     loads = [(source, _load_s(world, model, source)) for source in of_use]

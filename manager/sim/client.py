@@ -29,10 +29,10 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
     """A call and its arrival time. Lengths are in tokens, and 0 means none or unknown.
 
     `deadline_s`: seconds from the arrival to the deadline. `gang`: minimum and maximum number of libraries.
-    `fixed_s`, `shared_s`: seconds before the first item, on a gang of any size, and divided by the gang's size.
-    `items_done`: number of items after which the call ends (0 = all), unknown to policies. `output`: tokens that an
-    engine writes (0 = `expected_output`). Policies see `expected_output` (0 = mean output of ended calls) and
-    `most_output`, the tokens of the longest answer. `variants`: other contexts for the call, best first.
+    `fixed_s`: seconds before the first item. `shared_s`: more such seconds, divided by the gang's size. `items_done`:
+    number of items after which the call ends (0 = all), unknown to policies. `output`: tokens that an engine writes (0
+    = `expected_output`). Policies see `expected_output` (0 = mean output of ended calls) and `most_output`, the tokens
+    of the longest answer. `variants`: other contexts for the call, best first.
     """
 
     at_s: float

@@ -47,7 +47,9 @@ class SimulatedDevice:
         self._held_s = self._held_since = 0.0
 
     def begin(self, seconds: float, *, part: float, then: Callable[..., None], args: tuple[Any, ...]) -> RunningWork:
-        """Start work that takes `seconds` at full speed, on a `part` of the device. At its end `then` calls `done`."""
+        """Start work that takes `seconds` at full speed, on a `part` of the device. At the end of the work, `then` runs
+        and must call `done`.
+        """
         now = self._agenda.now
         work = RunningWork((self,), seconds, part, now, now, seconds, then, args)
         self._enter(work)
@@ -137,7 +139,7 @@ class SimulatedDevice:
 def begin_together(
     devices: Sequence[SimulatedDevice], seconds: float, *, part: float, then: Callable[..., None], args: tuple[Any, ...]
 ) -> RunningWork:
-    """Start work that occupies several devices, and stops or ends on all of them together."""
+    """Start work on several devices. It stops or ends on all devices together."""
     if len(devices) == 1:
         return devices[0].begin(seconds, part=part, then=then, args=args)
     agenda = devices[0]._agenda
@@ -173,7 +175,7 @@ class DeviceTurns:
         self._is_choosing = False
 
     def ask(self, taker: TurnTaker) -> None:
-        """Request a turn, unless the engine already waits or computes. Calls at the same time share a step."""
+        """Request a turn, unless the engine already waits or computes. Requests at the same time share a step."""
         if taker in self._waiting or taker in self._computing:
             return
         self._waiting[taker] = self._agenda.now

@@ -35,7 +35,7 @@ class _Flow:
 
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """Units that move along one or more paths. `moved`: units per path since the paths last changed."""
+    """A transfer of bytes or operations on one or more paths. `moved`: units per path since the paths last changed."""
 
     left: float
     done: Callable[[], None]
@@ -144,7 +144,7 @@ class Network:
     def _arrived(self, transfer: Transfer) -> None:
         transfer.entry = None
         self._settle(transfer)
-        if transfer.left > 0 and transfer.flows:  # left over by rounding, or by a path without limited links
+        if transfer.left > 0 and transfer.flows:  # rounding, or a path without limited links, may leave units
             quickest = max(range(len(transfer.flows)), key=lambda place: transfer.flows[place].rate)
             transfer.moved[quickest] = transfer.moved.get(quickest, 0.0) + transfer.left
         transfer.left = 0.0

@@ -52,7 +52,7 @@ class Happened(enum.IntEnum):
     PART_BEGAN = 26  # Rank of a gang member other than rank 0
     PART_ENDED = 27  # Rank of the gang member
     PART_LEFT = 28  # Useful seconds, as for CALL_LEFT
-    TOKEN_FIRST = 29  # Time to first token in seconds, after the end of a call to an engine, as in the next rows
+    TOKEN_FIRST = 29  # Time to first token in seconds; written, as the next rows, when a call to an engine ends
     TOKEN_MEAN = 30  # Mean seconds per output token after the first token
     TOKEN_GAP = 31  # Longest time between two tokens, in seconds
     TOKEN_LATE = 32
@@ -275,7 +275,7 @@ class CountedCalls:
         if self._open.pop(call, None) is None:
             return
         if call not in self._running:
-            self._add(at_s, Happened.CALLS_BEGAN)  # so that the call no longer counts as waiting
+            self._add(at_s, Happened.CALLS_BEGAN)  # the call must no longer count as waiting
         self._fresh.discard(call)
         self._add(at_s, Happened.CALLS_FAILED)
 
@@ -306,7 +306,7 @@ class CountedCalls:
 
     def _write(self, at_s: float) -> None:
         if len(self._log):
-            at_s = max(at_s, self._log.at_s[-1])  # collected calls have earlier arrival times than their frame
+            at_s = max(at_s, self._log.at_s[-1])  # calls of a frame arrived before the frame
         for what, value in zip(Happened, self._sums, strict=True):
             if value:
                 self._log.note(at_s, what, call=self._ends if what is Happened.CALLS_ENDED else -1, value=value)

@@ -2,7 +2,7 @@
 
 Heartbeats, acknowledgements, limits of memory and time, and the inside of calls are not simulated. Transfers are
 continuous flows, so a pilot may send bytes that it does not have yet. A fetch therefore completes only when one of its
-sources has the whole object. If a source is lost earlier, the bytes that it lacked come from another source.
+sources has the whole object. If a source is lost earlier, its missing bytes come from another source.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Fetching:
         self._pilot = pilot
         self._fetches: dict[str, _Fetch] = {}
         self._waiting_for_whole: dict[str, list[tuple[SimPilot, _Fetch]]] = {}
-        """Fetches by other pilots that have all bytes from this pilot, and wait until it has the whole object."""
+        """Fetches that have all their bytes, some from this pilot, and wait until this pilot has the whole object."""
 
     def expect(self, ref: ObjectRef) -> None:
         self._fetches[ref.name] = _Fetch(ref, self._pilot.sim.agenda.now)
@@ -150,7 +150,7 @@ class Fetching:
                 other.fetching._refetch_missing(fetch, self._pilot, left=left.get(name, 0.0))
 
     def _refetch_missing(self, fetch: _Fetch, giver: SimPilot, *, left: float) -> None:
-        """Fetch the bytes again that a lost source lacked, or all of its bytes if it had only incomplete sources."""
+        """Fetch again the bytes that a lost source lacked, or all its bytes if it had only incomplete sources."""
         given = fetch.moved.get(giver, 0.0)
         missing = min(left, given) or given
         if not fetch.bytes_here:
@@ -165,7 +165,9 @@ _UNLIMITED_BYTES = 1 << 62
 
 
 class PilotSurroundings(Surroundings):
-    """A simulation with pilots. `busy_s`, `warm_s`: device-seconds of ended pilots. `pilots`: those not ended."""
+    """A simulation with pilots. `busy_s`, `warm_s`: device-seconds in which ended pilots ran calls, and had libraries.
+    `pilots`: pilots that have not ended.
+    """
 
     pilots: dict[PilotId, SimPilot]
     busy_s = warm_s = 0.0
@@ -200,7 +202,7 @@ class SimPilot:
         self.computes = {device.device: SimulatedDevice(sim.agenda) for device in devices}
         self.device_turns = DeviceTurns(sim.agenda)
         self.libraries: dict[LibraryId, SimLibrary] = {}
-        """Libraries, from the order to start them until the core forgets them."""
+        """Libraries, from the start order until the core forgets them."""
         self.fetching = Fetching(self)
         self.here = True
         self.left = False
@@ -225,7 +227,7 @@ class SimPilot:
     def handle(self, event: Event) -> None:
         handled = self._queue.handle(event)
         while handled and self.core.state.leaving and self.here:
-            handled = self._queue.handle(events.Tick()) - 1  # number of effects of the tick; if not 0, tick again
+            handled = self._queue.handle(events.Tick()) - 1  # without the tick; if the tick caused events, tick again
 
     def _carry_out(self, command: commands.Command) -> None:
         match command:

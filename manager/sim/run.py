@@ -39,8 +39,8 @@ class RunOutcome(msgspec.Struct, frozen=True):
     """The result of a simulated run. Times are in seconds.
 
     `complete`: False if the run was cut off, at `ended_at`. `device_s`: device-seconds per tier. `busy_s`, `warm_s`:
-    device-seconds during which a device ran a call, and had a library (from the load order). `mean_batch`: mean number
-    of requests per decode step.
+    device-seconds with a running call, and with a library (from the load order). `mean_batch`: mean number of requests
+    per decode step.
     """
 
     complete: bool
@@ -59,7 +59,7 @@ class RunOutcome(msgspec.Struct, frozen=True):
 
 
 class Simulation(PilotSurroundings):
-    """A world, driven by the core of a session's manager. `counted`: log numbers of calls instead of each call."""
+    """Simulates a world with the core of a session's manager. `counted`: log counts of calls instead of each call."""
 
     def __init__(
         self, world: World, arrivals: Iterable[Arrival], policies: Policies, *, seed: int = 0, counted: bool = False
@@ -114,7 +114,7 @@ class Simulation(PilotSurroundings):
     def _why_stuck(self) -> str:
         open_calls = self.client.submitted - self.client.ended
         call = next(iter(self.core.state.calls.values()), None)
-        why = waits_for(self.core.state, call.group.context) if call is not None else "without a record in the manager"
+        why = waits_for(self.core.state, call.group.context) if call is not None else "the manager does not know them"
         return f"{open_calls} calls wait ({why})"
 
     def handle(self, event: Event) -> None:
@@ -158,7 +158,7 @@ class Simulation(PilotSurroundings):
             )
 
     def _step_times_on_device_kind(self, times: StepTimes, kind: str) -> StepTimes:
-        """Return the step times as measured on a device kind, one object for each table and speed."""
+        """Return the step times at a device kind's speed. The same table and speed give the same object."""
         device = self.world.devices.get(kind)
         if device is None or device.speed == 1.0:
             return times

@@ -2,9 +2,9 @@
 
     T(n) = head + gang [n > 1] + shared / n + items * item / S(n),    S(n) = n * e ^ log2 n
 
-The head is `fixed_s` and the context's time per call. e is `ContextModel.gang_efficiency`: the share of a linear
-speedup that remains with each doubling (PromptTuner, §2.2). The slowest member determines the time. A checkpoint
-contains the completed share of the head and of the items.
+The head is `fixed_s` plus the context's time per call. The efficiency e is `ContextModel.gang_efficiency`: the share of
+a linear speedup that remains with each doubling of n (PromptTuner, §2.2). The slowest member determines the time. A
+checkpoint contains the completed share of the head and of the items.
 
 A member waits in its slot until all members are ready. Then the run is one unit of work on all their devices. If a
 member is lost, the others stop until the manager sends an order.
@@ -51,7 +51,7 @@ class Surroundings:
             files.name: files.operations for model in world.contexts.values() for files in model.files
         }
         self.chance_of_calls, self.chance_of_loads = Stream(seed, "calls"), Stream(seed, "loads")
-        self.frame_s = world.delays.frame_s + world.delays.message_s  # Until a pilot's message reaches the manager
+        self.frame_s = world.delays.frame_s + world.delays.message_s  # Delay of a pilot's message to the manager
         self.client_gathers_s = float(world.delays.frame_s) if counted else 0.0
         self.progress_s = float(world.delays.progress_s)
         self.gathering: dict[CallId, CallRun] = {}  # By call: its latest run that waits for members of its gang
@@ -120,7 +120,9 @@ class RunSchedule(msgspec.Struct, frozen=True, gc=False):
 def plan_run_schedule(
     model: ContextModel, spec: CallSpec, *, call_s: float, item_s: float, items: int, factor: float, size: int = 1
 ) -> RunSchedule:
-    """Return the schedule of a run. `call_s`, `item_s`: of the slowest member. `factor`: of the mean run time."""
+    """Return the schedule of a run. `call_s`, `item_s`: seconds of the slowest member. `factor`: run time divided by
+    the mean.
+    """
     before = parse_completed_work(spec)
     before_s = spec.features.seconds_before_first_item(size) if spec.features is not None else 0.0
     meet_s = float(model.gang_s) if size > 1 else 0.0
@@ -131,13 +133,13 @@ def plan_run_schedule(
 
 
 def least_s(model: ContextModel, call_s: float, items_s: float, *, gang: tuple[int, int]) -> float:
-    """Return the seconds of a call on its fastest gang, computed from its times on one library."""
+    """Return the seconds of a call on its fastest gang. `call_s`, `items_s`: seconds on one library."""
     together_s = model.gang_s + items_s / best_speedup(gang, efficiency=model.gang_efficiency)
     return call_s + (together_s if gang[0] > 1 else min(items_s, together_s))
 
 
 class RunningLibrary:
-    """The process of a library. `compute` starts work on its devices, of each of which a call uses the share `part`."""
+    """The process of a library. `compute` starts work on its devices. A call uses the share `part` of each device."""
 
     def __init__(
         self, sim: Surroundings, ordered: StartLibrary, devices: tuple[SimulatedDevice, ...], *, kind: str, pilot: int
@@ -161,7 +163,7 @@ class RunningLibrary:
         self._items = 0
 
     def warm_up(self, items: int) -> int:
-        """Count `items` more items as begun. Return how many of them take longer because the process is new."""
+        """Count `items` more items as begun. Return how many of these items take longer because the process is new."""
         cold = min(items, self.model.warm_items - self._items) if self._items < self.model.warm_items else 0
         self._items += items
         return cold

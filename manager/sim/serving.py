@@ -18,8 +18,8 @@ from stoker.protocol.calls import CallProgress, CallSpec
 from stoker.protocol.ids import CallId, DeviceId
 
 _LOOK_S, _REPORT_S = 1.0, 10.0
-"""Seconds between two checks and two reports of the load (as in `stoker.pilot.library.connection`). A cache that will
-be too small is reported at the next check.
+"""Seconds between two checks of the load, and between two reports (as in `stoker.pilot.library.connection`). A cache
+that will be too small is reported at the next check.
 """
 
 
@@ -68,7 +68,7 @@ class ServedBatch:
         return model.weights_bytes + tokens * model.token_bytes
 
     def outlook(self, *, pause_s: float = 0.0) -> EngineOutlook:
-        """Return the open requests of the engine. `pause_s`: seconds of a cache resize that comes first."""
+        """Return the open requests of the engine. `pause_s`: seconds of a cache resize before the next step."""
         now = self._sim.agenda.now
         ready_at = max(self._paused_until, now) + pause_s if pause_s else self._paused_until
         found = self.engine.outlook(self.number, now, ready_at=ready_at)
@@ -78,7 +78,9 @@ class ServedBatch:
         return self.engine.free_at(self._sim.agenda.now)
 
     def _set_load_grace(self, times: TokenTimes) -> None:
-        """Delay the deadlines of a call that arrived before the library was ready by its load (SLINFER §IX-A)."""
+        """Delay the deadlines of a call by the library's load, if the call arrived before the library was ready
+        (SLINFER §IX-A).
+        """
         library = self._library
         if not times.seen:
             times.grace_s = library.ready_at - library.ordered_at if times.came_at < library.ready_at else 0.0

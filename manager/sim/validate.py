@@ -32,7 +32,7 @@ def _peer(transfers: Transfers, peer: Peer) -> Iterator[str]:
         yield f"{peer.id} serves and has no address"
     relayed = [name for (name, _), _ in peer.serves.items() if not _is_sure_source(peer, transfers.objects[name])]
     if len(relayed) > transfers.limits.serves - 1:
-        yield f"{peer.id} gives its last place to an object that it lacks"
+        yield f"{peer.id} serves too many objects that it does not have"
     for (name, id), fetch in peer.serves.items():
         if fetch.sources.get(peer.id) is not peer or (fetch.object.ref.name, fetch.peer.id) != (name, id):
             yield f"{peer.id} serves {name} to {id}, which has no record of this"
@@ -53,7 +53,7 @@ def _object(transfers: Transfers, object: Object) -> Iterator[str]:
     if not set(object.open) <= set(object.whole):
         yield f"{name}: its list of free servers is wrong"
     if len(object.alone) > transfers.limits.readers:
-        yield f"{name} is read by {len(object.alone)} pilots for themselves"
+        yield f"{name}: {len(object.alone)} pilots read it only for themselves"
     if object.stranded and len(object.alone) < transfers.limits.readers:
         yield f"{name}: pilots wait for its origin and no pilot reads it"
     by_way = {way: {x.peer.id for x in object.fetches.values() if x.way is way} for way in Way}
@@ -76,7 +76,7 @@ def _object(transfers: Transfers, object: Object) -> Iterator[str]:
     if not sure and any(fetch.way is not Way.FOLLOWING for fetch in object.fetches.values()):
         yield f"{name}: pilots wait for it, and no pilot has it, reads it, or finds it in its cache"
     if (name in transfers.needy) != bool(object.waiting or object.underserved or object.stranded):
-        yield f"{name}: its entry in needy is wrong"
+        yield f"{name}: it is wrongly in transfers.needy, or missing there"
 
 
 def _fetch(transfers: Transfers, fetch: Fetch) -> Iterator[str]:
@@ -95,7 +95,7 @@ def _fetch(transfers: Transfers, fetch: Fetch) -> Iterator[str]:
         yield f"{what}: {fetch.way.value}, rooted {rooted}"
     leader = fetch.leader
     if leader is not None and (fetch.way is not Way.FOLLOWING or leader.way is Way.FOLLOWING):
-        yield f"{what}: {fetch.way.value} and follows a fetch that is {leader.way.value}"
+        yield f"{what}: a {fetch.way.value} fetch follows a {leader.way.value} fetch"
     if leader is not None and (object.fetches.get(leader.peer.id), leader.peer.cache) != (leader, fetch.peer.cache):
         yield f"{what}: follows a fetch that is not active in its cache"
     if leader is not None and leader.number > fetch.number:
@@ -128,7 +128,7 @@ def validate(state: State) -> None:
             _check(device.promised_bytes == promised, f"{device.id}: promised bytes are not those of its libraries")
             _check(promised >= 0 <= device.budget_bytes, f"{device.id}: promised twice")
         _check(
-            (pilot.id in state.reserved) is (pilot.reserved is not None), f"{pilot.id}: one record of its reservation"
+            (pilot.id in state.reserved) is (pilot.reserved is not None), f"{pilot.id}: its reservation is incomplete"
         )
         if pilot.reserved is not None:
             trial = state.trials.get(pilot.reserved.id)
@@ -196,7 +196,7 @@ def _library(state: State, library: Library) -> None:
     usable = usable and library.suspect is None and library.pilot.reserved is None
     free = usable and library.load < library.slots
     suspects = [call for call in library.held.values() if call.runs_alone]
-    _check(not suspects or library.load == 1, f"{name}: a suspect runs with others")
+    _check(not suspects or library.load == 1, f"{name}: a suspect call runs with other calls")
     _check((library.id in context.idle) == free, f"{name}: idle set is wrong")
     level = (FREE if free else library.load - library.slots) if usable else None
     listed = context.index.load_level_of(library)
@@ -205,7 +205,7 @@ def _library(state: State, library: Library) -> None:
     _check(is_empty, f"{name} is {library.state.value} and holds calls")
     _check(library.pilot.free_host_bytes_for_sleep >= 0, f"{library.pilot.id} promised too much host memory")
     _check(not library.stuck or listed != FULL, f"{name} is stuck, but calls may wait in it")
-    _check(not (set(library.zombies) & set(library.held)), f"{name}: a zombie is also held")
+    _check(not (set(library.zombies) & set(library.held)), f"{name}: a zombie call is also held")
     for id, call in library.held.items():
         _check(state.calls.get(id) is call, f"{name} holds call {id}, which is not open")
 

@@ -57,7 +57,7 @@ class VirtualEngine:
         self._ahead: list[float] = []  # End times of the steps that the engine is computing
         self._behind: list[float] = []  # End times of computed steps that the batch has not recorded yet
         self._dues: list[tuple[float, float]] = []
-        """At the start of the burst: deadlines of next tokens, each with the seconds between later deadlines."""
+        """At the start of the burst: the earliest deadline of a next token for each TPOT, and the TPOT."""
 
     def __len__(self) -> int:
         return len(self.batch)
@@ -155,7 +155,7 @@ class VirtualEngine:
         self.batch.abort(number)
 
     def resize(self, limits: BatchLimits, *, now: float) -> str:
-        """Apply new limits. Return why an open request does not fit them, or an empty text."""
+        """Apply new limits. Return why an open request does not fit the limits, or an empty text."""
         before, self.batch.limits = self.batch.limits, limits
         for request in self.batch.requests():
             why = self.batch.why_not(prompt=request.prompt, most=self._times[request.id].output)

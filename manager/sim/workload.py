@@ -46,7 +46,9 @@ def _check_gang(gang: tuple[int, int]) -> None:
 
 
 class TokenObjective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Deadlines of a call's tokens: the first after the larger of `ttft` and `ttft_per_token` per input token."""
+    """Deadlines of a call's tokens. The first is the larger of `ttft` and `ttft_per_token` per input token, at most
+    `ttft_most`.
+    """
 
     ttft_s: Duration = msgspec.field(default=NO_TIME, name="ttft")
     tpot_s: Duration = msgspec.field(default=NO_TIME, name="tpot")
@@ -66,7 +68,9 @@ class TokenObjective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Calls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="kind"):
-    """The calls of a workload. Lengths are means in tokens; with a `_cv` (coefficient of variation), lognormal."""
+    """The calls of a workload. Lengths are means in tokens. With a `_cv` (coefficient of variation), they are
+    lognormal.
+    """
 
     context: str | dict[str, Weight]
     items: Positive = 1
@@ -124,7 +128,7 @@ class Bursts(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, ta
         super().__post_init__()
         for setting, mean_s in (("calm", self.calm_s), ("burst", self.burst_s)):
             if not mean_s >= 0.001:
-                raise ValueError(f"{setting}: a mean time of at least 1 ms, not {mean_s:g} s")
+                raise ValueError(f"{setting}: the mean time must be at least 1 ms, not {mean_s:g} s")
 
 
 class Diurnal(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="diurnal"):
@@ -158,8 +162,8 @@ class Trace(
 ):  # fmt: skip
     """Recorded calls. `file` is relative to the scenario's folder and may be gzipped.
 
-    `context`: one name, or a list of names, which the models, functions or clusters of the trace get in turn.
-    `contexts` assigns contexts by name. `start`, `for`, `count`: the part of the trace to use, in the trace's time.
+    `context`: one name, or several names that the trace's models, functions or clusters get in turn. `contexts` assigns
+    contexts by name. `start`, `for`, `count`: the part of the trace to use, in the trace's time.
     """
 
     format: TraceFormat
@@ -309,7 +313,9 @@ def expand_family_names(world: World, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def of_lengths(world: World, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
-    """Yield the calls. A call to a family gets the shortest context for its length; longer ones become its variants."""
+    """Yield the calls. A call to a family gets the context with the shortest sufficient input. Longer contexts become
+    the call's variants.
+    """
     families = _families(world)
     if not families:
         yield from arrivals

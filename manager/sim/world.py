@@ -22,7 +22,9 @@ TICK_S = 1e-6  # Resolution of the agenda; rounding may shorten each step of a r
 
 
 class EngineModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An engine on one kind of device. `times`: at speed 1. `most_output`: output tokens reserved (0 = own)."""
+    """An engine on one kind of device. `times`: step times at speed 1. `most_output`: output tokens reserved per
+    request (0 = the request's own output).
+    """
 
     times: StepTimes
     rows: _Rows = 32
@@ -129,8 +131,8 @@ class ContextModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     If a library runs more calls than `slots` (0 = the engine's `rows`), all calls slow down equally. A library starts
     (`start`), reads its files, initializes (`load`), and moves `device_memory` over the bus. A call takes `call` plus
-    `item` per item, divided by the speed of the device. With an `engine`, a call is a request of `input_length` tokens,
-    and the steps of its batch determine the times (`stoker.manager.sim.virtual_engine`).
+    `item` per item, divided by the speed of the device. With an `engine`, a call is a request of `input_length` tokens.
+    The engine's batch determines the times (`stoker.manager.sim.virtual_engine`).
     """
 
     files: tuple[Files, ...] = ()
@@ -161,7 +163,7 @@ class ContextModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if bool(self.family) != bool(self.longest_input):
-            raise ValueError("longest_input: a runtime of a family needs both family and longest_input")
+            raise ValueError("longest_input: a context of a family needs both family and longest_input")
         for setting, is_there in (("call", self.call_s), ("item", self.item_s), ("warm_items", self.warm_items)):
             if self.engine and is_there:
                 raise ValueError(f"{setting}: the step times of its engine set the duration of a call; leave it out")
@@ -223,7 +225,7 @@ class SourceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Delays(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Delays in seconds. With counted calls, a program also collects its calls for the time `frame`."""
+    """Delays in seconds. If calls are counted, a program also collects its calls for the time `frame`."""
 
     message_s: Duration = msgspec.field(default=Duration(0.0005), name="message")
     frame_s: Duration = msgspec.field(default=NO_TIME, name="frame")

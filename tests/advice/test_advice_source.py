@@ -200,4 +200,4 @@ def test_source_over_the_limits_keeps_its_first_facts(monkeypatch: pytest.Monkey
 )
 def test_odd_sources_raise_no_error(text: str):
     found = facts(text)
-    assert not any("not read to its end" in note for note in found.notes), found.notes
+    assert not any("only a part of the source" in note for note in found.notes), found.notes

@@ -100,11 +100,11 @@ def says(answer: object) -> Callable[[FakeEndpoint], None]:
 ENDLESS_TOOLS = "Action: file_tree\nAction Input: "
 ENDPOINTS = {
     "hangs": (lambda server: setattr(server, "answer", lambda *_: server.released.wait() and ""), "time|Timeout"),
-    "drips": (says(DRIP), "time limit of 2 s is over"),
+    "drips": (says(DRIP), "time limit of 2 s has passed"),
     "nonsense": (says("The answer is blowing in the wind."), "neither an action nor an answer"),
     "odd JSON": (says(b'{"choices": [{"message": {"content": 7}}], "usage": 3}'), "not a chat completion"),
     "endless tools": (says(ENDLESS_TOOLS), "within its turns"),
-    "spends": (lambda server: setattr(server, "tokens", 10**9), "30,000 tokens is spent: it took 1,000,000,000"),
+    "spends": (lambda server: setattr(server, "tokens", 10**9), "30,000 tokens is spent: 1,000,000,000 were used"),
     "floods": (says(b"x" * 3_000_000), "longer than"),
     "refuses": (lambda server: setattr(server, "status", 503), "status 503"),
 }

@@ -92,7 +92,7 @@ def nodes(world: World, tmp_path: Path) -> Iterator[LoginNodes]:
 def refused(process: subprocess.Popen[str], *, by: str) -> None:
     _, said = process.communicate(timeout=60)
     assert process.returncode == 3
-    assert f"already has a manager (pid 1 on {by}); one session has one manager" in said
+    assert f"already has a manager (pid 1 on {by}); a session can have only one manager" in said
 
 
 @pytest.mark.long

@@ -70,9 +70,7 @@ def test_impossible_calls_are_refused() -> None:
 def test_gang_larger_than_the_number_of_libraries_is_refused() -> None:
     here = world(source([(0.0, 1), (60.0, 3)], devices=5), model(devices=2))
     assert len(list(in_order(here, [Arrival(0.0, "llm", gang=(6, 8))]))) == 1
-    said = (
-        r"^call 0 wants a gang of 7, and of llm there are never more than 6 libraries at a time, with 2 devices each$"
-    )
+    said = r"^call 0 wants a gang of 7, but llm never has more than 6 libraries at a time, with 2 devices each$"
     with pytest.raises(ConfigError, match=said):
         list(in_order(here, [Arrival(0.0, "llm", gang=(7, 8))]))
 

@@ -167,7 +167,7 @@ def test_workload_settings_are_parsed_by_their_type() -> None:
         ),
         (
             {"kind": "bursts", "context": "a", "rate": 1.0, "burst_rate": 5.0, "calm": 0, "burst": 9, "count": 1},
-            "^calm: a mean time of at least 1 ms",
+            "^calm: the mean time must be at least 1 ms",
         ),
         ({"kind": "sweep", "context": "a", "inputs": 1, "gang": [4, 2]}, "^gang: at least 4 libraries and at most 2"),
         ({"kind": "sweep", "context": "a", "inputs": 1, "gang": [0, 2]}, ">= 1"),

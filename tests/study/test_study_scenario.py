@@ -230,7 +230,7 @@ def test_walltime_too_short_for_every_load_is_refused() -> None:
 
 
 DOUBTS = {
-    ("sources.old.capacity=0",): "source old never serves a call: its capacity is 0 all the time",
+    ("sources.old.capacity=0",): "source old never serves a call: its capacity is always 0",
     ("sources.new.capacity=40",): "source new: its capacity is 40 blocks, but max_blocks = 4 limits the"
     " submitted blocks",
     ("sources.new.walltime=10 s",): "source new never serves a call: a block lasts 10 s, and llm takes 13 s until it is"

@@ -1,7 +1,8 @@
 """Find the party at fault for a located failure (SchedMate §3.3, failure classification). The most certain matching row
-of `failures.py` decides; early lines count most. If no row matches, a learned scorer decides (logistic regression over
-vocabularies, errno, and the exception's family and owner, from `python -m benchmarks.papers.schedmate train`), but a
-plain Python exception from the user's code is the user's fault."""
+of `failures.py` decides; early lines count most. Without a matching row, a plain Python exception from the user's code
+is the user's fault, and a learned scorer decides other cases. The scorer is a logistic regression over vocabularies,
+errno, and the exception's family and owner (from `python -m benchmarks.papers.schedmate train`).
+"""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ INFRASTRUCTURE_LEAST = 0.5
 """Minimum probability for the verdict `infrastructure` if no row of the table matches."""
 RAISED_LEAST = 0.7
 """Minimum probability for the verdict `infrastructure` if the user's code raised the exception."""
-GUESSED = "by its words, which no rule knows"
+GUESSED = "judged by its words, because no rule matches"
 _PLAIN = frozenset({
     "ArithmeticError", "AssertionError", "AttributeError", "EOFError", "FileNotFoundError", "FileExistsError",
     "FloatingPointError", "ImportError", "IndentationError", "IndexError", "IsADirectoryError", "JSONDecodeError",
@@ -67,7 +68,7 @@ _PLAIN = frozenset({
     "SystemExit", "TabError", "TypeError", "UnboundLocalError", "UnicodeDecodeError", "UnicodeEncodeError",
     "UnicodeError", "ValueError", "ZeroDivisionError", "KeyboardInterrupt",
 })  # fmt: skip
-"""Exceptions that programs raise by mistake. OSError and RuntimeError have many causes."""
+"""Exceptions that programs raise by mistake. OSError and RuntimeError are absent: they have many causes."""
 _PLAIN_CHANCE = 0.8
 _EVIDENCE_SIGNS = 40
 _EVIDENCE_AFTER = 40
@@ -104,8 +105,9 @@ def classify(located: Located, *, rules: tuple[FaultRule, ...] = ROWS, scorer: K
 
 
 def _most_certain_rule(located: Located, rules: tuple[FaultRule, ...]) -> tuple[float, FaultRule, LogLine] | None:
-    """Return the most certain matching row, its certainty and its line. Secondary rows count only if the failure begins
-    with one."""
+    """Return the most certain matching row, its certainty and its line. Secondary rows count only if only secondary
+    rows match the failure's first line.
+    """
     context = "\n".join(line.text for line in (*located.window, *located.signs, *located.traceback))
     best: tuple[float, FaultRule, LogLine] | None = None
     fading = 1.0
@@ -156,7 +158,7 @@ def _proof(located: Located, line: LogLine) -> tuple[LogLine, ...]:
 
 _CAUSES = 2
 _NEAR_LINES = 3
-"""Maximum distance between the first line of a failure and its traceback."""
+"""Maximum number of lines between a failure's first line and its traceback."""
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 _PATH = re.compile(r"(?:/[\w.@+-]+){2,}/?")
 _FRAME = re.compile(r'File "([^"]+)", line \d+')
@@ -201,7 +203,7 @@ def _facts(located: Located, rules: tuple[FaultRule, ...]) -> Iterator[str]:
 
 
 def _fields_of(line: str) -> Iterator[str]:
-    """Yield the vocabularies of each word. A capital begins a word: `ncclSystemError` contains "system"."""
+    """Yield the vocabularies of each word in a line. A capital begins a word: `ncclSystemError` contains "system"."""
     for word in _WORD.findall(_PATH.sub(" ", line)):
         lower = word.lower()
         if len(lower) > 1 and lower not in _COMMON:
@@ -293,7 +295,7 @@ _FIELDS = {
     "mpi": ("mpi mpirun mpiexec orte prte ompi opal btl communicator rank ranks finalize init process processes"),
     "collective": ("nccl gloo allreduce collective watchdog barrier rendezvous store torchelastic backend group"),
 }
-"""The vocabularies of subsystems."""
+"""Words of log lines by topic."""
 _FIELDS_OF: dict[str, list[str]] = {}
 for _field, _vocabulary in _FIELDS.items():
     for _word in _vocabulary.split():

@@ -1,7 +1,8 @@
-"""The table of failures: texts of logs, exceptions and sessions (of CUDA, NCCL, PyTorch, errno(3), Linux, Slurm,
-HTCondor, Open MPI and others), the party at fault, and the remedy. `sure` is the share of correct verdicts if a log
-contains only this text. A `secondary` row describes messages of other ranks after one rank's death. A text with several
-causes needs `besides` or `unless`."""
+"""The table of failures. Each row has a text (of CUDA, NCCL, PyTorch, errno(3), Linux, Slurm, HTCondor, Open MPI and
+others) and the party at fault. The remedies follow. `sure` is the share of correct verdicts if a log contains only this
+text. A `secondary` row describes messages of other ranks after one rank's death. `besides` or `unless` distinguishes
+several causes of a text.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ from stoker.manager.advice.logs.reading import compile_lowercase_pattern
 
 
 class FaultKind(enum.Enum):
-    """The party at fault (SchedMate §3.3, after Acme's taxonomy): nodes, networks, devices and batch systems;
-    incompatible packages; or the program, its data and settings."""
+    """The party at fault (SchedMate §3.3, after Acme's taxonomy). Infrastructure: nodes, networks, devices and batch
+    systems. Framework: incompatible packages. User: program, data and settings.
+    """
 
     INFRASTRUCTURE = "infrastructure"
     FRAMEWORK = "framework"
@@ -30,7 +32,8 @@ class LogLine(msgspec.Struct, frozen=True):
 
 class Located(msgspec.Struct, frozen=True):
     """The first relevant lines of a log. `signs`: error lines, one per kind of message. `traceback`: the first complete
-    one."""
+    traceback.
+    """
 
     first: LogLine
     before: tuple[LogLine, ...] = ()

@@ -4,8 +4,9 @@ The paper finds the border between ordinary lines and errors by binary search. `
 handles harmless warnings, survived failures, and ranks that print after another rank has died.
 
 Lines that differ only in digits are graded once. Bad lines form *episodes*, which end after `QUIET_LINES` ordinary
-lines. The failure is the last episode if the log ends in it, or an earlier episode that shows broken hardware. Its
-first severe line that is no consequence of another rank's end is the relevant line.
+lines. The failure is the first episode that shows broken hardware, else the episode in which the log ends, else the
+last fatal episode without a retry. The relevant line is the first bad line that is no consequence of another rank's
+end.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _OPEN_TRACEBACKS = 32
 _ANSWER_LINES = 2
 """A program announces a retry within this many lines after the failure."""
 _BREAKS_BY_ITSELF = frozenset({"gpu", "nvlink", "node"})
-"""Hardware components. A program may continue for some time after such a failure."""
+"""Hardware components. After this hardware fails, a program may continue for some time."""
 _SECONDARY = 2
 _SEVERAL = 3
 
@@ -142,11 +143,11 @@ class Episode:
 
 
 AFTER_LINES = 160
-"""Lines to return after the first relevant line; with `BEFORE_LINES` the 200 lines of the paper."""
+"""Lines to return after the first relevant line. The paper returns `BEFORE_LINES` + `AFTER_LINES` = 200 lines."""
 _MOST_KINDS = 100_000
 _MOST_EPISODES = 24
 _WHOLE_LOOKS = 20_000
-"""Maximum number of different lines (apart from digits) that are searched with all patterns."""
+"""Maximum number of lines, different apart from digits, that are searched with all patterns."""
 
 
 def locate(source: LogSource, *, rules: tuple[FaultRule, ...] = ROWS) -> Located | None:
@@ -213,7 +214,7 @@ class _Scan:
         self._open = Episode(self._recent)
         self._episodes.append(self._open)
         if len(self._episodes) > _MOST_EPISODES:
-            # Of the ended episodes, drop the least severe. Of several equally severe episodes, drop the latest.
+            # Drop the least severe of the ended episodes. If several are equally severe, drop the latest of them.
             worst = min(range(len(self._episodes) - 1), key=lambda at: (self._episodes[at].gravity, -at))
             del self._episodes[worst]
         return self._open

@@ -1,7 +1,7 @@
 """Read the lines of a log of any size and content, their severity, and Python tracebacks, in bounded memory.
 
-Words such as "error" and "failed" determine the severity of a line, after metric names (`val_error=0.2`), settings
-(`timeout=60`) and zero counts (`0 errors`) are removed. A warning, or the announcement of a retry, has the severity
+Words such as "error" and "failed" determine the severity of a line. Metric names (`val_error=0.2`), settings
+(`timeout=60`) and zero counts (`0 errors`) do not count. A warning, or the announcement of a retry, has the severity
 `NOTICE`: it can be part of a failure, but a failure never begins with it.
 """
 
@@ -27,9 +27,10 @@ LogSource = os.PathLike[str] | str | bytes | IO[bytes] | IO[str] | Iterable[str 
 
 
 class LineReader:
-    """Iterates once over the lines of a log, without NUL bytes. Lines end at line breaks and carriage returns. Of a
-    long line, the beginning and the end are kept. `number`: of the last line read. Raises OSError if a path cannot be
-    opened; a later failure ends the iteration."""
+    """Iterates once over the lines of a log, without NUL bytes. Lines end at line breaks and carriage returns. Long
+    lines keep only their beginning and end. `number`: number of the last line. Raises OSError if a path cannot be
+    opened; a later failure ends the iteration.
+    """
 
     def __init__(self, source: LogSource) -> None:
         self.number = 0
@@ -69,8 +70,9 @@ def shown(line: bytes) -> str:
 
 
 def read_log_blocks(source: LogSource) -> Iterator[bytes]:
-    """Yield the log in blocks; a regular file up to its initial size, because its program may write faster. Raises
-    OSError."""
+    """Yield the log in blocks. Read a file up to its initial size, because its program may write faster. Raises
+    OSError.
+    """
     if isinstance(source, os.PathLike):
         with open(source, "rb", buffering=0) as file:
             yield from _blocks_of_file(file, os.fstat(file.fileno()).st_size or sys.maxsize)
@@ -95,7 +97,7 @@ def _encode_if_text(text: str | bytes) -> bytes:
 
 
 def _split_at_carriage_returns(line: bytes) -> Iterator[bytes]:
-    """Yield the shortened parts of a line; of many that differ only in digits, one."""
+    """Yield the shortened parts of a line. If the parts are many, skip repetitions that differ only in digits."""
     parts = line.split(b"\r")
     if len(parts) > _MOST_PARTS:
         parts = list(dict(zip(remove_digits(line).split(b"\r"), parts, strict=True)).values())
@@ -109,7 +111,7 @@ _LETTERS = re.compile(r"\\.|[A-Z]+", re.DOTALL)
 
 
 def compile_lowercase_pattern(pattern: str, flags: int = 0) -> re.Pattern[str]:
-    """Return the pattern in lower case, except its classes (`\\S`), for lower-case lines."""
+    """Compile a pattern for lines in lower case. Its letters become lower case, except in classes (`\\S`)."""
     return re.compile(_LETTERS.sub(lambda hit: hit[0] if hit[0].startswith("\\") else hit[0].lower(), pattern), flags)
 
 
@@ -128,7 +130,7 @@ _ANY_STEM = re.compile(
     b"traceback|interrupt|warn|deprecat|nvrm|could not|unable to|time out|time-out|no such|reset by|out of memory|"
     b"not found|not responding|not available|not ready|not valid|not enough|giving up|improper"
 )
-"""Word stems. A line without any of them matches none of the patterns below."""
+"""Word stems. A line without a stem matches none of the patterns below."""
 
 TRACEBACK = "Traceback (most recent call last)"
 
@@ -225,8 +227,9 @@ RANK_MARK = re.compile(r"^(?:\[(?:rank|default)?\d+\]:? ?|\d{1,5}: )")
 
 
 class TracebackLines:
-    """A traceback, or several chained ones, that is being read. `exceptions`: the line of each exception.
-    `marks_ranks`: each line begins with a rank's mark (`[rank3]: `)."""
+    """Collects the lines of a traceback or of several chained tracebacks. `exceptions`: the line of each exception.
+    `marks_ranks`: each line begins with a rank's mark (`[rank3]: `).
+    """
 
     def __init__(self, number: int, line: str) -> None:
         at = line.index(TRACEBACK)

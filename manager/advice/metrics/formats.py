@@ -1,6 +1,8 @@
 """Formats of progress lines that the rules cannot read but a language model has explained (SchedMate §3.2). Lines that
-differ only in their numbers have the same *format*. The model says which number is which metric. Exactly one number of
-the line must equal it, and the numbers at its position in other lines must be able to be values of the metric."""
+differ only in their numbers have the same *format*. The model says which number is which metric. A number is accepted
+if no other number of the line equals it, and if the numbers at its position in other lines are possible values of the
+metric.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,7 @@ _SCALE = re.compile(r"\s?([kKMG])(?![A-Za-z]{2})")
 
 
 class LineNumber(NamedTuple):
-    """A number in a line, and the factors of its unit for a duration and for a rate or count."""
+    """A number in a line. `seconds`, `scale`: factors of its unit for durations, and for rates or counts."""
 
     value: float
     seconds: float = 1.0
@@ -121,8 +123,9 @@ def _metrics(places: Places, line: ProgressLine, numbers: Sequence[LineNumber]) 
 
 
 def believed(answer: Mapping[str, object], lines: Sequence[Sequence[LineNumber]], *, shown: int) -> Places:
-    """Return the places of the numbers in the model's `answer`. `lines`: numbers of lines of the format; the model has
-    seen the line `shown`."""
+    """Return the places of the numbers in the model's `answer`. `lines`: the numbers of several lines of the format.
+    `shown`: the line that the model has seen.
+    """
     values = [each.value for each in lines[shown]]
     places = {}
     for name in METRICS:
@@ -172,8 +175,9 @@ _DROP = "DELETE FROM formats WHERE at < (SELECT at FROM formats ORDER BY at DESC
 
 
 class LineFormats:
-    """The formats that a session has learned; one thread reads, one learns. `path`: SQLite file with the formats of
-    earlier sessions. `rules`: reads lines that need no learned format."""
+    """The formats that a session has learned. One thread reads while another learns. `path`: SQLite file with the
+    formats of earlier sessions. `rules`: reads lines that need no learned format.
+    """
 
     def __init__(
         self,
@@ -197,8 +201,7 @@ class LineFormats:
                 continue
 
     def read(self, shown: str) -> LineMetrics | None:
-        """Return the metrics of a line, by the rules or a learned format. Store other lines for
-        `take_unread_formats`."""
+        """Return a line's metrics, by the rules or a learned format. Keep unread lines for `take_unread_formats`."""
         metrics = self._rules(shown)
         line = progress_line(shown) if metrics is None else None
         if line is None:
@@ -218,7 +221,7 @@ class LineFormats:
         return None
 
     def take_unread_formats(self) -> list[tuple[str, list[ProgressLine]]]:
-        """Return keys and lines of formats to ask the model about, the most frequent first, each at most twice."""
+        """Return keys and lines of the most frequent formats, to ask the model. Return a format at most twice."""
         found = sorted(self._unread.items(), key=lambda item: -len(item[1]))
         self._unread = {}
         asked = list[tuple[str, list[ProgressLine]]]()
@@ -231,14 +234,14 @@ class LineFormats:
 
     def learn_formats(self, unread: Iterable[tuple[str, list[ProgressLine]]], endpoint: ModelEndpoint) -> None:
         for key, lines in unread:
-            if key in self._formats:  # another question about the format has been answered
+            if key in self._formats:  # the model has answered an earlier question about this format
                 continue
             rows = [numbers_of(line.text)[1] for line in lines]
             shown = max(range(len(rows)), key=lambda at: len({each.value for each in rows[at]}))
             try:
                 answer = endpoint.ask(_INSTRUCTION, lines[shown].text, schema=_SCHEMA)
             except EndpointError as error:
-                log.info("the language model at %s explained no line: %s", endpoint.name, error)
+                log.info("the language model at %s did not explain a line: %s", endpoint.name, error)
                 continue
             known = self._formats[key] = believed(answer, rows, shown=shown)
             self.learned += bool(known)

@@ -31,8 +31,9 @@ class Counter(msgspec.Struct, frozen=True):
 
 
 class LineMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """The metrics of one line. `time_s`: seconds per step or since the start, by program. `line_s`: time of the line,
-    from an unknown origin. `learned`: by a learned format."""
+    """The metrics of one line. `time_s`: seconds per step, or since the start, depending on the program. `line_s`: time
+    of the line, from an unknown origin. `learned`: a learned format read the line.
+    """
 
     counters: tuple[Counter, ...] = ()
     loss: float | None = None
@@ -89,7 +90,7 @@ _BARRED = re.compile(
     rf"(?:^|(?<=[\s:|]))(?P<done>{WHOLE})\s?/\s?(?P<total>{WHOLE})(?=\s+(?:[\[|(]?[=>.#\-━╸█▌]{{2,}}|\[))|"
     rf"(?:^|(?<=[:|]))\s*(?P<done2>{WHOLE})\s?/\s?(?P<total2>{WHOLE})(?=\s+[A-Za-z_]+\s?[=:])"
 )
-"""Matches a count before a progress bar, or before a name and a value at the start."""
+"""Matches a count before a progress bar, or at the start before a name and a value."""
 _AFTER = re.compile(rf"(?<![\w./-]){_OF}\s+(?P<word>{_WORDS})\b")
 _PLAIN_OF = re.compile(rf"(?<![\w./-])(?P<done>{WHOLE})\s(?:of|out of)\s(?P<total>{WHOLE})\b(?![./]\d)", re.IGNORECASE)
 _NOT_PROGRESS = re.compile(
@@ -111,7 +112,7 @@ _DIGITS = re.compile(r"\d[\d.,]*")
 
 
 def bar(text: str) -> tuple[Counter, str, str, dict[str, float]] | None:
-    """Return the count of a progress bar, the texts before and behind it, and its times."""
+    """Return a progress bar's count, the texts before and after it, and its times."""
     found = (_BAR.match(text) if "%|" in text else _OPEN_BAR.match(text)) if "[" in text else None
     if found is None:
         return None
@@ -134,8 +135,9 @@ def bar(text: str) -> tuple[Counter, str, str, dict[str, float]] | None:
 
 
 def counters(text: str) -> list[Counter]:
-    """Return the counts of a line without a progress bar, each name once. Without a total, a counting word or brackets
-    at the start are needed."""
+    """Return the counts of a line without a progress bar, one per name. A count without a total needs a counting word,
+    or brackets at the start.
+    """
     text = lower(text)
     found: dict[str, Counter] = {}
     taken: list[tuple[int, int]] = []
@@ -232,7 +234,7 @@ def redraws(text: str) -> list[str]:
 
 
 def read_metrics(line: str) -> LineMetrics | None:
-    """Return the metrics of a line, or None; of a redrawn bar, the last redraw."""
+    """Return the metrics of a line, or None. The last redraw of a bar counts."""
     for shown in reversed(redraws(line)):
         report = progress_line(shown)
         metrics = _read(report) if report is not None else None
@@ -332,7 +334,7 @@ _STATED_AT_START = re.compile(
 
 
 def stated_totals(lines: Iterable[str]) -> dict[str, float]:
-    """Return the first totals of steps and of epochs that the lines state, by unit."""
+    """Return the first stated totals of steps and of epochs, by unit."""
     found: dict[str, float] = {}
     for line in lines:
         for match in _STATED_AT_START.finditer(line[:4096]):

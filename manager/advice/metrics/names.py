@@ -103,8 +103,9 @@ _NAMES = {
     "eta_s": "eta|time left|remaining|time remaining|remaining time|estimated time remaining",
     "time_s": "time",
 }
-"""The names that programs print for each metric, the most informative loss first. Blanks or any of `_-/.` may separate
-words."""
+"""Names that programs print for each metric. `loss0` is the most informative loss. Blanks or any of `_-/.` may separate
+words.
+"""
 
 _EVALUATION = r"val(?:id(?:ation)?)?(?:_\d+'s)?|eval(?:uation)?|test|dev"
 _UNIT = r"us|µs|ms|secs?|seconds?|s|minutes?|mins?|hours?|hrs?|h|k|m"
@@ -150,8 +151,9 @@ _NESTED = re.compile(r"[\s_\-/.'\"]")
 
 
 def read_named_metrics(text: str) -> tuple[dict[str, float], bool]:
-    """Return the values of a line by metric (`step_s` and fields of LineMetrics), and True for an evaluation without a
-    training loss. The most informative loss and the first value of other metrics count."""
+    """Return a line's values by metric (`step_s` and fields of LineMetrics), and True if it reports an evaluation
+    without a training loss. The most informative loss counts. For other metrics, the first value counts.
+    """
     found: dict[str, float] = {}
     evaluated = False
     low = lower(text)

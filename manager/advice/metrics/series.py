@@ -15,8 +15,9 @@ from stoker.manager.advice.metrics.lines import BYTE, EPOCH, SAMPLE, STEP, Count
 
 
 _FARTHEST, _LEAST_SHARE = 5.2, 0.05
-"""A value is an outlier if it differs from the median by more than 5.2 median absolute deviations (3.5 standard
-deviations; Iglewicz and Hoaglin) and by more than 5 %."""
+"""An outlier differs from the median by more than 5 % and by more than 5.2 median absolute deviations, which are 3.5
+standard deviations (Iglewicz and Hoaglin).
+"""
 
 
 def without_outliers(values: Sequence[float]) -> list[float]:
@@ -32,8 +33,9 @@ def without_outliers(values: Sequence[float]) -> list[float]:
 
 
 _JITTER_SHARE, _JITTER_POINTS = 0.1, 8
-"""If a count falls by at most this share, and recovers within this many points, no new round has begun. Several ranks
-print the count without a label."""
+"""A fall by at most this share begins no new round if the count recovers within this number of points. Ranks that print
+the count without a label cause such falls.
+"""
 _AS_GOOD_AS_DONE = 0.95
 """A count is complete at this share of its total. A program may start the next bar before it draws this bar's end."""
 
@@ -47,8 +49,9 @@ class SeriesPoint(msgspec.Struct, frozen=True):
 
 
 class CountSeries(msgspec.Struct, frozen=True, kw_only=True):
-    """The values of a count over time, by rounds (such as epochs), which begin when the count falls. `points`: of the
-    current round. `falls`: number of new rounds. `first_at`: index of the first line."""
+    """The values of a count, in rounds (such as epochs). A round begins when the count falls. `points`: of the current
+    round. `falls`: number of complete earlier rounds. `first_at`: index of the first line.
+    """
 
     name: str
     unit: str
@@ -134,8 +137,9 @@ def choose_progress(found: Sequence[CountSeries]) -> tuple[CountSeries, CountSer
 
 
 def _choose_innermost_series(fine: Sequence[CountSeries]) -> CountSeries:
-    """Return the series of the finest count: the last one with a loss, or else the first that still runs, because it
-    contains the others, or else the last."""
+    """Choose the finest count: the latest series with a loss, else the first series that runs, because it contains the
+    others, else the latest series.
+    """
     among = [each for each in fine if each.has_loss] or fine
     running = [each for each in among if each.runs]
     if not running or among[0].has_loss:
@@ -147,13 +151,15 @@ def _choose_innermost_series(fine: Sequence[CountSeries]) -> CountSeries:
 
 
 NEWEST = 32
-"""Newest points that determine the rate, which changes."""
+"""Number of newest points that determine the rate, because the rate changes."""
 _LEAST_ETA_S = 3.0
-"""A printed time left below this is ignored."""
+"""Shorter printed times left, in seconds, are ignored."""
 _LEAST_SPAN_S = 10.0
-"""Times of lines that span this are preferred to a printed time of unknown meaning."""
+"""Line times that span these seconds are preferred to printed times of unknown meaning."""
 _FARTHEST_RATE = 3.0
-"""A printed rate that differs more from the times of the lines counts something else, such as loaded data."""
+"""A printed rate that differs by more than this factor from the line times' rate counts something else, such as loaded
+data.
+"""
 _DAY_S = 86400.0
 
 
@@ -190,7 +196,7 @@ def _stated_rate(series: CountSeries, point: SeriesPoint) -> float | None:
 
 
 def _slopes(points: Sequence[SeriesPoint], field: str) -> list[float]:
-    """Return the rates between each point and the point half the list later (after Siegel and Theil, at less cost)."""
+    """Return the rate between each point and the point half a list later. The methods of Siegel and Theil cost more."""
     found: list[tuple[float, float]] = []
     for point in points:
         at_s = getattr(point.line, field)

@@ -1,5 +1,6 @@
-"""Determine a program's progress from the newest lines of a growing log, in bounded memory, and its slowdown. A
-truncated or replaced (rotated) log counts as a new file."""
+"""Determine a program's progress and slowdown from the newest lines of a growing log, in bounded memory. A truncated or
+replaced (rotated) log counts as a new file.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +29,14 @@ bars and blanks.
 """
 _MOST_LINES = 5_000
 _PATIENCE = 200
-"""The search ends after this many lines without a metric."""
+"""After `ENOUGH_OF_A_KIND` lines with metrics, the search ends at this number of lines in a row without a metric."""
 _KIND = re.compile(r"\d[\d.,:]*|[#█▏▎▍▌▋▊▉=>━╸.\-]{2,}|\s+")
 
 
 class LoggedProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """The progress of a program. `unit`: what `done`, `total` and `rate_per_s` count: epochs, if the program counts
-    both epochs and steps within an epoch. `whole`: False if `total` covers a part of the run."""
+    """The progress of a program. `unit`: unit of `done`, `total` and `rate_per_s`: epochs if the program counts both
+    epochs and steps within an epoch. `whole`: False if `total` covers a part of the run.
+    """
 
     done: float
     unit: str
@@ -66,7 +68,7 @@ class MetricTracker:
         self.totals = dict(totals or {})
         self._read_line = formats.read if formats is not None else read_metrics
         self._seen: tuple[tuple[str, float | None], float, float] | None = None
-        """The identity of the count, the units done, and the time of the last reading."""
+        """Last reading: the identity of the count, the units done, and the time."""
 
     def track(self, newest_first: Iterable[str], *, at_s: float | None = None) -> Tracked:
         """Return the progress. `at_s`: time of the reading. If the log contains no times, the rate comes from the times
@@ -104,7 +106,7 @@ def newest_metrics(
         if of_kind.get(kind, 0.0) >= ENOUGH_OF_A_KIND:
             continue
         metrics = read_line(shown)
-        # A line without metrics counts only 0.25, because another line of the same kind may have metrics.
+        # A line without metrics counts as a quarter of a line, because other lines of the same kind may have metrics.
         of_kind[kind] = of_kind.get(kind, 0.0) + (1.0 if metrics else 0.25)
         in_vain = 0 if metrics else in_vain + 1
         if metrics:

@@ -1,6 +1,7 @@
-"""An optional language model that adds missing facts about a program (SchedMate §3.1). In a ReAct loop, it uses the
-tools of the paper, `file_tree` and `file_read`, in the user's folders. A value is accepted only if the source code
-contains it."""
+"""An optional language model that adds missing facts about a program (SchedMate §3.1). In a ReAct loop, the model reads
+the user's folders with the paper's tools `file_tree` and `file_read`. A value is accepted only if the source code
+contains it.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +35,10 @@ from stoker.manager.advice.source.reading import NotReadError, OwnFolders
 
 
 DOUBTED = 0.5
-"""The model may replace a less certain fact of the source scan."""
+"""The model may replace facts of lower certainty."""
 _SURE = 0.6
 _SURE_OF_SMALL = 0.35
-"""Certainty of a small number, which any code contains."""
+"""Certainty of a number below 10, which most code contains."""
 
 
 def add_answers_found_in_sources(

@@ -1,6 +1,7 @@
 """Read facts of a function, a loader or a script from its source code (SchedMate §3.1). Each fact has a source line and
-a certainty, each missing fact a reason. `extract_facts` never raises, executes no code, and reads only files in the
-given folders."""
+a certainty. Each missing fact has a reason. `extract_facts` never raises, executes no code, and reads only files in the
+given folders.
+"""
 
 from __future__ import annotations
 
@@ -88,8 +89,9 @@ LONGEST_TEXT = 40_000
 
 
 class SourceText(msgspec.Struct, frozen=True):
-    """Source code. `function`: name of the entry function (`Class.method`), or empty for a script. `file`: where
-    relative imports and paths start."""
+    """Source code. `function`: name of the entry function (`Class.method`), or empty for a script. `file`: path from
+    which relative imports and paths are resolved.
+    """
 
     text: str
     function: str = ""
@@ -115,9 +117,9 @@ def extract_facts(
     except NotReadError as error:
         scanner.note(str(error))
     except Exception as error:  # no source code may end the advisor
-        scanner.note(f"the source was not read to its end: {type(error).__name__}: {str(error)[:200]}")
+        scanner.note(f"only a part of the source was read: {type(error).__name__}: {str(error)[:200]}")
     found, missed, notes = scanner.recogniser.found, scanner.recogniser.missed, tuple(scanner.notes)
-    unnamed = "; ".join(["the source that was read does not name it", *notes[:1]])
+    unnamed = "; ".join(["the scanned source code does not show it", *notes[:1]])
     configs = [read for path, read in reader.texts.items() if path.suffix != ".py"]
     parts = [text, *given, *scanner.constants.values(), *configs]
     return WorkloadFacts(

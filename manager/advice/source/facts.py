@@ -1,5 +1,6 @@
 """Facts of a function and its context (SchedMate §3.1, Figure 6), and the names and calls in source code that show each
-fact. The mandatory `model`, `task` and `data` may be "unknown"."""
+fact. `model`, `task` and `data` are mandatory, but may be "unknown".
+"""
 
 from __future__ import annotations
 
@@ -126,7 +127,7 @@ TASK_OF_CLASS = {
     "ForVision2Seq": "image-to-text", "ForImageTextToText": "image-text-to-text",
     "DiffusionPipeline": "text-to-image", "CrossEncoder": "text-ranking", "SentenceTransformer": "feature-extraction",
 }  # fmt: skip
-"""Tasks by the end of a class name."""
+"""Task by the ending of a class name."""
 
 TASK_OF_CALL = {
     "generate": ("text-generation", 0.5), "encode_plus": ("feature-extraction", 0.3),
@@ -167,12 +168,12 @@ _ARGUMENTS: dict[str, tuple[tuple[str, int, tuple[str, ...], float], ...]] = {
     **dict.fromkeys(("read_csv", "read_parquet", "read_json", "loadtxt", "genfromtxt", "load_from_disk"), (_DATA,)),
     **dict.fromkeys(("memmap", "numpy.load", "torch.load"), (_DATA,)),
 }
-"""Facts in the arguments of calls: field, position, names, and certainty."""
+"""Arguments of functions that contain facts: field, position, names, and certainty."""
 _NAMED_BY_CALL = {
     "torchvision.models.": ("model", 0.9), "keras.applications.": ("model", 0.9),
     "torchvision.datasets.": ("data", 0.85), "sklearn.datasets.": ("data", 0.85),
 }  # fmt: skip
-"""Modules whose functions are named after a fact."""
+"""Modules whose function names are facts."""
 
 MOST_FURTHER = 40
 _HELPERS = ("Tokenizer", "Processor", "Config", "FeatureExtractor")

@@ -1,4 +1,4 @@
-"""Read source and config files in the user's folders, within limits, and the values in them."""
+"""Read a limited number of source and config files in the user's folders, and their values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 ADD_ARGUMENT = "add_argument"
 MOST_FILES, LONGEST_FILE_BYTES, MOST_BYTES = 40, 1_000_000, 4_000_000
 DEEPEST_CALLS, MOST_NODES = 8, 100_000
-"""Maximum number of nested calls that are followed, and of visited nodes of syntax trees."""
+"""Maximum depth of followed calls, and maximum number of visited syntax nodes."""
 INSTALLED = frozenset({"site-packages", "dist-packages", "node_modules", "__pycache__"})
 
 
@@ -101,7 +101,7 @@ def module_file(parts: Sequence[str], places: Iterable[Path]) -> Path | None:
 
 
 class SourceModule:
-    """A module of the user. `waiting`: the statements that bind each name. `stars`: modules of `from M import *`."""
+    """A module of the user. `waiting`: unscanned statements by bound name. `stars`: modules of `from M import *`."""
 
     def __init__(self, file: Path | None, shown: str, tree: ast.Module) -> None:
         self.file = file
@@ -178,7 +178,9 @@ _KEY_REACH_LINES = 2_000
 
 
 def read_config(name: str, form: str, folders: OwnFolders, *, beside: Path | None) -> Known:
-    """Return the values of a config file, each at the first line with its key below its table. Raises NotReadError."""
+    """Return the values of a config file. A value's line is the first line with its key below its table. Raises
+    NotReadError.
+    """
     places = [*([beside.parent] if beside is not None else []), *folders.roots]
     path = next((place / name for place in places if os.path.isfile(place / name)), None)
     if path is None:
@@ -190,7 +192,7 @@ def read_config(name: str, form: str, folders: OwnFolders, *, beside: Path | Non
         nonlocal left
         left -= 1
         if left < 0 or depth > DEEPEST:
-            raise ValueError(f"it has more than {MOST_VALUES} values or is deeper than {DEEPEST}")
+            raise ValueError(f"it has more than {MOST_VALUES} values or is nested deeper than {DEEPEST} levels")
         value: Any = data
         if isinstance(data, list):
             value = [known(each, depth + 1, line) for each in data]
@@ -249,8 +251,9 @@ class NamedFile:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CallSite:
-    """A call of an installed function, such as `torch.load`, or `?.to` for a method of an unknown object. An unknown
-    argument is None."""
+    """A call of an installed function, such as `torch.load` (`?.to` for a method of an unknown object). An unknown
+    argument is None.
+    """
 
     dotted: str
     args: tuple[Known | None, ...]

@@ -209,7 +209,7 @@ class Scanner:
         return found
 
     def _own_part(self, name: ImportedName) -> tuple[Path | None, list[str]]:
-        """Return the file of the longest prefix that is a module of the user, and the rest."""
+        """Split off the longest prefix that is a module of the user. Return its file and the rest."""
         parts = name.dotted.split(".")
         for count in range(len(parts), 0, -1):
             if file := module_file(parts[:count], name.places):
@@ -217,7 +217,7 @@ class Scanner:
         return None, parts
 
     def _resolve(self, name: ImportedName, where: str, sure: float = 0.95) -> Known | None:
-        """Return the value of an imported name in the user's folders, or else the name."""
+        """Return the value of a name from the user's folders, or any other name itself."""
         file, rest = self._own_part(name)
         if file is None or not rest:
             return Known(name, where, sure)
