@@ -1,4 +1,4 @@
-"""The archives of this environment, and the folder for nodes that lack the environment or its file system.
+"""The archives of this environment, and the folder of files for nodes without the environment or its file system.
 
 A pilot fetches the archive of packages from the session or from another pilot. The small archive of the interpreter is
 copied with the job, unless the site names an interpreter. The bytes of an archive depend only on its members.
@@ -61,12 +61,12 @@ from stoker.whole_files import draft_of, write_whole
 # ---- the tar file
 
 TIME_S = 315_532_800
-"""Of every file in an archive: 1980, the earliest year that all tools support."""
+"""Modification time of every file in an archive: 1980, the earliest year that all tools support."""
 _BLOCK_BYTES = 4 * 1024 * 1024
 _MOST_WORKERS = 8
 
 Progress = Callable[[int, int], None]
-"""Receives the bytes packed so far and in total."""
+"""Function that receives the bytes packed so far and in total."""
 
 
 def write_archive(path: Path, members: Sequence[ArchiveMember], *, on_progress: Progress | None = None) -> None:
@@ -103,7 +103,7 @@ def _add(tar: tarfile.TarFile, member: ArchiveMember) -> None:
 
 
 def _make_script_relocatable(script: bytes) -> bytes:
-    """Make a script run with the Python in its folder. The added lines are a string for Python."""
+    """Make a script run with the Python in its folder. Python reads the added lines as a string."""
     first, _, rest = script.partition(b"\n")
     if b"python" not in first:
         return script
@@ -146,7 +146,7 @@ class _Compressor(io.RawIOBase):
 
 _KEPT = 4
 _KEPT_S = 7 * 86400.0
-"""Seconds after which an unused archive is removed, except the newest `_KEPT`."""
+"""Seconds after which an unused archive is removed. The newest `_KEPT` archives stay."""
 
 
 class Archive(msgspec.Struct, frozen=True):
@@ -155,8 +155,8 @@ class Archive(msgspec.Struct, frozen=True):
 
 
 class Packed(msgspec.Struct, frozen=True):
-    """The archives for a starting pilot, stored as JSON. `base`: archive of the interpreter, unless `interpreter` names
-    one on compute nodes.
+    """The archives for a starting pilot, stored as JSON. `base`: archive of the interpreter; empty if `interpreter`
+    names an interpreter on compute nodes.
     """
 
     packages: ObjectRef
@@ -186,7 +186,7 @@ def pack_environment(*, python: str = "", on_progress: Progress | None = None) -
 def _archive(
     place: Path, name: str, members: Callable[[], list[ArchiveMember]], on_progress: Progress | None
 ) -> Archive:
-    """Return this archive. If it is missing, pack it while other processes wait."""
+    """Return this archive. If the archive is missing, pack it while other processes wait."""
     size_bytes = 0
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -258,7 +258,7 @@ def carry(folder: SessionFolder, site: Site, environment: Packed) -> Path:
 
 
 def prepare_pilot_files(folder: SessionFolder, site: Site) -> list[Path]:
-    """Return the folders to copy to a job's node, with the manager's current address."""
+    """Return the folders to copy to a job's node. Write the manager's current address into them."""
     if site.provider.shared_files:
         return []
     place = pilot_files_folder(folder, site)
@@ -306,6 +306,6 @@ def _report(site: str) -> Progress:
         nonlocal next_at
         if time.monotonic() >= next_at:
             next_at = time.monotonic() + 5.0
-            log.warning(f"packing this environment for site {site}, once: {show_bytes(done)} of {show_bytes(total)}")
+            log.warning(f"packing this environment for site {site} (once): {show_bytes(done)} of {show_bytes(total)}")
 
     return tell

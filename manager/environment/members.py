@@ -1,10 +1,10 @@
 """The parts of this Python environment, a key that names its state, and the files to pack.
 
-Packages are in the `site-packages` folders on `sys.path`, in source folders of editable installs (from a `.pth` file or
-an import hook), and in folders of `PYTHONPATH` filled by `pip install --target`.
+Packages are in three places: `site-packages` folders on `sys.path`, source folders of editable installs (from a `.pth`
+file or an import hook), and `PYTHONPATH` folders that `pip install --target` filled.
 
-The key covers Python, each distribution's version and RECORD, the top-level names in each folder, and the size and time
-of each file of editable sources. It does not cover edits of installed files.
+The key covers Python, each distribution's version and RECORD, and the top-level names in each folder. It also covers
+size and time of each editable source file. The key does not cover edits of installed files.
 
 An archive has the layout of a virtual environment:
 
@@ -12,7 +12,8 @@ An archive has the layout of a virtual environment:
     bin/                             programs; their first line finds the Python in this folder
     lib/, share/, ...                libraries and data of a conda environment
     base/bin/python3.11              the interpreter and standard library, unless the site names them
-    base/lib/python3.11/ base/lib/bundled/                shared libraries of this system for the interpreter
+    base/lib/python3.11/
+    base/lib/bundled/                shared libraries of this system for the interpreter
 
 Bytecode is packed, because compiling PyTorch takes tens of seconds.
 """
@@ -50,7 +51,7 @@ SKIPPED = frozenset({"__pycache__", ".git", ".hg", ".svn", ".mypy_cache", ".ruff
 
 
 class FoundFile(NamedTuple):
-    """`link`: the target of a link within the folder."""
+    """`link`: target of a link within the folder; empty for other files."""
 
     name: str
     path: str
@@ -62,7 +63,7 @@ Skip = Callable[[str], object]
 
 
 def walk_files_recursively(folder: str, *, skip: Skip = lambda _name: False) -> Iterator[FoundFile]:
-    """Yield files sorted by name, without unreadable files and loops of links."""
+    """Yield files sorted by name. Skip unreadable files and loops of links."""
     root = os.path.realpath(folder)
     yield from _walk(root, root, "", skip, frozenset({root}))
 
@@ -99,11 +100,13 @@ def file_listing_digest(path: str) -> str:
 # ---- the environment
 
 _FORMAT = "stoker-environment-1"
-"""Changes the environment's key with the layout of archives."""
+"""The archive layout's version, a part of the environment's key."""
 
 
 class Editable(msgspec.Struct, frozen=True):
-    """A package or module used from its source folder. `is_first`: it hides the package in `site-packages`."""
+    """A package or module used from its source folder. `is_first`: True if this source hides the package in
+    `site-packages`.
+    """
 
     name: str
     path: str
@@ -175,7 +178,7 @@ def _check_editables(folders: tuple[str, ...], editables: tuple[Editable, ...]) 
             name = distribution.metadata["Name"]
             raise ConfigError(
                 f"the environment cannot be packed: {name} is an editable install of {source} through a hook that"
-                f" Stoker does not know; install it plainly (pip install {source}) or without a build hook",
+                f" Stoker does not know; install it without --editable (pip install {source}), or without a build hook",
                 key="environment",
             )
 
@@ -215,9 +218,9 @@ class MemberKind(enum.Enum):
     PLAIN = "plain"
     LINK = "link"
     SCRIPT = "script"
-    """Its first line names the Python of this environment."""
+    """A program whose first line names the Python of this environment."""
     BYTECODE = "bytecode"
-    """Its header contains the source's modification time."""
+    """A `.pyc` file, whose header contains the source's modification time."""
 
 
 class ArchiveMember(NamedTuple):
@@ -267,7 +270,7 @@ def interpreter_members() -> list[ArchiveMember]:
     if not os.path.isfile(executable) or not os.path.isdir(library):
         raise ConfigError(
             f"the interpreter cannot be packed: {executable} or {library} does not exist; set [environment] python to"
-            " the name of the one on compute nodes",
+            " the name of the interpreter on compute nodes",
             key="python",
         )
     name = f"python{PYTHON}"

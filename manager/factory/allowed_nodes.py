@@ -54,7 +54,9 @@ def _slurm(provider: Provider, allowed: AllowedNodes) -> Provider:
 
 
 def _names(value: str) -> list[str] | None:
-    """Return the nodes in a value of `--exclude`, or in its file if it has a slash; None for an unreadable file."""
+    """Return the nodes in a value of `--exclude`. A value with a slash names a file of nodes; return None if the file
+    is unreadable.
+    """
     if "/" not in value:
         return [value] if value else []
     try:

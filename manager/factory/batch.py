@@ -1,7 +1,7 @@
 """The interface to a batch system: four commands, each with a time limit.
 
 Only one thread uses a `Batch`. A method waits at most `site.provider.command_limit_s` seconds per command. The job of
-block `b7` of session `k3v9` has the name `stoker-k3v9-b7` (`job_name`), or has session and block as attributes.
+block `b7` of session `k3v9` is named `stoker-k3v9-b7` (`job_name`). HTCondor jobs have session and block as attributes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class BatchTrouble(StokerError):
 
 
 class Unanswered(BatchTrouble):
-    """A submission may have created a job."""
+    """A command got no answer. A submission may have created a job."""
 
 
 class UnnamedJob(Unanswered):
@@ -40,10 +40,11 @@ class NoNodeLeft(SubmissionRefused):
 
 
 class BatchJobStatus(msgspec.Struct, frozen=True):
-    """`reason`: why the job waits, where it runs, or how it ended. `expected_in_s`: until its expected start (0:
-    unknown). `loss`: why it stopped running. `again`: why it was requeued. `cause`, `advice`, `holds`: cause, remedy
-    and number of its holds. `leaving`: it is cancelled but has not ended. `absent`: it is not listed, and its end is
-    unknown. `no_node`: no node remains on which it may run."""
+    """`reason`: why the job waits, where it runs, or how it ended. `expected_in_s`: seconds until the job's expected
+    start (0: unknown). `loss`: why the job stopped running. `again`: why the job was requeued. `cause`, `advice`: cause
+    and remedy of a hold. `holds`: number of holds. `leaving`: True if the job is cancelled but has not ended. `absent`:
+    True if the job is not listed and its end is unknown. `no_node`: True if no node remains for the job.
+    """
 
     phase: BlockPhase
     reason: str = ""
@@ -74,7 +75,7 @@ class Batch(Protocol):
         """Cancel jobs. Ignore unknown or ended jobs."""
 
     def find(self) -> Mapping[str, BlockId]:
-        """Return the blocks of the session's listed jobs that have not ended, by job id."""
+        """Return the blocks of the session's unfinished listed jobs, by job id."""
 
 
 @runtime_checkable
@@ -93,7 +94,7 @@ _LOSSES = {
     "out of memory": LossReason.OUT_OF_MEMORY,
     "revoked": LossReason.CANCELLED,
 }
-"""By the first words of the text that says why a job ended."""
+"""Loss reasons, by the first words of the text that says why a job ended."""
 
 
 def loss_reason_from_text(how: str) -> LossReason | None:

@@ -33,7 +33,7 @@ SUBMIT_COMMANDS = {
 def make_batch(
     site: Site, *, session: str, folder: SessionFolder, python_path: str = "", pacer: Pacer | None = None
 ) -> Batch:
-    """Return the batch system of a site. Raises SubmissionRefused if its commands are missing, ConfigError."""
+    """Raises ConfigError, and SubmissionRefused if the site's commands are missing."""
     _check(site)
     kind = _kind(site)
     submit = SUBMIT_COMMANDS.get(kind)
@@ -107,7 +107,7 @@ def dry_run(site: Site, *, session: str, folder: SessionFolder, block: str = "b0
 
 
 def local_init(site: Site) -> str:
-    """TaskVine's workers run `worker_init` themselves."""
+    """Return `worker_init`; empty for TaskVine, whose workers run it."""
     return site.provider.worker_init if site.engine is Engine.STOKER else ""
 
 
@@ -119,6 +119,6 @@ def _check(site: Site) -> None:
     kind = site.provider.kind
     if not site.provider.shared_files and kind not in (ProviderKind.CONDOR, ProviderKind.KUBERNETES):
         raise ConfigError(
-            f"site {site.name}: shared_files = false needs jobs that bring files along, for example condor's; "
-            f"{kind.value} jobs need a session folder that their nodes see"
+            f"site {site.name}: shared_files = false needs jobs that transfer files, for example HTCondor jobs; "
+            f"{kind.value} jobs need a session folder that their nodes can access"
         )

@@ -1,8 +1,8 @@
 """Run commands of a batch system with a time limit, and read the output of its jobs.
 
 A command that exceeds its limit is killed with all its children. Commands do not get the variables of an enclosing
-Slurm job (`SLURM_*`) and the user's defaults (`SBATCH_*`, `SQUEUE_*`, ...), which would override a submit script or
-change the format of an answer.
+Slurm job (`SLURM_*`) and the user's defaults (`SBATCH_*`, `SQUEUE_*`, ...). These variables would override a submit
+script or change the format of an answer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger("stoker.factory")
 
 _HIDDEN = ("SLURM_", "SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_", "SRUN_")
 _SHOWN = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"}
-"""These variables select an installation."""
+"""Variables that select a Slurm installation."""
 _AFTER_KILL_S = 2.0
 _MOST_CHARACTERS = 600
 _TAIL_BYTES = 4096
@@ -37,7 +37,7 @@ _running: set[int] = set()
 
 
 def inherit(descriptor: int) -> None:
-    """Let every later command inherit a descriptor, and so the lock on its file."""
+    """Let every later command inherit a descriptor, and thereby the lock on the descriptor's file."""
     _inherited[:] = [descriptor]
 
 
@@ -67,8 +67,9 @@ class CommandRunner:
         self._environ = clean_environment(os.environ)
 
     def run(self, words: Sequence[str], *, name: str = "", more: Mapping[str, str] | None = None) -> CommandResult:
-        """Run a command. `name`: in errors. `more`: environment variables. Raises Unanswered after the time limit,
-        BatchTrouble if it cannot start."""
+        """Run a command. `name`: its name in errors. `more`: environment variables. Raises Unanswered after the time
+        limit, and BatchTrouble if the command cannot start.
+        """
         name = name or words[0]
         self.pacer.take()
         try:

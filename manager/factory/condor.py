@@ -1,8 +1,8 @@
 """The factory's interface to HTCondor's own commands.
 
-`condor_q -json` lists the session's jobs, and
-`condor_history` jobs that have left the queue. `condor_submit` only warns about an unknown setting, so the reason of a
-waiting job repeats the warning. If a job matches no slot, `condor_q -better-analyze` runs every 5 minutes.
+`condor_q -json` lists the session's jobs, and `condor_history` lists the jobs that left the queue. `condor_submit` only
+warns about an unknown setting, so the reason of a waiting job repeats the warning. If a job matches no slot,
+`condor_q -better-analyze` runs every 5 minutes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ANALYZE_EVERY_S = 300.0
 _ANALYZE_AGAIN_S = 60.0
 """Seconds until an analysis without result is repeated."""
 _UNSEEN_S = 180.0
-"""From this time without a negotiation cycle, the reason of a waiting job mentions the delay."""
+"""Seconds without a negotiation cycle, after which the reason of a waiting job mentions the delay."""
 _NO_NEGOTIATOR = "the pool has no negotiator at the moment, so no job starts"
 _GONE_FROM_QUEUE = BatchJobStatus(
     BlockPhase.ENDED, "gone from the queue, and condor_history does not list the job", absent=True
@@ -111,7 +111,7 @@ class CondorBatch:
         return job
 
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
-        """Return the statuses of jobs. Remove jobs that HTCondor holds permanently."""
+        """Also remove jobs that HTCondor holds permanently."""
         queued = self._queue()
         judge = partial(condor_ads.judge, held_s=self._held_s, memory_bytes=self._site.provider.memory_bytes)
         verdicts = {job: judge(queued[job], ran=job in self._ran) for job in jobs if job in queued}
@@ -207,7 +207,7 @@ class CondorBatch:
         try:
             said = self._commands.run(["condor_status", "-negotiator", "-af", "Name"])
         except BatchTrouble as error:
-            log.info("whether the pool has a negotiator is not known: %s", error)
+            log.info("it is not known whether the pool has a negotiator: %s", error)
             return
         self._negotiator = "" if said.code or said.out.strip() else _NO_NEGOTIATOR
 

@@ -1,8 +1,9 @@
 """Readers of HTCondor's job ads: pure functions over `condor_q -json` and `condor_history -json`.
 
-The block of an evicted job (from RUNNING to IDLE) ends, and the job is removed, because a new job is matched sooner. A
-held job counts as PENDING and is removed after `HELD_S` seconds. `NumHolds` includes holds between two queries. A
-removed job stays in the queue until its machine answers. A killed shadow never writes `NumJobStarts`.
+If HTCondor evicts a job (RUNNING becomes IDLE), its block ends and the job is removed, because HTCondor matches a new
+job sooner. A held job counts as PENDING and is removed after `HELD_S` seconds. `NumHolds` also counts holds that begin
+and end between two queries. A removed job stays in the queue until its machine answers. A killed shadow never writes
+`NumJobStarts`.
 """
 
 from __future__ import annotations
@@ -43,19 +44,21 @@ _PREEMPTED = frozenset({1011, 1015, 1018, 1019, 1030})
 """VacateReasonCode of preempted jobs: the machine's PREEMPT, condor_now, a better rank or user priority."""
 _NODE_LOST = frozenset({1002, 1007, 1008, 1012, 1024, 1031, 1036})
 _NOT_STARTED = frozenset({1003, 1006, *range(1026, 1037)})
-"""Codes of jobs that a slot did not start. A killed shadow also leaves one of these."""
+"""Codes of jobs that a slot did not start. A killed shadow also leaves one of these codes."""
 _OUT_OF_MEMORY = (34, 102)
 _OUT_OF_DISK = (34, 104)
-"""Code (of a hold or vacation) and subcode of a job that used more than its slot has."""
+"""Code and subcode of the hold or eviction of a job that used more than its slot has."""
 _BY_POLICY = frozenset({3, 21, 26, 34})
-"""Holds by a policy, which the text of the reason names."""
+"""Codes of holds by a policy. The text of the hold's reason may name the resource."""
 _MEMORY = "memory"
 _NUMBER = re.compile(r"(?<![\w)\]}])\[\d+\]")
 """The number of a condition (`[3]`), but not the index of a list: `split(TARGET.CondorVersion)[1]`."""
 
 
 class JobStatus(enum.IntEnum):
-    """HTCondor's states. REMOVED: being removed, or in the history: removed. SENDING: transferring output."""
+    """HTCondor's states. REMOVED: the job is being removed; in the history: it was removed. SENDING: transferring
+    output.
+    """
 
     IDLE = 1
     RUNNING = 2
@@ -67,7 +70,7 @@ class JobStatus(enum.IntEnum):
 
 
 class Verdict(NamedTuple):
-    """A job's status, and whether to remove it, with `force` without an answer of its machine."""
+    """A job's status. `remove`: True to remove the job. `force`: True to remove it without waiting for its machine."""
 
     status: BatchJobStatus
     remove: bool = False
@@ -75,7 +78,7 @@ class Verdict(NamedTuple):
 
 
 def parse_job_ads(text: str, *, command: str) -> list[Ad]:
-    """Read the output of a command with `-json`. Raises BatchTrouble."""
+    """Raises BatchTrouble."""
     if not text.strip():
         return []
     try:
@@ -92,8 +95,9 @@ def job_id_of_ad(ad: Ad) -> str:
 
 
 def judge(ad: Ad, *, ran: bool = False, held_s: float = HELD_S, memory_bytes: int = 0) -> Verdict:
-    """Return a job's status and whether to remove it. `ran`: an earlier query saw it run. `memory_bytes`: of the site
-    file, which HTCondor rounds."""
+    """Return a job's status and whether to remove it. `ran`: True if an earlier query saw the job run. `memory_bytes`:
+    memory in the site file, because HTCondor rounds its own value.
+    """
     verdict = _judge(ad, ran=ran, held_s=held_s)
     prefix = "" if ad.get("JobStatus") == JobStatus.HELD else "Last"
     return verdict._replace(status=_add_hold_to_status(verdict.status, ad, prefix=prefix, memory_bytes=memory_bytes))
@@ -133,7 +137,7 @@ def _judge(ad: Ad, *, ran: bool, held_s: float) -> Verdict:
 
 
 def ended(ad: Ad, *, memory_bytes: int = 0) -> BatchJobStatus:
-    """Some pools remove held jobs automatically."""
+    """Return the status of an ended job. Some pools remove held jobs automatically."""
     how, loss = _end_reason(ad), None
     if ad.get("JobStatus") == JobStatus.REMOVED:
         if how.startswith("out of walltime"):
@@ -153,8 +157,9 @@ def waits_s(ad: Ad) -> float:
 
 
 def was_evicted(ad: Ad, *, ran: bool = False) -> bool:
-    """True if an idle job has run and was not held afterwards. A slot that rejects it also leaves a
-    VacateReasonCode."""
+    """True if an idle job has run and was not held afterwards. A slot that rejects the job also leaves a
+    VacateReasonCode.
+    """
     if ad.get("LastJobStatus") != JobStatus.RUNNING:
         return False
     code = ad.get("VacateReasonCode")
@@ -162,7 +167,7 @@ def was_evicted(ad: Ad, *, ran: bool = False) -> bool:
 
 
 def loss_reason_of_eviction(ad: Ad) -> LossReason:
-    """Before HTCondor 24, which introduced vacate codes, the reason is VACATED."""
+    """HTCondor before 24 has no vacate codes, so the reason is VACATED."""
     code = ad.get("VacateReasonCode")
     if code in _PREEMPTED:
         return LossReason.PREEMPTED
@@ -177,7 +182,7 @@ def loss_reason_of_hold(ad: Ad, *, prefix: str = "") -> LossReason:
 
 
 def _cause_of_hold(ad: Ad, *, prefix: str = "") -> str:
-    """Return the cause; empty if a person or a file transfer caused the hold."""
+    """Return the cause of a hold; empty if a person or a file transfer caused the hold."""
     code, sub = ad.get(f"{prefix}HoldReasonCode"), ad.get(f"{prefix}HoldReasonSubCode")
     if code in (BY_OWNER, SPOOLING, None):
         return ""
@@ -200,7 +205,7 @@ def _advice(ad: Ad, cause: str, *, memory_bytes: int) -> str:
         return "the pilot used more disk than the job had requested; raise [pilot] cache_size, which sets the request"
     if "permission denied" in str(ad.get("HoldReason") or ad.get("LastHoldReason")).lower():
         return (
-            "the pool runs jobs as its own users there, who may not use the session's folder; set [provider]"
+            "the pool runs jobs as users of its own, who cannot access the session's folder; set [provider]"
             ' shared_files = false and [environment] kind = "packed" in the site file'
         )
     return "fix the cause that HTCondor names, in the site file or on its machines"
@@ -215,13 +220,14 @@ def has_no_matching_slot(ad: Ad) -> bool:
 
 
 def is_unseen_by_negotiator(ad: Ad, *, for_s: float) -> bool:
-    """True if no negotiator has considered the job, or an equal one, for `for_s` seconds."""
+    """True if no negotiator has considered the job, or an equal job, for `for_s` seconds."""
     return ad.get("JobStatus") == JobStatus.IDLE and waits_s(ad) >= for_s and not _rejection_reason(ad)
 
 
 def summarize_match_analysis(text: str) -> str:
-    """Summarize how many slots a job's conditions exclude, and which no slot meets; "" if slots match. HTCondor before
-    24.4 considers only the free part of a partitionable slot."""
+    """Summarize how many slots a job's conditions exclude, and which conditions no slot meets; "" if slots match.
+    HTCondor before 24.4 considers only the free part of a partitionable slot.
+    """
     total = re.search(r"Of (\d+) (?:slots|machines)", text)
     out, own, later = (_slots(what, text) for what in _SLOTS)
     if total is None or out is None:
@@ -240,12 +246,13 @@ def summarize_match_analysis(text: str) -> str:
 
 
 def is_every_slot_excluded(analysis: str) -> bool:
-    """True if the job's requirements exclude every slot."""
     return re.match(r"of (\d+) slots \1 are ruled out", analysis) is not None
 
 
 def _unmet_conditions(rows: Mapping[str, str]) -> list[str]:
-    """Return the unmet conditions, without those that contain another one, and parts of an `||`."""
+    """Return the unmet conditions. Omit the parts of an `||`, and conditions without an `||` that contain an unmet
+    condition.
+    """
     parts = {number: set(_NUMBER.findall(row)) for number, row in rows.items()}
     choices = {part for number, row in rows.items() if "||" in row for part in parts[number]}
     return [
@@ -273,7 +280,7 @@ def _end_reason(ad: Ad) -> str:
         why = str(ad.get("RemoveReason", "")).strip()
         if "PeriodicRemove" in why and ad.get("LastJobStatus") == JobStatus.RUNNING:
             return f"out of walltime ({show_seconds(float(ad.get(WALLTIME, 0)))})"
-        held = ad.get("HoldReason") or ad.get("LastHoldReason")  # which one is set depends on HTCondor's version
+        held = ad.get("HoldReason") or ad.get("LastHoldReason")  # HTCondor's version decides which attribute is set
         if ad.get("LastJobStatus") == JobStatus.HELD and held:
             return f"held by HTCondor: {_line(held)}"
         return f"removed {why}".strip()
@@ -293,7 +300,7 @@ def _describe_eviction(ad: Ad) -> str:
 
 
 def _rejection_reason(ad: Ad) -> str:
-    """Return why the negotiator found no slot since the job's last start."""
+    """Return why the negotiator has found no slot since the job became idle."""
     waits_since = float(ad.get("EnteredCurrentStatus") or 0)
     if float(ad.get("LastRejMatchTime") or waits_since) < waits_since:
         return ""

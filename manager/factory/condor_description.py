@@ -30,7 +30,7 @@ _VACATE_S = 30
 
 
 def describe(site: Site, *, session: str, block: str, files: Sequence[str] = ()) -> str:
-    """Return a block's description. `files` are transferred with the job. Raises SubmissionRefused."""
+    """Return the submit description of a block. `files` are transferred with the job. Raises SubmissionRefused."""
     name = job_name(session, block)
     lines = [
         "universe = vanilla",
@@ -54,7 +54,7 @@ def describe(site: Site, *, session: str, block: str, files: Sequence[str] = ())
 
 
 def script(site: Site, *, command: str) -> str:
-    """HTCondor does not set PATH and HOME."""
+    """Return a job's script. HTCondor does not set PATH and HOME."""
     init = ["[ -r /etc/profile ] && . /etc/profile", site.provider.worker_init] if site.provider.worker_init else []
     home = '[ -w "$HOME" ] || HOME=${_CONDOR_SCRATCH_DIR:-$PWD}'
     return "\n".join(["#!/bin/bash", "export PATH HOME", home, *init, f"exec {command}"]) + "\n"
@@ -77,8 +77,9 @@ def quoted(text: str) -> str:
 
 
 def gpu_expression(kind: str) -> str:
-    """Return the ClassAd expression for words of a device's name. `a10` matches neither A100 nor A10G. It has no
-    backslash, which submit descriptions and new ClassAds treat differently."""
+    """Return a ClassAd expression that matches a GPU type in a device's name. `a10` matches neither A100 nor A10G. The
+    expression has no backslash, because submit descriptions and new ClassAds treat backslashes differently.
+    """
     words = [word for word in re.split(r"[-_.]+", kind) if word]
     pattern = f"(^|[^a-z0-9]){'[-_. ]*'.join(words)}([^a-z0-9]|$)"
     return f"regexp({quoted(pattern)}, DeviceName, {quoted('i')})"
@@ -136,5 +137,5 @@ def _ends(limit_s: int, options: Sequence[str]) -> list[str]:
 def _options(options: Sequence[str]) -> list[str]:
     for line in options:
         if re.match(r"\s*queue\b(?!\s*=)", line, re.IGNORECASE):
-            raise SubmissionRefused(f"[provider] options: {line!r}: Stoker submits one job a block; remove the line")
+            raise SubmissionRefused(f"[provider] options: {line!r}: Stoker submits one job per block; remove the line")
     return list(options)

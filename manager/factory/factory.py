@@ -1,8 +1,8 @@
-"""The factory's loop: it passes the manager's orders to the threads of the sites, and their updates to the manager.
+"""The factory's loop passes the manager's orders to the threads of the sites, and the threads' updates to the manager.
 
 The loop ends with the session, or if a new manager has started another factory. If the manager is absent for longer
-than the session's lease, waiting blocks are cancelled first. Updates are sent in numbered frames, which are kept until
-acknowledged, and sent again after every connection.
+than the session's lease, waiting blocks are cancelled first. The factory sends updates in numbered frames. It keeps
+each frame until acknowledged, and resends it after every connection.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class FactoryLink:
                 self.dealer.send(frame)
 
     def refresh_address(self) -> None:
-        """Read the manager's address again, which changes with a restart."""
+        """Read the manager's address again, because a restart may change it."""
         try:
             address = self._folder.read().address
         except SessionError as error:  # the next call retries
@@ -119,7 +119,8 @@ class FactoryLink:
 
 class BatchThread(threading.Thread):
     """Runs one keeper's steps and orders, so that a hanging batch system delays no other keeper. The last order returns
-    the jobs that still exist (`left`); others return None."""
+    the jobs that still exist (`left`). Other orders return None.
+    """
 
     def __init__(self, keeper: BlockKeeper, *, say: Callable[[FactoryUpdate | None], None]) -> None:
         super().__init__(name=f"stoker-source-{keeper.name}", daemon=True)
@@ -163,7 +164,7 @@ class BatchThread(threading.Thread):
 
 
 class Factory:
-    """A session's factory. `parent`: the manager's process. `python_path`: import folders of pilots."""
+    """A session's factory. `parent`: process id of the manager. `python_path`: import folders of pilots."""
 
     def __init__(
         self,
@@ -242,7 +243,7 @@ class Factory:
     def _run_once(self) -> None:
         if self._link.came_back():
             if os.getppid() != self._parent:
-                log.info("the manager was started again, with another factory: this factory exits")
+                log.info("a new manager has started another factory: this factory exits")
                 self._ending = self._ending or Ending.OVER
                 return
             self._send_hello()
@@ -269,7 +270,7 @@ class Factory:
             said = self._said.popleft()
             updates.append(said)
             if isinstance(said, BlockUpdate):
-                if said.source:  # the block's site is needed to cancel the block
+                if said.source:  # the factory needs the block's site to cancel the block
                     self._owners.setdefault(said.block, said.source)
                 if said.phase in (BlockPhase.ENDED, BlockPhase.REFUSED):
                     revoke_block_key(self._folder, said.block)
@@ -392,7 +393,7 @@ class Factory:
 
 
 def write_jobs_left(file: Path, left: Sequence[str]) -> None:
-    """On a full disk remove the file, because an empty file means no jobs."""
+    """Write the remaining jobs. On a full disk, remove the file, because an empty file means no jobs."""
     try:
         file.write_text("".join(f"{line}\n" for line in left))
     except OSError as error:

@@ -4,9 +4,9 @@ Each step does up to four things:
 
 1. *Search* for jobs by name: at the start, after a submission with unknown outcome, and every minute. A found job is
    adopted if its block has no job, and otherwise cancelled. Jobs of blocks that the manager did not name are reported.
-2. *Cancel* blocks, and again later if that had no effect.
-3. *Query* all jobs in one command, every `poll_s` seconds, and sooner after a change. A job that `LISTINGS` listings
-   lack counts as over. For a cancelled job one listing suffices.
+2. *Cancel* blocks, and repeat this later if their jobs still exist.
+3. *Query* all jobs in one command, every `poll_s` seconds, and sooner after a change. A job counts as over if
+   `LISTINGS` listings lack the job. For a cancelled job, one listing without the job suffices.
 4. *Submit* one block, unless a submission has an unknown outcome.
 """
 
@@ -58,8 +58,10 @@ _NEW = BatchJobStatus(BlockPhase.ASKED)
 
 @dataclass(slots=True)
 class KeptBlock:
-    """A block that is not over. `told`: last report. `again`: why its job was requeued. `is_unknown`: the manager did
-    not name it. `cancel`: why it is cancelled. `tried`: it was submitted before."""
+    """A block that has not ended. `told`: last report. `again`: why its job was requeued. `is_unknown`: True if the
+    manager did not name the block. `cancel`: why the block is cancelled. `tried`: True if the block was submitted
+    before.
+    """
 
     block: BlockId
     job: str = ""
@@ -82,14 +84,15 @@ class KeptBlock:
 
 
 class Absences:
-    """Counts listings that lack a job, because one may come from a cache. A job is lost after `LISTINGS` listings, over
-    at least `lag_s` seconds, or with `lag_s` 0 after one."""
+    """Counts listings that lack a job, because a listing may come from a cache. A job is lost after `LISTINGS` such
+    listings over at least `lag_s` seconds. If `lag_s` is 0, one listing suffices.
+    """
 
     def __init__(self, *, lag_s: float, clock: Callable[[], float]) -> None:
         self._lag_s = lag_s
         self._clock = clock
         self._missed: dict[Hashable, tuple[int, float]] = {}
-        """By job: number of these listings, and time of the first."""
+        """Number of listings that lack a job, and time of the first, by job."""
 
     def listed(self, job: Hashable) -> None:
         self._missed.pop(job, None)
@@ -106,8 +109,9 @@ class Absences:
 
 
 class BlockKeeper:
-    """Manages one site's blocks, on one thread. `make` opens the batch system. `owners`: sites of blocks. `was_tried`:
-    an earlier factory may have submitted a block."""
+    """Manages one site's blocks, on one thread. `make` opens the batch system. `owners`: site of each block.
+    `was_tried`: True if an earlier factory may have submitted the block.
+    """
 
     def __init__(
         self,
@@ -147,7 +151,7 @@ class BlockKeeper:
         self._unresolved: set[BlockId] = set()
         """Blocks with an unanswered submission, whose jobs a listing may still show."""
         self._given_up: set[str] = set()
-        """Jobs that count as over because listings lack them, to be cancelled again at the end."""
+        """Jobs that count as over because listings lack them. The factory cancels them again at the end."""
 
     # ---- orders
 
@@ -165,7 +169,7 @@ class BlockKeeper:
         for kept in self.blocks.values():
             kept.told, kept.is_unknown = None, kept.block not in theirs
         last = max(self._over, key=_number, default=None)
-        if last is not None and last not in theirs:  # report this end, so that the manager does not reuse the number
+        if last is not None and last not in theirs:  # report the last block's end, or the manager may reuse its number
             self._updates.append(self._over[last])
         if self.trouble:
             self._updates.append(SourceTrouble(self.name, self.trouble))
@@ -224,7 +228,7 @@ class BlockKeeper:
         while True:
             try:
                 batch = self._open_batch_system()
-                if self._clock() - told_at >= CANCEL_AGAIN_S / 3:  # repeated, because listings may lack jobs
+                if self._clock() - told_at >= CANCEL_AGAIN_S / 3:  # repeat, because listings may lack jobs
                     self._cancel_named(batch, self._unresolved)
                     cancelled, told_at = set(), self._clock()
                 if left - cancelled:
@@ -384,7 +388,7 @@ class BlockKeeper:
         elif status.loss is not None or status.again:
             kept.again, kept.loss = status.again, status.loss
         elif kept.phase is BlockPhase.RUNNING:
-            kept.again, kept.loss = "queued again, since it was preempted or its node failed", LossReason.VACATED
+            kept.again, kept.loss = "queued again, because the job was preempted or its node failed", LossReason.VACATED
         is_again = kept.again and status.phase is BlockPhase.PENDING
         reason = f"{kept.again}: {status.reason}" if is_again else status.reason
         expected_at = self._clock() + status.expected_in_s if status.expected_in_s else 0.0
@@ -398,7 +402,7 @@ class BlockKeeper:
         kept = next((kept for kept in self.blocks.values() if kept.phase is BlockPhase.ASKED and not kept.job), None)
         if kept is None or kept.cancel:
             return
-        if kept.tried and self._unanswered >= MOST_UNANSWERED:  # now each block is submitted only once
+        if kept.tried and self._unanswered >= MOST_UNANSWERED:  # from now on, submit each block only once
             text = (
                 f"{self._unanswered} submissions in a row got no answer ({self._no_answer}), and none of their jobs is"
                 " found: the block is not submitted again, because each try may have made a job that Stoker does not"

@@ -68,7 +68,7 @@ class KubernetesBatch:
     def _call_api(self, what: Callable[..., Any], *args: Any, **more: Any) -> Any:
         try:
             return what(*args, **more)
-        except Exception as error:  # error classes may not be importable
+        except Exception as error:  # the error classes of the Kubernetes package may not be importable
             status = getattr(error, "status", 0)
             words = f"Kubernetes: {getattr(error, 'reason', '') or error}"
             if status and 400 <= status < 500 and status not in (408, 429):

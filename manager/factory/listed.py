@@ -1,7 +1,7 @@
-"""PBS, LSF and Grid Engine: one command lists all jobs.
+"""The factory's interface to PBS, LSF and Grid Engine. One command lists all jobs.
 
-For an unlisted job, the accounting (`qacct`, `bhist`) shows how it ended. Without accounting the job is absent, and
-only its output may show how it ended.
+For an unlisted job, the accounting (`qacct`, `bhist`) shows how the job ended. Without accounting, the job is absent,
+and only the job's output may show how it ended.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ _BHIST_ENDS = (
 
 
 class ListedJob(msgspec.Struct, frozen=True):
-    """`expected_at`: wall-clock time of the expected start (0: unknown). `failed`: the job's output may show the
-    cause."""
+    """`expected_at`: wall-clock time of the expected start (0: unknown). `failed`: True if the job's output may show
+    the cause.
+    """
 
     name: str
     phase: BlockPhase
@@ -83,7 +84,7 @@ def _pbs_job(job: dict[str, Any]) -> ListedJob:
         reason = {"S": "suspended", "U": "suspended: its workstation is in use"}.get(state, "")
         return ListedJob(name, BlockPhase.RUNNING, reason or (f"on {job['exec_host']}" if job.get("exec_host") else ""))
     start = job.get("estimated", {}).get("start_time", 0)
-    held = {"H": "held", "W": "waits for its time"}.get(state, "")
+    held = {"H": "held", "W": "waits for its start time"}.get(state, "")
     return ListedJob(name, BlockPhase.PENDING, comment or held, float(start) if isinstance(start, int | float) else 0.0)
 
 
@@ -112,7 +113,7 @@ def _lsf_job(state: str, code: str, host: str, name: str, why: str) -> ListedJob
 
 def read_grid_engine(text: str) -> dict[str, ListedJob]:
     """Read the output of `qstat -xml`; ignore text around the XML. Raises ValueError without XML."""
-    found = re.search(r"<job_info\b.*</job_info>", text, re.DOTALL)  # the inner element has the same name
+    found = re.search(r"<job_info\b.*</job_info>", text, re.DOTALL)  # an inner element is also named `job_info`
     try:
         tree = ElementTree.fromstring(found[0] if found else text) if text.strip() else ElementTree.Element("none")
     except ElementTree.ParseError as error:
@@ -169,7 +170,9 @@ _ACCOUNTING: dict[ProviderKind, tuple[list[str], Callable[[str], ListedJob | Non
     ProviderKind.LSF: (["bhist", "-l"], read_bhist),
     ProviderKind.GRID_ENGINE: (["qacct", "-j"], read_qacct),
 }
-"""The command that shows how a job ended, and its reader. PBS lists ended jobs."""
+"""The command that shows how a job ended, and the reader of its output. PBS needs no entry, because it lists ended
+jobs.
+"""
 _ONE_BY_ONE = 3
 _PBS_ID = re.compile(r"\d+(\[\d*\])?(\.\S+)?")
 

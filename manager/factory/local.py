@@ -27,7 +27,9 @@ def shell_command_for_pilot(worker_init: str, command: str) -> str:
 
 
 class LocalBatch:
-    """Pilots on this machine. `folder`: for their output. `worker_init`: shell code that runs before a pilot."""
+    """Pilots on this machine. `folder`: folder for the output of pilots. `worker_init`: shell code that runs before a
+    pilot.
+    """
 
     def __init__(self, *, session: str, folder: Path, command: Callable[[BlockId], str], worker_init: str = "") -> None:
         self._session = session

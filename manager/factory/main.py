@@ -3,8 +3,8 @@
 Two locks (flock) in the session folder ensure that a session has one factory.
 
 - A factory locks `factory.lock`. A second factory waits for this lock, and kills the first after `TURN_LIMIT_S`.
-- Every command of a batch system inherits `commands.lock`, and keeps it after its factory's death. The new factory must
-  not repeat a submission in progress, so it waits for the command's time limit, and then kills the command.
+- Every command of a batch system inherits `commands.lock`, and keeps this lock after the factory dies. The new factory
+  must not repeat a submission in progress, so it waits for the command's time limit, and then kills the command.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _MODULE = "stoker.manager.factory.main"
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="stoker-factory", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--session", required=True, metavar="DIR", help="session folder, with its site files and keys")
-    parser.add_argument("--parent", type=int, default=os.getppid(), metavar="PID", help="its manager's process")
-    parser.add_argument("--turn-limit-s", type=float, default=TURN_LIMIT_S, help="for the previous factory to exit")
-    parser.add_argument("--end-limit-s", type=float, default=END_LIMIT_S, help="for jobs to end after the session")
+    parser.add_argument("--parent", type=int, default=os.getppid(), metavar="PID", help="process id of the manager")
+    parser.add_argument("--turn-limit-s", type=float, default=TURN_LIMIT_S, help="seconds for the old factory to exit")
+    parser.add_argument("--end-limit-s", type=float, default=END_LIMIT_S, help="seconds for the session's jobs to end")
     options = parser.parse_args(arguments)
     folder = SessionFolder(options.session)
     keep_log(folder.path / "factory.log")
@@ -115,7 +115,7 @@ def acquire_command_lock(file: Path, *, limit_s: float) -> None:
                 log.warning("%s has run for longer than %s: it is killed", holder, show_seconds(limit_s))
                 commands.kill_tree(holder.pid)
             if not _wait(descriptor, limit_s=_AFTER_KILL_S):
-                log.warning("that command does not end, %s: the factory waits no longer", _holders(file))
+                log.warning("the command does not end, %s: the factory continues without waiting", _holders(file))
                 os.close(descriptor)
                 return
         log.info("that command has ended, after %s", show_seconds(time.monotonic() - began))

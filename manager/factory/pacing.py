@@ -12,12 +12,13 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 BURST, A_MINUTE = 36.0, 3.8
-"""For a poll period of `_POLL_S`, slightly below the limits of strict sites (40 and 4)."""
+"""Requests in a burst and per minute, for a poll period of `_POLL_S`. Strict sites allow 40 and 4."""
 _POLL_S = 10.0
 FOR_SUBMISSIONS, FOR_QUERIES = 4.0, 6.0
 _STRETCH, _SLOW = 2.5, 4.0
-"""The next query waits `_STRETCH` poll periods if less than half of the tokens are left, and at least `_SLOW` times as
-long as the last query took."""
+"""The next query waits `_STRETCH` poll periods if less than half of the tokens are left. The wait is also at least
+`_SLOW` times the duration of the last query.
+"""
 _ROUNDING = 1e-6
 _LEAST_WAIT_S = 0.01
 
@@ -51,12 +52,12 @@ class Pacer:
             self._sleep(wait_s)
 
     def wait_s(self, *, leaving: float) -> float:
-        """Return the seconds until a request can be sent that leaves `leaving` tokens."""
+        """Return the seconds until a request can be sent so that `leaving` tokens remain."""
         with self._lock:
             return self._seconds_until(leaving + 1.0)
 
     def poll_period_s(self, poll_s: float, *, took_s: float) -> float:
-        """Return the seconds between queries: more with few tokens, or after a long query."""
+        """Return the seconds between two queries: more if few tokens are left or the last query was long."""
         with self._lock:
             stretch = _STRETCH if self._seconds_until(self.burst / 2) else 1.0
         return max(stretch * poll_s, _SLOW * took_s)
@@ -84,7 +85,7 @@ def in_words(poll_s: float) -> str:
 
 
 class Listing(Generic[T]):
-    """The output of one command about all jobs. One thread runs it; other threads wait."""
+    """The output of one command about all jobs. One thread runs the command, and other threads wait."""
 
     def __init__(self, *, fresh_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._fresh_s, self._clock = fresh_s, clock

@@ -1,7 +1,7 @@
 """The command that starts a pilot, and the key pair of its block. The command contains no secret.
 
 A block's key pair exists from before its job is submitted until the block ends. A node receives only the key of its own
-block, which the manager accepts only for pilots of that block (`manager.live.admission`).
+block. The manager accepts this key only for pilots of that block (`manager.live.admission`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def is_block_key_issued(folder: SessionFolder, block: str) -> bool:
 
 
 def revoke_block_key(folder: SessionFolder, block: str) -> None:
-    # If the file system does not answer, the key may remain: no pilot of this block can use it any more.
+    # If the file system does not answer, the key file may remain. It is harmless, because no pilot of this block can
+    # use it any more.
     with suppress(OSError, SessionError):
         folder.block_key_file(block).unlink(missing_ok=True)
 

@@ -30,13 +30,13 @@ _UNKNOWN = "Invalid job id"
 _TRIES = 3
 _VACATED = ("queued again by Slurm", LossReason.VACATED)
 _ONE_BY_ONE = 3
-"""For more uncertain jobs, one `scontrol` lists all jobs."""
+"""Up to this number of jobs, each job gets its own `scontrol`."""
 _AT_ONCE = 100
 
 
 @dataclass(slots=True)
 class _Run:
-    """The last run of a job: its nodes, and why it ended. `tries`: number of searches for this reason."""
+    """The last run of a job: its nodes, and why it ended. `tries`: number of attempts to find this reason."""
 
     nodes: str
     tries: int = 0
@@ -61,7 +61,7 @@ class SlurmBatch:
             self._listing.forget()
 
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
-        """Return the statuses of jobs. Cancel jobs that Slurm holds permanently."""
+        """Also cancel jobs that Slurm holds permanently."""
         rows = self._listing.read(self._run_squeue)
         now = time.time()
         rows = rows | self._run_scontrol([job for job in jobs if self._needs_scontrol_check(job, rows.get(job))])

@@ -1,7 +1,7 @@
-"""Pure readers of the output of Slurm's commands. Formats are those of Slurm 22.05 and later; other lines are ignored.
+"""Pure functions that read the output of Slurm's commands.
 
-`--json` is not used: the JSON of `squeue` changes types between releases, ignores filters in some releases, and needs
-an optional plugin.
+Formats are those of Slurm 22.05 and later; other lines are ignored. `--json` is not used: the JSON of `squeue` changes
+types between releases, ignores filters in some releases, and needs an optional plugin.
 """
 
 from __future__ import annotations
@@ -77,8 +77,9 @@ _REQUEUED = {
 
 
 class AccountedJob(msgspec.Struct, frozen=True):
-    """`state`: in Slurm's long form. `exit_code`: code and signal, as in `1:0`. `start`: wall-clock time. `folder`: of
-    the submission, up to the first line break."""
+    """`state`: job state in Slurm's long form. `exit_code`: code and signal, as in `1:0`. `start`: wall-clock time.
+    `folder`: submission folder, up to the first line break.
+    """
 
     job: str
     state: str
@@ -139,7 +140,7 @@ def read_scontrol(text: str) -> dict[str, AccountedJob]:
     """Read `scontrol show job -o`, one line per job. A job array is one job."""
     rows: dict[str, AccountedJob] = {}
     for line in text.splitlines():
-        found: dict[str, str] = dict(reversed(_FIELD.findall(line)))  # the first of equal keys
+        found: dict[str, str] = dict(reversed(_FIELD.findall(line)))  # the first of two equal keys counts
         if "JobId" not in found or "JobState" not in found:
             continue
         job = found.get("ArrayJobId") or found["JobId"]
@@ -165,7 +166,7 @@ def job_status(row: AccountedJob, *, now: float, output: Iterable[str] = ()) -> 
         if reason in _HELD_BY_A_PERSON:
             reason += f", until `scontrol release {row.job}`"
         expected_in_s = max(0.0, row.start - now) if row.start else 0.0
-        if expected_in_s > _TOO_FAR_S:  # Slurm counts jobs without a time limit as a year
+        if expected_in_s > _TOO_FAR_S:  # Slurm estimates a job without a time limit as one year long
             expected_in_s = 0.0
         no_node = _NO_NODE.match(reason) is not None
         return BatchJobStatus(BlockPhase.PENDING, _add_advice(reason), expected_in_s, no_node=no_node)
@@ -185,7 +186,7 @@ def gone(output: Iterable[str]) -> BatchJobStatus:
 
 
 def requeued(sacct: str, output: Iterable[str]) -> tuple[str, LossReason] | None:
-    """Return why Slurm requeued a job, if known. `sacct`: its runs, oldest first."""
+    """Return why Slurm requeued a job, if known. `sacct`: accounting lines of its runs, oldest first."""
     for line in reversed(sacct.splitlines()):
         fields = line.split("|")
         state = fields[1].partition(" ")[0] if len(fields) == 4 else ""

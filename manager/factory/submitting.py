@@ -65,7 +65,7 @@ _NOT_NOW = re.compile(
 _NO_ANSWER = re.compile(r"timed out on send/recv|zero bytes were transmitted|connection reset", re.IGNORECASE)
 """Errors after which the scheduler may have accepted the job."""
 _WAITS_FOR_ROOM = re.compile(r"temporarily unable to accept job|resource temporarily unavailable", re.IGNORECASE)
-"""Errors while Slurm's queue is full, and the job was not accepted."""
+"""Errors of a full Slurm queue, which did not accept the job."""
 _FULL = re.compile(
     # Slurm prints the limit's name since 20.11; earlier versions print all limits in one sentence.
     r"\b(Assoc|QOS)\w*Submit\w*Limit\b|^(?!.*\b(Assoc|QOS)\w).*job submit limit"
@@ -87,7 +87,7 @@ def is_temporary_submission_error(words: str) -> bool:
 
 def add_advice_to_submission_error(words: str) -> str:
     if _WAITS_FOR_ROOM.search(words):
-        return f"{words}: Slurm's own queue is full (MaxJobCount), for all users; Stoker tries until Slurm takes jobs"
+        return f"{words}: Slurm's own queue is full (MaxJobCount), for all users; Stoker tries until Slurm accepts jobs"
     if _FULL.search(words):
         return (
             f"{words}: a limit of jobs in the queue is reached; Stoker submits again when some of them end; to stay"
@@ -111,7 +111,7 @@ class Submitter:
         self._site = site
 
     def submit(self, block: BlockId, allowed: AllowedNodes) -> str:
-        """Submit the job of a block. Raises SubmissionRefused, BatchTrouble."""
+        """Raises SubmissionRefused, BatchTrouble."""
         name, site = job_name(self.session, block), placed(self._site, allowed)
         script = render(site, job=name, command=self._command(block))
         self.folder.mkdir(mode=0o700, exist_ok=True)
@@ -175,9 +175,10 @@ def render(site: Site, *, job: str, command: str) -> str:
 
 
 def _launch(given: Provider, command: str) -> str:
-    """Return the shell command that starts one pilot per node. On one node, the pilot replaces the batch shell: so
-    Slurm sends SIGTERM KillWait seconds before SIGKILL, and not at the start of a GraceTime, in which the pilot still
-    works."""
+    """Return the shell command that starts one pilot per node. On one node, the pilot replaces the batch shell. Slurm
+    then sends SIGTERM KillWait seconds before SIGKILL. It sends no SIGTERM at the start of a GraceTime, during which
+    the pilot still works.
+    """
     if given.nodes == 1:
         return f"exec {command}"
     again = shlex.quote(f"{given.worker_init}\nexec {command}")

@@ -1,1 +1,1 @@
-"""Studies: scenarios from files are simulated in processes, measured and plotted."""
+"""Simulates scenarios from files in separate processes, and measures and plots the runs."""

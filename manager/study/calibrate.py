@@ -2,10 +2,10 @@
 
 The module replays the session's journal through the manager's core, whose commands show which pilots loaded libraries
 and which libraries received calls. Pilots become sources of the world, one per kind of node. A context's load time is
-the mean of its loads, per kind of device. The run time of a context's calls is their mean, or for different numbers of
-items a fixed time plus a time per item (least squares). The extra time of a library's first call is its warm-up. The
-gap between two calls of a library is the library's own time, plus the time of two messages if the second call was sent
-after the first call ended. Links are not modelled. Calls keep their recorded arrival times.
+the mean of its loads, per kind of device. The run time of a context's calls is their mean. If calls have different
+numbers of items, it is a fixed time plus a time per item (least squares). The extra time of a library's first call is
+its warm-up. The gap between two calls of a library is the library's own time. If the second call was sent after the
+first call ended, the gap also includes two messages. Links are not modelled. Calls keep their recorded arrival times.
 """
 
 from __future__ import annotations
@@ -50,9 +50,10 @@ class RecordedLoad(msgspec.Struct, frozen=True):
 
 
 class RecordedRun(msgspec.Struct, frozen=True):
-    """A run of a call. `first`: the library's first. `waiting`: sent before the library was free.
+    """A run of a call. `first`: True for the first run in each slot of a library. `waiting`: True if the call was sent
+    before the library was free.
 
-    `between_s`: seconds in which the library could have run it but did not (-1: unknown, for several slots).
+    `between_s`: seconds during which a free library had the call but did not run it (-1: unknown, for several slots).
     """
 
     recipe: str
@@ -93,7 +94,7 @@ class RecordedSession:
         self.advice: dict[str, dict[str, ContextAdvice]] = {}
         self.loads: list[RecordedLoad] = []
         self.runs: list[RecordedRun] = []
-        self.asked: dict[int, Arrival] = {}  # Context = recipe key
+        self.asked: dict[int, Arrival] = {}  # the context of each arrival is a recipe key
         self.ended: dict[int, float] = {}
         self.stays: dict[str, RecordedStay] = {}
         self._libraries: dict[int, _LoadedLibrary] = {}

@@ -18,7 +18,9 @@ from stoker.manager.study.statistics import MeanEstimate, estimate
 
 
 class Column(msgspec.Struct, frozen=True):
-    """A column: one number per run. `of_all`: no mean if a run lacks it. `may_lack`: hidden if it is 0 in all rows."""
+    """A column: one number per run. `of_all`: no mean is shown if a run lacks the number. `may_lack`: the column is
+    hidden if all its values are 0.
+    """
 
     key: str
     title: str
@@ -128,8 +130,8 @@ _TIME = Criterion(
 
 
 def choose_ranking_criterion(scenario: Scenario, runs: Sequence[FinishedRun]) -> Criterion:
-    """Return the criterion: met deadlines, or items per second if calls failed, or wait times if calls arrive
-    separately, or the end of the run, or items per second if a run was cut off.
+    """Return the first criterion that applies: met deadlines if calls have deadlines; items per second if calls failed;
+    wait times if calls arrive separately; the end of the run if all runs completed; else items per second.
     """
     if any(run.figures.in_time is not None for run in runs):
         return _IN_TIME

@@ -1,8 +1,9 @@
 """The measurements that `stoker plan` uses, and their reliability.
 
-The performance store describes functions and contexts, records of managers (`stoker.contexts.performance`) and the site
-file the site. Pilots are lost at a constant rate: lost pilots by connected time of all pilots (the maximum-likelihood
-estimate for censored exponential times). The cost per input is the same in calls of any size.
+The performance store describes functions and contexts. Records of managers (`stoker.contexts.performance`) and the site
+file describe the site. The rate of lost pilots is assumed constant: lost pilots divided by the connected time of all
+pilots (the maximum-likelihood estimate for censored exponential times). The cost per input is assumed equal in calls of
+any size.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from stoker.protocol.blocks import PilotEnd
 from stoker.site import Site
 from stoker.units import show_seconds
 
-RUNS, LOADS, WAITS = (30, 5), (3, 1), (10, 3)  # Measurements for a good, and for a fair forecast
+RUNS, LOADS, WAITS = (30, 5), (3, 1), (10, 3)  # Number of measurements for a good forecast, and for a fair forecast
 ANOTHER_DAY = 0.1
 UNKNOWN_MEMORY_BYTES = 16_000_000_000
 _SHOWN_SIMILAR = 3
@@ -136,7 +137,7 @@ def gather(
     else:
         reasons = _reasons_of_function(work, expected if target == chosen else "", facts=facts, kind=chosen, load=load)
     if target != chosen:
-        text = f"by other calls of its context, {target} takes {slower:.2f} times as long"
+        text = f"according to other calls of its context, {target} takes {slower:.2f} times as long"
         reasons.append(Reason(text, Sureness.FAIR))
     return Evidence(
         kind=target, devices=devices,
@@ -150,7 +151,9 @@ def gather(
 
 
 def _measured(store: MeasuredCosts, work: Work) -> tuple[Mapping[str, Estimate], Mapping[str, Estimate]]:
-    """Return the estimates for the function's context by device kind: all kinds, and those on which it ran."""
+    """Return estimates for the function's context by device kind: first for all kinds, then for the kinds on which the
+    function ran.
+    """
     recipes = store.recipes_of(work.function)
     found = store.estimates(recipes[0].recipe) if recipes else {}
     useful = {kind: facts for kind, facts in found.items() if work.function in facts.functions}
@@ -172,7 +175,9 @@ def _nearest_kind(expected: str, measured: Mapping[str, Estimate]) -> str:
 
 
 def _choose_kind_by_speed(expected: str, chosen: str, found: Mapping[str, Estimate]) -> str:
-    """Return the kind that the site file names if its speed relative to the measured kind is known, else that kind."""
+    """Return the kind that the site file names, if its speed relative to the measured kind is known; else the measured
+    kind.
+    """
     if _matches_kind(expected, chosen) or not found[chosen].speed:
         return chosen
     return next((kind for kind in sorted(found) if _matches_kind(expected, kind) and found[kind].speed), chosen)
@@ -219,7 +224,10 @@ def _reasons_of_estimate(
     some = ", ".join(similar[:_SHOWN_SIMILAR])
     more = f" and {len(similar) - _SHOWN_SIMILAR} more" if len(similar) > _SHOWN_SIMILAR else ""
     spread = f"give or take {_share(_relative_deviation(run.sd, run.mean))}, by {some}{more}"
-    ran = f"no call of {work.called} was measured; one is estimated to run {show_seconds(run.mean)} on {kind}, {spread}"
+    ran = (
+        f"no call of {work.called} was measured; a call is estimated to run"
+        f" {show_seconds(run.mean)} on {kind}, {spread}"
+    )
     loads = "the time of a load is not known, and assumed to be zero"
     if load.count:
         loads = f"its context is estimated to load in {show_seconds(load.mean_s)}"
@@ -243,7 +251,7 @@ def _reasons_of_site(site: Site, seen: Availability, *, devices: int, is_seen: b
     if waits:
         longest = max(wait.wait_s for wait in seen.waits)
         typical = show_seconds(fmean(wait.wait_s for wait in seen.waits))
-        text = f"blocks waited {typical} on the mean, {show_seconds(longest)} at the longest ({waits} were seen)"
+        text = f"blocks waited {typical} on average, at most {show_seconds(longest)} ({waits} were seen)"
     else:
         text = f"no block of {site.name} was seen yet: blocks are assumed to start at once"
     reasons.append(Reason(text, _level(waits, WAITS)))

@@ -1,4 +1,4 @@
-"""Files of a simulated run's event log: Parquet, and a timeline for Perfetto."""
+"""Writes a simulated run's event log as a Parquet file and as a timeline for Perfetto."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ MOST_CALLS = 200_000  # Maximum number of calls in a run for which each call has
 
 _RUN, _BLOCKS, _FIRST_PILOT = 1, 2, 10
 _OWN_ROW = 0
-_SHORT_GAP_S = 0.002  # Longer gaps between calls are drawn, if they are longer than a tenth of a call
+_SHORT_GAP_S = 0.002  # Seconds; a longer gap between calls is drawn if it also exceeds a tenth of a call
 
 TraceEvent = dict[str, Any]
 
@@ -131,7 +131,7 @@ def events_of(log: EventLog, curves: Curves, *, most_calls: int = MOST_CALLS) ->
 
 @dataclass(slots=True)
 class _Span:
-    """The bar of one or more calls in a row of a library."""
+    """A bar of one or more calls, in one timeline row of a library."""
 
     first: int
     began_at: float

@@ -91,7 +91,7 @@ class Measures(msgspec.Struct, frozen=True):
 
 
 def measure(log: EventLog, *, until_s: float | None = None) -> Measures:
-    """Compute the measures of a run from its event log. `until_s`: time at which the run was stopped."""
+    """`until_s`: time at which the run was stopped."""
     return _Pass(log).result(until_s)
 
 
@@ -101,7 +101,7 @@ class _Pass:
         self.completed, self.devices, self.queue = Steps(), Steps(), Steps()
         self.waits_s, self.turnarounds_s = array("d"), array("d")
         self.calls = self.failed = self.waiting = 0
-        self.left = 0  # Number of calls that have not ended, in logs of counted calls
+        self.left = 0  # Number of calls that have not ended, if the log only counts calls
         self.began_at = self.ended_at = self.items = self.useful_s = self.lost_s = self.loading_s = 0.0
         self.shared_bytes = self.peer_bytes = 0.0
         self.open: dict[int, float] = {}
@@ -110,7 +110,7 @@ class _Pass:
         self.parts: dict[tuple[int, int], float] = {}
         """Time at which a gang member began its part of a call, by library and call."""
         self.again: set[int] = set()
-        self.devices_of: dict[int, float] = {}  # Of each library that uses several devices
+        self.devices_of: dict[int, float] = {}  # Number of devices of each library that uses several devices
         self.due: dict[int, float] = {}
         self.late: dict[int, bool] = {}  # By call with a known outcome: True if the deadline was missed
         self.loading: dict[int, float] = {}
@@ -171,7 +171,7 @@ class _Pass:
             case Happened.PILOT_CAME:
                 self.here[pilot] = value
                 self.devices.set(at_s, sum(self.here.values()))
-            case Happened.PILOT_WENT if self.here.pop(pilot, None) is not None:  # else it never connected
+            case Happened.PILOT_WENT if self.here.pop(pilot, None) is not None:  # otherwise the pilot never connected
                 self.devices.set(at_s, sum(self.here.values()))
             case Happened.BYTES_SHARED:
                 self.shared_bytes += value
@@ -262,7 +262,9 @@ class _Pass:
 
 
 class TokenFigures(msgspec.Struct, frozen=True):
-    """Quantiles of seconds over ended calls to engines. `met`: calls whose tokens were all in time (SLINFER eq. 1)."""
+    """Quantiles of token times in seconds, over ended calls to engines. `met`: calls whose tokens were all in time
+    (SLINFER eq. 1).
+    """
 
     objectives: int
     met: int
@@ -279,7 +281,7 @@ class TokenFigures(msgspec.Struct, frozen=True):
 
 def token_figures(log: EventLog) -> TokenFigures | None:
     """Return the quantiles of token times, or None if no call to an engine ended."""
-    counted = Happened.CALLS_CAME in log.what  # in counted logs a row has a time and its number of calls
+    counted = Happened.CALLS_CAME in log.what  # if the log counts calls, a row has a time and the number of such calls
     kinds = (Happened.TOKEN_FIRST, Happened.TOKEN_MEAN, Happened.TOKEN_GAP, Happened.TOKEN_LATE)
     found = {what: array("d") for what in kinds}
     for what, call, value in zip(log.what, log.call, log.value, strict=True):

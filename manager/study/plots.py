@@ -1,4 +1,4 @@
-"""Curves of runs with few points, and plots as PNG and SVG. Equal runs produce equal files.
+"""Reduces curves of runs to few points, and plots them as PNG and SVG. Equal runs produce equal files.
 
 Each policy has one line: the median over its seeds, in a band from minimum to maximum.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 POINTS = 1_000
-SHARES = tuple(number / 200 for number in range(201))  # At which quantiles of wait and turnaround times are stored
+SHARES = tuple(number / 200 for number in range(201))  # Shares for the quantiles of wait and turnaround times
 
 
 class Curves(msgspec.Struct, frozen=True):

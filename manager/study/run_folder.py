@@ -112,7 +112,7 @@ def write(
     folder: Path, scenario: Scenario, runs: Sequence[FinishedRun], results: StudyResults
 ) -> Iterator[WrittenFiles]:
     logs = tuple(sorted(run.log for run in runs))
-    yield WrittenFiles("logs", logs, "an event a row, for polars or pandas")
+    yield WrittenFiles("logs", logs, "one event per row, for polars or pandas")
     names = (name_of_copy(name, alone=f"{POLICIES}/{number}") for number, name in enumerate(scenario.policies))
     kept = replace(scenario, policies=tuple(names))
     yield WrittenFiles("scenario", (_text(folder / SCENARIO, scenario_to_toml(kept)),), "what was simulated")
@@ -123,7 +123,7 @@ def write(
         curves = {label(policy): [run.curves for run in runs if run.policy == policy] for policy in policies}
         try:
             paths = write_plots(folder, curves, title=scenario.name)
-            about = "done, devices and queue over time; how long calls took"
+            about = "items done, devices and queue over time; wait and turnaround times"
             yield WrittenFiles("plots", tuple(map(str, paths)), about)
         except StokerError as error:
             yield WrittenFiles("plots", (), str(error))

@@ -104,7 +104,7 @@ class Workers(Generic[Task, Result]):
             code = process.exitcode or 0
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
             task = self._tasks[connection]
-            raise DiedError(f"the process that did {task} died ({how})", task=task, how=how, code=code) from None
+            raise DiedError(f"the process that ran {task} died ({how})", task=task, how=how, code=code) from None
 
 
 @contextlib.contextmanager
@@ -137,7 +137,7 @@ def _run_tasks(connection: Connection, do: Callable[[Any, Tell], Any]) -> None:
 
 TellProgress = Callable[[str, int, float, int], None]  # Policy, seed, simulated time in seconds, number of ended calls
 STUCK_S = 10 * 86_400.0  # A run is stopped if no call ends for this many simulated seconds
-MOST_STILL = 200  # ... or after this many progress reports (millions of events) at the same simulated time
+MOST_STILL = 200  # A run is stopped after this many progress reports (4 million events) at the same simulated time
 
 
 class FinishedRun(msgspec.Struct, frozen=True):
@@ -156,7 +156,7 @@ def run_all(
     scenario: Scenario, *, policies: Sequence[str], seeds: Sequence[int], folder: Path, jobs: int = 1,
     tell: TellProgress | None = None,
 ) -> Generator[FinishedRun, None, None]:  # fmt: skip
-    """Simulate every policy and seed, and yield each run at its end. Only runs of the first policy get a bound."""
+    """Simulate every policy and seed, and yield each run at its end. Only the first policy's runs get a lower bound."""
     todo = [_PlannedRun(policy, seed, number == 0) for seed in seeds for number, policy in enumerate(policies)]
     do = functools.partial(_simulate_run, scenario=scenario, folder=folder)
     hear = tell or _ignore_progress
@@ -200,7 +200,7 @@ def simulate_once(
     scenario: Scenario, *, policy: str, seed: int, folder: Path, bound: bool = False,
     tell: TellProgress = _ignore_progress,
 ) -> FinishedRun:  # fmt: skip
-    """Simulate a scenario once. Raises SimulationError and ConfigError."""
+    """Raises SimulationError and ConfigError."""
     began = time.perf_counter()
     policies = find(policy).make()
     world = limited(scenario.world, policies.awareness)
@@ -241,7 +241,7 @@ class StallWatch:
         if now_s - self._since_s > STUCK_S:
             since = show_seconds(self._since_s) if self._ended else "the beginning"
             raise SimulationError(
-                f"no call has ended since {since}, and it is {show_seconds(now_s)}: either "
+                f"no call has ended since {since}, and the simulated time is {show_seconds(now_s)}: either "
                 'calls are lost repeatedly, or the policy forgets them; until = "…" cuts a run off'
             )
         self._still = self._still + 1 if now_s == self._now_s else 0

@@ -37,7 +37,7 @@ class Override(NamedTuple):
     path: tuple[str, ...]
 
 
-_NAMED = (("world", "contexts"), ("world", "devices"))  # Tables with named entries, of which `--set` adds none
+_NAMED = (("world", "contexts"), ("world", "devices"))  # Tables with named entries, to which `--set` adds no entry
 
 
 def apply_override(data: dict[str, Any], text: str, *, top: Collection[str], world: Collection[str]) -> Override:
@@ -123,7 +123,7 @@ class CallDetail(enum.Enum):
 
 
 class Outputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The files that a simulation writes. `calls`: log a row per event of a call, or numbers of calls per second."""
+    """The files that a simulation writes. `calls`: log one row per event of a call, or the call count per second."""
 
     calls: CallDetail = CallDetail.EACH
     plots: bool = True
@@ -190,7 +190,7 @@ def load_scenario(path: str | os.PathLike[str], *, changes: Sequence[str] = ()) 
 
 
 def parse_scenario(text: str, *, file: str, folder: Path, changes: Sequence[str] = ()) -> Scenario:
-    """Return the scenario of `text`. `file`: the file's name in error messages."""
+    """`file`: the file's name in error messages."""
     data = parse_toml(text, file=file)
     made = [apply_override(data, change, top=_TOP, world=_WORLD) for change in changes]
     _make_absolute(data, folder)

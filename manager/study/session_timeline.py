@@ -1,6 +1,6 @@
 """The timeline of a real session for Perfetto (ui.perfetto.dev), from its journal.
 
-Each pilot is a process in the timeline, each slot of a library a row with the load and a bar for each call. If one
+Each pilot is a process in the timeline. Each slot of a library is a row with the load and a bar for each call. If one
 message reports several ended calls, their bars are drawn in sequence, and the last bar ends when the message arrives.
 """
 

@@ -46,7 +46,7 @@ def estimate(values: Sequence[float]) -> MeanEstimate:
 def difference(values: Sequence[float], others: Sequence[float]) -> MeanEstimate:
     """Return the mean of `values` - `others`, seed by seed."""
     if len(values) != len(others):
-        raise ValueError(f"{len(values)} runs and {len(others)}: a difference is taken seed by seed")
+        raise ValueError(f"{len(values)} runs and {len(others)} runs cannot be compared seed by seed")
     return estimate([value - other for value, other in zip(values, others, strict=True)])
 
 
@@ -62,7 +62,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 @lru_cache(maxsize=256)
 def t_quantile(share: float, *, degrees: int) -> float:
-    """Return a quantile of Student's t. `share`: at least 0.5, below 1."""
+    """`share`: at least 0.5, below 1."""
     if not (0.5 <= share < 1.0 and degrees >= 1):
         raise ValueError(f"no quantile {share} of t with {degrees} degrees of freedom")
     low, high = 0.0, math.pi / 2

@@ -1,7 +1,7 @@
 """Recorded workloads as calls, from CSV and JSON files, plain or gzipped.
 
-In formats with dates or clocks, times count from the first row. Rows must be in order of time; only the rows of the
-Philly trace are sorted. A job on n GPUs (Philly, ElasticFlow) becomes n independent calls of its length. A request
+In formats with dates or clocks, times count from the first row. Rows must be in order of time. The reader sorts only
+the rows of the Philly trace. A job on n GPUs (Philly, ElasticFlow) becomes n independent calls of its length. A request
 (Azure, SLINFER) is one item, and policies know only its input length.
 """
 
@@ -173,7 +173,7 @@ def arrivals_of(
 
 
 def read_trace(trace: Trace, *, folder: Path, contexts: Collection[str] = ()) -> Iterator[Arrival]:
-    """Return the calls of a trace in order of time. Raises ConfigError, for later rows during the iteration."""
+    """Return the calls of a trace in order of time. Raises ConfigError, for a wrong later row during the iteration."""
     path = (folder / Path(trace.file).expanduser()).absolute()
     is_plain = trace.format is TraceFormat.CSV
     found = _plain(path, trace, contexts) if is_plain else _READERS[trace.format](path, trace, _Names(trace))
@@ -230,7 +230,7 @@ class _Clock:
 
     def at(self, row: TableRow, time_s: float, *, since_first: bool = True) -> float:
         if time_s < self._last:
-            raise row.wrong(self._field, f"the time goes back, by {self._last - time_s:g} s from the row before")
+            raise row.wrong(self._field, f"the time is {self._last - time_s:g} s earlier than in the row before")
         self._last = time_s
         if self._first is None:
             self._first = time_s if since_first else 0.0
@@ -346,7 +346,7 @@ def _slinfer(path: Path, trace: Trace, names: _Names) -> Iterator[Arrival]:
             if context is None:
                 raise wrong("HashFunction", "the call has no context; name a context in contexts")
             if not last_s <= at_s < math.inf:
-                raise wrong(field, f"the time goes back, from {last_s:g} s to {at_s:g} s")
+                raise wrong(field, f"the time decreases from {last_s:g} s to {at_s:g} s")
             if not all(0 <= size <= _MOST for size in sizes):
                 raise wrong(f"input[{number}]", f"{sizes} are not lengths in tokens")
             last_s = at_s

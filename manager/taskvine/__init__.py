@@ -1,1 +1,1 @@
-"""TaskVine's settings for a site, and requests that such a site refuses. `stoker.pilot.taskvine` runs the workers."""
+"""TaskVine's settings for a site, and checks of unsupported requests. `stoker.pilot.taskvine` runs the workers."""

@@ -20,8 +20,7 @@ WORKER = "worker"
 def make_vine_plan(
     site: Site, *, session: str = "", kept: bool = False, python: str = "", search_path: str = ""
 ) -> VinePlan:
-    """Return the TaskVine plan of a site. `session`: for names or attributes of worker jobs. `kept`: it outlives
-    programs."""
+    """`session`: session id in names or attributes of worker jobs. `kept`: True if the session outlives programs."""
     provider, pilot = site.provider, site.pilot
     is_local = provider.kind is ProviderKind.LOCAL
     least = max(1, pilot.min_blocks, pilot.init_blocks)

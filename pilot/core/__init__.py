@@ -1,1 +1,1 @@
-"""The decisions of a pilot, as pure functions of state, event and time."""
+"""Pure functions that decide what a pilot does, from its state, an event and the time."""

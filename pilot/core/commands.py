@@ -22,7 +22,7 @@ class _Command(msgspec.Struct, frozen=True, gc=False):
 
 # ---- messages
 class Tell(_Command, frozen=True, gc=False):
-    """Send the manager a message, which is resent until acknowledged."""
+    """Send a message to the manager, and resend it until acknowledged."""
 
     message: FromPilot
 
@@ -34,7 +34,7 @@ class Beat(_Command, frozen=True):
 
 
 class PassOn(_Command, frozen=True, gc=False):
-    """Send pieces of results in an unnumbered frame, if the pilot is connected."""
+    """Send pieces of a call's result if connected. The frame has no number and is not resent."""
 
     message: CallYielded
 
@@ -46,7 +46,7 @@ class Greet(_Command, frozen=True):
 
 
 class Acknowledged(_Command, frozen=True):
-    """Drop the kept frames up to `sequence`, which the manager has acknowledged."""
+    """Drop the kept frames up to number `sequence`, because the manager has acknowledged them."""
 
     sequence: int
 
@@ -58,13 +58,13 @@ class TellLibrary(_Command, frozen=True, gc=False):
 
 # ---- processes
 class Prepare(_Command, frozen=True):
-    """Create a library's folder. The answer is `LibraryPrepared`."""
+    """Create a library's folder. `LibraryPrepared` reports the result."""
 
     ordered: StartLibrary
 
 
 class StartProcess(_Command, frozen=True):
-    """Start the process of a library. `objects`: paths of objects, by cache name or snapshot form."""
+    """`objects`: paths of objects by cache name, and paths of snapshots by form."""
 
     ordered: StartLibrary
     objects: Mapping[str, str]
@@ -72,13 +72,13 @@ class StartProcess(_Command, frozen=True):
 
 
 class KillProcess(_Command, frozen=True):
-    """Kill the process of a library. The answer is `ProcessEnded`."""
+    """`ProcessEnded` reports the end."""
 
     library: LibraryId
 
 
 class KillZygote(_Command, frozen=True):
-    """Kill the zygote that hangs in an import before it forks this library."""
+    """Kill the zygote of this library, because an import hangs before the fork."""
 
     library: LibraryId
 
@@ -91,20 +91,20 @@ class Forget(_Command, frozen=True):
 
 
 class Observe(_Command, frozen=True):
-    """Read the running calls and the memory of a library now. The answer is `Observed`."""
+    """Read the running calls and the memory of a library now. `Observed` reports the values."""
 
     library: LibraryId
 
 
 class WeighOffer(_Command, frozen=True):
-    """Examine the engines on a library's devices for an offered call. The answer is `OfferWeighed`."""
+    """Collect the state of the engines on a library's devices for an offered call. `OfferWeighed` reports the state."""
 
     order: RunCalls
 
 
 # ---- objects
 class PinObjects(_Command, frozen=True):
-    """Pin those of these objects that are cached. The answer is `Pinned`."""
+    """Pin the objects that are in the cache. `Pinned` reports the result."""
 
     library: LibraryId
     objects: Sequence[ObjectRef]
@@ -117,7 +117,7 @@ class Expect(_Command, frozen=True):
 
 
 class StartFetch(_Command, frozen=True):
-    """Fetch an object from the sources in `order`, which replace earlier sources."""
+    """Fetch an object from the sources in `order`, and forget earlier sources."""
 
     order: FetchObject
 
@@ -131,7 +131,7 @@ class TidySnapshots(_Command, frozen=True):
 
 
 class BringArguments(_Command, frozen=True):
-    """Fetch large arguments of calls from the session. The answer is `ArgumentsBrought`."""
+    """Fetch large arguments of calls from the session. `ArgumentsBrought` reports the result."""
 
     library: LibraryId
     ticket: int
@@ -144,14 +144,14 @@ class ReleaseArguments(_Command, frozen=True):
 
 
 class UploadResults(_Command, frozen=True):
-    """Write large results to the session's folder. The answer is `ResultsUploaded`."""
+    """Write large results to the session's folder. `ResultsUploaded` reports the end."""
 
     library: LibraryId
     ends: list[CallEnd]
 
 
 class OfferSnapshot(_Command, frozen=True):
-    """Put a snapshot into the cache. The answer is `SnapshotTaken`."""
+    """Put a snapshot into the cache. `SnapshotTaken` reports success."""
 
     recipe: RecipeKey
     made: SnapshotMade
@@ -159,13 +159,13 @@ class OfferSnapshot(_Command, frozen=True):
 
 # ---- devices, timers, exit and log
 class Probe(_Command, frozen=True):
-    """Probe a device. The answer is `Probed`."""
+    """Probe a device. `Probed` reports the verdict."""
 
     device: DeviceId
 
 
 class SetTimer(_Command, frozen=True):
-    """The answer is `TimerFired(key)` at the time `at`."""
+    """Send the event `TimerFired(key)` to the core at the time `at`."""
 
     at: float
     key: str

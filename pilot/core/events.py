@@ -18,7 +18,7 @@ from stoker.protocol.to_pilot import RunCalls, ToPilot
 
 # ---- health
 class ProbeVerdict(enum.Enum):
-    """The verdict of a probe, by the probe's exit code. Other exit codes count as FAILED."""
+    """The verdict of a device probe; the value is the probe's exit code. Other exit codes count as FAILED."""
 
     SOUND = 0
     UNKNOWN = 3  # the probe could not test the device
@@ -89,7 +89,7 @@ class FromManager(_Event, frozen=True, gc=False):
 
 
 class UnacknowledgedFacts(msgspec.Struct):
-    """Facts in unacknowledged frames: calls that left libraries, ended libraries, and ready libraries."""
+    """Facts in unacknowledged frames: calls that left a library, ended libraries with calls, and ready libraries."""
 
     left: dict[int, list[int]] = msgspec.field(default_factory=dict)
     gone: dict[int, list[int]] = msgspec.field(default_factory=dict)
@@ -105,7 +105,9 @@ class HelloDue(_Event, frozen=True):
 
 
 class ManagerAway(_Event, frozen=True):
-    """The pilot is disconnected for `away_s` seconds. `session_over`: why the session has ended, if known."""
+    """The pilot has had no connection to the manager for `away_s` seconds. `session_over`: why the session has ended,
+    if known.
+    """
 
     away_s: float
     refuses_key: bool = False
@@ -129,7 +131,9 @@ class ProcessMade(_Event, frozen=True):
 
 
 class MemoryShortage(msgspec.Struct, frozen=True):
-    """Host memory after an out-of-memory kill: free, and used by processes outside the pilot."""
+    """Host memory after an out-of-memory kill. `room_bytes`: free memory; `others_bytes`: memory of processes outside
+    the pilot.
+    """
 
     room_bytes: int
     others_bytes: int
@@ -138,8 +142,8 @@ class MemoryShortage(msgspec.Struct, frozen=True):
 class ProcessEnded(_Event, frozen=True):
     """The process of a library has ended, or could not be created.
 
-    `tail`: the last lines of its log; `cause`: why it ended, if known to the agent; `is_pilots_fault`: True if this
-    pilot is the cause; `verdict`: the complete failure, as reported by TaskVine.
+    `tail`: the last lines of the library's log; `cause`: why the process ended, if the agent knows; `is_pilots_fault`:
+    True if this pilot is the cause; `verdict`: the complete failure, as reported by TaskVine.
     """
 
     library: LibraryId
@@ -178,7 +182,9 @@ class DevicesWanted(_Event, frozen=True):
 
 
 class Observation(msgspec.Struct, frozen=True):
-    """Running calls with their run times in seconds. `over_limit_bytes`: host memory if above its limit; else 0."""
+    """Running calls with their run times in seconds. `over_limit_bytes`: host memory of the library if it exceeds the
+    limit; else 0.
+    """
 
     library: LibraryId
     running: Sequence[tuple[CallId, float]] = ()
@@ -186,7 +192,7 @@ class Observation(msgspec.Struct, frozen=True):
 
 
 class Observed(_Event, frozen=True):
-    """Every `limits.EVERY_S` seconds, and after the command `Observe`."""
+    """Observations of libraries, every `limits.EVERY_S` seconds and after the command `Observe`."""
 
     libraries: Sequence[Observation]
 
@@ -199,7 +205,7 @@ class OfferWeighed(_Event, frozen=True):
     """The engines on a library's devices, and the offered prompt (`new`; None if unknown).
 
     `free_at`: time at which the current engine step ends; `required_bytes`: bytes needed per device with the offered
-    call (0 = unknown); `why_full`: why a cache of fixed size has no room for it.
+    call (0 = unknown); `why_full`: why a cache of fixed size has no room for the call.
     """
 
     order: RunCalls
@@ -222,7 +228,9 @@ class UsageMeasured(_Event, frozen=True):
 
 # ---- objects
 class FetchFailure(msgspec.Struct, frozen=True):
-    """Why an object is not in the cache. `in_use_bytes`: pinned bytes that must be released first, by library."""
+    """Why an object is not in the cache. `in_use_bytes`: for each library, the pinned bytes that other libraries must
+    release first.
+    """
 
     reason: str
     is_pilots_fault: bool = False
@@ -270,7 +278,7 @@ class ArgumentsBrought(_Event, frozen=True):
 
 
 class ResultsUploaded(_Event, frozen=True):
-    """`ends` refer to the written files."""
+    """`ends` refer to the written result files."""
 
     library: LibraryId
     ends: list[CallEnd]
@@ -284,7 +292,9 @@ class SnapshotTaken(_Event, frozen=True):
 
 # ---- devices
 class DevicesMeasured(_Event, frozen=True):
-    """`used`: bytes per library; `taken`: bytes in use in all (-1 = unknown); `at`: time of the measurement."""
+    """`used`: bytes of each library per device; `taken`: bytes in use per device by all processes (-1 = unknown); `at`:
+    time of the measurement.
+    """
 
     used: Mapping[LibraryId, Mapping[DeviceId, int]]
     taken: Mapping[DeviceId, int]

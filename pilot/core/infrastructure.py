@@ -1,7 +1,7 @@
 """Tables of failures that devices, disks or networks cause: exceptions, disk errors, and exit codes of libraries.
 
-An exception without a matching row is the user's fault. If both a bug and a faulty device can cause an error text, the
-error counts as a device fault only if a probe of the device fails.
+An exception without a matching row is the user's fault. A bug and a faulty device may cause the same error text. Such
+an error counts as a device fault only if a probe of the device fails.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ class Proof(enum.Enum):
     """The condition under which an exception is a fault of the infrastructure."""
 
     NONE = "none"  # the text of the exception is enough
-    DISK_IS_FULL = "disk is full"  # the file is on a disk of this node that other programs have filled
-    FILE_IS_THERE = "file is there"  # the named file exists: it can be opened now, or the file server fails again
-    WITHIN_BUDGET = "within budget"  # the library uses less device memory than declared, with the failed allocation
+    DISK_IS_FULL = "disk is full"  # the file is on a local disk that other programs have filled
+    FILE_IS_THERE = "file is there"  # the named file exists: a new attempt opens it, or the file server fails again
+    WITHIN_BUDGET = "within budget"  # with the failed allocation, the library would still use less memory than declared
     DEVICE_FAILS = "device fails"  # a probe of the device fails
 
 
 class Sign(msgspec.Struct, frozen=True):
-    """A kind of exception. `types`: by name, to avoid imports; `number`: its errno (0 = any); `text`: a pattern in its
-    text; `probed`: True if the pilot must probe the device and end the library."""
+    """A kind of exception. `types`: names of the types, to avoid imports; `number`: the exception's errno (0 = any);
+    `text`: a pattern in the exception's text; `probed`: True if the pilot must probe the device and end the library.
+    """
 
     types: tuple[str, ...]
     means: str
@@ -40,7 +41,7 @@ class Sign(msgspec.Struct, frozen=True):
 
 
 _OS = ("builtins.OSError",)
-_ANY_ERROR = ("builtins.Exception",)  # for texts of libraries in Rust or C++, which define their own exceptions
+_ANY_ERROR = ("builtins.Exception",)  # for error texts of Rust and C++ libraries, which define their own exceptions
 _RUNTIME = ("builtins.RuntimeError", "pynvml.NVMLError")  # the exception types of PyTorch
 _DEVICE_MEMORY = ("torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError", "torch.AcceleratorError")
 _CUDA = "NVIDIA's CUDA runtime API, cudaError_t; PyTorch writes `CUDA error: ` before it"
@@ -137,12 +138,12 @@ NO_DESCRIPTORS = 115  # the calls left too many files open
 OTHER_MODULES = 113  # a library without a context received a function that needs other versions of loaded modules
 RUINED = 114  # a call damaged the interpreter or its limits permanently
 NOT_SETTLED = 118  # the library could not open its log or its folder
-DEVICE_FAILED = 119  # the device failed in a call, so this process can no longer use devices
+DEVICE_FAILED = 119  # a device failed during a call, so the process of the library can no longer use devices
 NODE_FAILED = 120  # several calls in a row failed because of a fault of the node
 NOT_CLEARED = 121  # the library could not remove data of a call
 
-OF_ITS_PILOT = frozenset({FOLDER_GONE, NOT_SETTLED, DEVICE_FAILED, NODE_FAILED})  # the pilot failed, not the context
-OF_THE_INFRASTRUCTURE = frozenset({DEVICE_FAILED, NODE_FAILED})  # not the fault of the calls
+OF_ITS_PILOT = frozenset({FOLDER_GONE, NOT_SETTLED, DEVICE_FAILED, NODE_FAILED})  # the context is not at fault
+OF_THE_INFRASTRUCTURE = frozenset({DEVICE_FAILED, NODE_FAILED})  # the calls are not at fault
 
 SAID_BY_CODE = {
     SOCKET_LOST: "lost its connection to the pilot: user code closes files that it did not open",

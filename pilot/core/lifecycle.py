@@ -32,7 +32,7 @@ _REMEMBERED = 10_000
 
 
 def move_to(library: PilotLibrary, stage: Stage) -> None:
-    """Change the stage of a library. Raises ValueError if the transition is not in `NEXT`."""
+    """Raises ValueError if the transition is not in `NEXT`."""
     if stage not in NEXT[library.stage]:
         raise ValueError(f"library {library.number} cannot go from {library.stage.value} to {stage.value}")
     library.stage = stage
@@ -120,7 +120,7 @@ def _why(state: CoreState, library: PilotLibrary, ending: ProcessEnded, running:
 
 
 def _explain_outside_memory_use(library: PilotLibrary, ending: ProcessEnded) -> str:
-    """Return a message if processes outside the pilot used the library's declared memory; empty without proof."""
+    """Return a message if processes outside the pilot used memory that the library declares; otherwise empty."""
     declared, shortage = library.recipe.needs.memory_bytes, ending.shortage
     if ending.signal != signal.SIGKILL or shortage is None or not declared:
         return ""
@@ -173,7 +173,7 @@ def _give_up(state: CoreState, library: PilotLibrary, calls: list[CallId]) -> No
     stops = [library.stopping.pop(call) for call in calls]
     failure = stops[0].failure
     if failure is None:
-        within = f"did not stop within {show_seconds(grace_s(library))}, and its library ended with it"
+        within = f"did not stop within {show_seconds(grace_s(library))}, so its library ended"
         what = f"a call that ran on lib-{library.number} was cancelled and {within}"
         failure = make_library_failure(state, library, FailureKind.CANCELLED, what)
     stopped = [(call, stop.failure) for call, stop in zip(calls, stops, strict=True) if stop.failure is not None]

@@ -1,7 +1,7 @@
 """Enforces limits of libraries (memory, load time, call time, silence), and adjusts reservations to measured memory.
 
-Suspensions of the whole pilot do not count for any limit. The pilot kills a library for its device memory only if the
-library far exceeds its declared memory and prevents other libraries from using their reserved memory.
+Suspensions of the whole pilot do not count for any limit. A library that far exceeds its declared device memory is
+killed only if it prevents other libraries from using their reserved memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from stoker.units import show_bytes, show_seconds
 EVERY_S = 0.25  # seconds between two observations of a library
 NO_CALL_STARTED_LIMIT_S = 30.0  # seconds after which the pilot kills a library that holds calls and runs none
 NO_ANSWER_LIMIT_S = 10.0  # seconds without an answer to `GiveBack` after which a library counts as blocked
-CLOSED_SOCKET_LIMIT_S = 1.0  # seconds to exit after the socket closes; otherwise user code closed the socket
+CLOSED_SOCKET_LIMIT_S = 1.0  # seconds a process may run after its socket closes; if longer, user code closed the socket
 STOPPED_S = 3.0  # seconds of delay after which the loop concludes that the pilot was suspended
 
 
@@ -57,7 +57,7 @@ def enforce_limits(state: CoreState, library: PilotLibrary, seen: Observation) -
 
 def extend_limits(state: CoreState, seconds: float) -> None:
     how_long = show_seconds(seconds)
-    state.log(f"the pilot was suspended for {how_long}, which does not count for the limits of calls and loads")
+    state.log(f"the pilot was suspended for {how_long}; this time does not count for the limits of calls and loads")
     state.stops.append((state.now - seconds, state.now))
     for library in state.libraries.values():
         for field in ("started_at", "asked_back_at", "hung_up_at", "moving_since"):
@@ -77,7 +77,7 @@ def _run_seconds_without_suspension(state: CoreState, ran_s: float) -> float:
 
 
 def memory_limit(state: CoreState, library: PilotLibrary) -> int:
-    """Return the maximum bytes of host memory for a library, with that of a sleeping context; 0 = no limit.
+    """Return the host memory limit of a library in bytes, including memory for its sleeping context; 0 = no limit.
 
     On CPU devices, the limit is at least the reservation of the library.
     """
@@ -140,7 +140,7 @@ def _enforce_call_start_limit(state: CoreState, library: PilotLibrary, seen: Obs
 
 
 def _return_unstarted_calls(state: CoreState, library: PilotLibrary, seen: Observation) -> None:
-    """Return the unstarted calls of an unresponsive library, which run again elsewhere."""
+    """Return the unstarted calls of an unresponsive library to the manager, so that they run elsewhere."""
     at_work = {call for call, _ in seen.running}
     rest = tuple(running.drop_returned(library, [call for call in library.held if call not in at_work]))
     library.asked_back_at = 0.0

@@ -1,8 +1,8 @@
 """Device memory: claims, reservations, and memory that recipes declare (docs/decisions/050, SLINFER §VII-C).
 
-The manager's ledger is a budget. The pilot's ledger contains the memory that each library actually uses. A library that
-starts or grows has a *claim* until the device has enough free memory and accepts another process. A claim that fits
-does not wait for an earlier claim that does not fit.
+The manager's ledger contains planned memory. The pilot's ledger contains the memory that each library actually uses. A
+library that starts or grows has a *claim* until the device has enough free memory and accepts another process. A claim
+that fits does not wait for an earlier claim that does not fit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ def has_declared_device_memory(state: CoreState, library: PilotLibrary) -> bool:
 
 
 def claim_memory(state: CoreState, library: PilotLibrary, memory_bytes: int) -> bool:
-    """Reserve memory on a library's devices and return True. If too little is free, add a claim and return False."""
+    """Reserve memory on a library's devices and return True. If too little memory is free, add a claim and return
+    False.
+    """
     state.claims.pop(library.number, None)
     if _reserve_if_free(state, library, memory_bytes):
         return True
@@ -81,7 +83,7 @@ def has_room(state: CoreState, library: PilotLibrary, memory_bytes: int, *, leav
 
 
 def explain_hopeless_claim(state: CoreState, library: PilotLibrary) -> str:
-    """Return why the memory claim of a library will not be granted after a wait; empty if it may be granted."""
+    """Return why waiting cannot satisfy a library's memory claim; empty if waiting may help."""
     wanted = state.claims.get(library.number)
     if wanted is None:
         return ""
@@ -91,7 +93,7 @@ def explain_hopeless_claim(state: CoreState, library: PilotLibrary) -> str:
             return state.ledger.why_not((device,), more)
         staying = [other for other in _libraries_on(state, device) if not other.told_to_end]
         if not library.has_process and _is_process_limit_reached(state, device, staying):
-            return f"{device} takes {state.devices[device].processes} process at a time, and another process uses it"
+            return f"{device} accepts {state.devices[device].processes} process at a time, and another process uses it"
     return ""
 
 
@@ -133,7 +135,7 @@ def device_bytes_being_freed(state: CoreState, device: DeviceId) -> int:
 
 # ---- size changes
 def resize_library(state: CoreState, number: LibraryId, size: int) -> None:
-    """Resize a library to `size` bytes on each device. An earlier claim of the library to grow is dropped."""
+    """Resize a library to `size` bytes on each device. Drop an earlier claim of the library to grow."""
     library = state.libraries.get(number)
     if library is None:
         return
@@ -169,7 +171,7 @@ def report_unchanged_size(state: CoreState, library: PilotLibrary, *, ordered_by
 
 
 def record_library_resize(state: CoreState, library: PilotLibrary, message: Resized) -> None:
-    """Record the new size of a library; negative = its context refused the change.
+    """Record the size that a library reports. A negative size means that its context refused the change.
 
     Memory for later orders stays reserved, because the library may shrink and grow again without a claim.
     """
@@ -199,7 +201,7 @@ def declared_bytes(needs: Needs, facts: DeviceFacts) -> int:
 def token_cache(
     needs: Needs, facts: DeviceFacts, reported: TokenCache | None, *, measured_bytes: int
 ) -> TokenCache | None:
-    """Return the weights and the cache of a context on a device, from the library's report or else the recipe.
+    """Return the sizes of a context's weights and token cache, as the library reports or the recipe declares them.
 
     Declared memory includes the cache. `measured_bytes`: memory of a loaded library without a cache; 0 = unknown.
     """

@@ -1,4 +1,4 @@
-"""Objects that the pilot lacks, and the choice of cached objects to evict.
+"""Requests objects that the pilot lacks, and chooses cached objects to evict.
 
 The pilot requests a missing object (`WantObjects`), and the manager names the sources (`FetchObject`). The pilot
 reports each object that enters or leaves the cache, and each source that fails.
@@ -31,7 +31,7 @@ def request_objects(state: CoreState, library: PilotLibrary, refs: Iterable[Obje
             unasked.append(ref)
         elif not found.is_begun:
             sourceless = found.order is not None and not (found.order.origin or found.order.peers)
-            if sourceless or ref.name in state.told:  # without a known source, or reported as cached on this pilot
+            if sourceless or ref.name in state.told:  # no known source, or the manager counts the object as cached here
                 unasked.append(ref)
             _begin(state, found)
         found.libraries[library.number] = None
@@ -83,7 +83,7 @@ def set_sources(state: CoreState, order: FetchObject) -> Want | None:
 
 
 def report_arrival(state: CoreState, event: ObjectArrived) -> Want | None:
-    """Report an object that arrived. Return the object's `Want` if a library waited for the object."""
+    """Return the object's `Want` if a library waited for the object."""
     found = state.wants.pop(event.name, None)
     state.told.add(event.name)
     took_s = round(event.seconds, 3)
@@ -102,7 +102,7 @@ def report_failed_source(state: CoreState, name: str, reason: str, peer: PilotId
 
 
 def abandon_object_fetch(state: CoreState, name: str) -> Want | None:
-    """Stop the fetch of an object without a source. Return the object's `Want` if a library waited for it."""
+    """Return the object's `Want` if a library waited for the object."""
     found = state.wants.pop(name, None)
     if found is not None:
         state.out.append(StopFetch(name))
@@ -111,7 +111,7 @@ def abandon_object_fetch(state: CoreState, name: str) -> Want | None:
 
 
 def remove_library_from_wants(state: CoreState, library: PilotLibrary) -> None:
-    """Remove a library from the objects that it waits for. Running fetches continue."""
+    """Running fetches continue without the library."""
     for name, found in list(state.wants.items()):
         found.libraries.pop(library.number, None)
         if not found.is_begun and not found.libraries:
@@ -122,7 +122,7 @@ def remove_library_from_wants(state: CoreState, library: PilotLibrary) -> None:
 
 def report_cache_changes(state: CoreState, sizes: Mapping[str, int]) -> None:
     """Report objects that other pilots added to the cache or evicted."""
-    gone = state.told - sizes.keys() - state.wants.keys()  # the manager already has the names of the missing objects
+    gone = state.told - sizes.keys() - state.wants.keys()  # the manager knows already that wanted objects are missing
     fresh = sizes.keys() - state.told - state.wants.keys()
     if gone:
         state.out.append(TidySnapshots())
@@ -167,7 +167,7 @@ class Shortage(enum.Enum):
 
 
 def make_room(entries: Iterable[CachedObject], *, size_bytes: int, bound_bytes: int) -> list[str] | Shortage:
-    """Return the names of objects to evict, in order, so that `size_bytes` more fit; a `Shortage` if impossible."""
+    """Return the names of objects to evict, in order, to free `size_bytes`; a `Shortage` if impossible."""
     if size_bytes > bound_bytes:
         return Shortage.TOO_LARGE
     here = sorted(entries, key=lambda entry: (entry.used_at, entry.name))

@@ -1,4 +1,4 @@
-"""The hellos, heartbeats, walltime and lease of the pilot. The lease limits the wait for an absent manager."""
+"""Handles the pilot's hellos, heartbeats, walltime and lease. The lease limits the wait for an absent manager."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOLD_RECIPE_BYTES = 65_536  # a hello includes only recipes whose loader has at 
 
 # ---- the manager
 def greet(state: CoreState, event: events.HelloDue) -> None:
-    """Send a hello that describes the state of this pilot before its unacknowledged frames."""
+    """Send a hello with the pilot's state before its unacknowledged frames, which follow the hello."""
     state.hellos += 1
     state.hello_is_due = False
     state.greeted_at = state.now
@@ -47,7 +47,7 @@ def greet(state: CoreState, event: events.HelloDue) -> None:
 
 
 def library_facts(state: CoreState, before: events.UnacknowledgedFacts) -> tuple[to_manager.LibraryFacts, ...]:
-    """Return the facts of libraries, including those whose end is reported only in unacknowledged frames."""
+    """Return the facts of libraries, including ended libraries if the manager has not acknowledged their end."""
     here = [
         to_manager.LibraryFacts(
             library=number, recipe=RecipeKey(library.recipe.key), devices=library.devices,
@@ -83,7 +83,7 @@ def leave_if_manager_absent(state: CoreState, event: events.ManagerAway) -> None
     if event.refuses_key and not state.welcomed_at:
         lifecycle.leave(state, "the manager does not accept this pilot's key", within_s=0.0, code=2)
     elif event.away_s > lease_s:
-        moved = ", or has moved, which a pilot without shared files cannot see" if state.facts.is_carried else ""
+        moved = "; if it has moved, a pilot without shared files cannot find it" if state.facts.is_carried else ""
         lifecycle.leave(state, f"the manager did not answer for {lease_s:g} s{moved}", within_s=0.0, code=2)
     elif event.session_over:  # the manager ended before this pilot joined, or during a disconnection
         lifecycle.leave(state, f"the session is over: {event.session_over}", within_s=0.0)

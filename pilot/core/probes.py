@@ -1,4 +1,4 @@
-"""Decides when to probe devices: at the start, every few minutes while no library uses them, and after a failed call.
+"""Decides when to probe devices: at the start, every few minutes while a device is idle, and after a failed call.
 
 A GPU in exclusive mode is probed only at the start, because a later probe could block a library.
 """

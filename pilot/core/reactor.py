@@ -25,8 +25,8 @@ from stoker.protocol.ids import LibraryId, RecipeKey
 from stoker.protocol.to_library import Evict, Meet
 from stoker.units import show_bytes
 
-# After a hello, the manager repeats these orders if their effect is missing in the hello. So the pilot ignores them
-# until the manager has answered the hello.
+# After a hello, the manager repeats these orders if their effect is missing in the hello. Therefore, the pilot ignores
+# these orders until the manager has answered the hello.
 _REPEATED_ORDERS = (to_pilot.RunCalls, to_pilot.StartLibrary, to_pilot.CancelCalls, to_pilot.MeetGang)
 
 
@@ -56,13 +56,15 @@ class EventQueue:
         self._is_handling = False
 
     def handle(self, event: events.Event) -> int:
-        """Handle an event and the events that its commands cause. Return their number, or 0 if the event is queued."""
+        """Handle an event and the events that its commands cause. Return the number of handled events; 0 if the event
+        is queued.
+        """
         self._events.append(event)
         if self._is_handling:
             return 0
         self._is_handling, handled = True, 0
         try:
-            while self._events:  # an earlier command may have raised and left queued events
+            while self._events:  # an earlier command may have raised an error and left events in the queue
                 handled += 1
                 for command in self._core.handle(self._events.popleft(), self._clock()):
                     self._carry_out(command)
@@ -272,7 +274,7 @@ def on_run_calls(state: CoreState, order: to_pilot.RunCalls, *, is_weighed: bool
 def on_offer_weighed(state: CoreState, event: events.OfferWeighed) -> None:
     """Accept an offered call, or refuse it if memory is missing or a request would be late (SLINFER §VI-C).
 
-    Both checks ignore the libraries that the call preempts, which the manager ends after `OfferAccepted`.
+    Both checks ignore the libraries that the call preempts. The manager ends these libraries after `OfferAccepted`.
     """
     order = event.order
     library = state.libraries.get(order.library)
@@ -291,7 +293,7 @@ def on_offer_weighed(state: CoreState, event: events.OfferWeighed) -> None:
         refused = event.why_full
     elif event.required_bytes > max(order.reserve_bytes, coming):
         required = event.required_bytes
-        refused = f"lib-{library.number} needs {show_bytes(required)} of device memory for it"
+        refused = f"lib-{library.number} needs {show_bytes(required)} of device memory for the call"
     elif grows and not memory.has_room(state, library, order.reserve_bytes, leaving=leaving):
         refused = f"lib-{library.number} would wait for memory on its devices"
     elif event.new is not None:
@@ -326,7 +328,7 @@ def on_take_back(state: CoreState, number: LibraryId, count: int) -> None:
 
 
 def on_cancel(state: CoreState, order: to_pilot.CancelCalls) -> None:
-    """Drop those calls of the order that wait. If `order.running` is true, also stop those that run."""
+    """Drop the waiting calls of the order. If `order.running` is true, also stop its running calls."""
     library = state.libraries.get(order.library)
     if library is None:
         return
@@ -342,7 +344,7 @@ def on_cancel(state: CoreState, order: to_pilot.CancelCalls) -> None:
     if order.running:
         lifecycle.stop_calls(state, library, rest, least_s=order.grace_s, failure=None)
         return
-    for call in rest:  # a call that yields may stop, because nobody reads its pieces; other calls may finish
+    for call in rest:  # evict a call that yields pieces, because no client reads them; other calls may finish
         if call in library.streams:
             state.out.append(TellLibrary(library.number, Evict(call=call)))
 
@@ -369,7 +371,7 @@ def on_library_messages(state: CoreState, event: events.FromLibrary) -> None:
         for message in event.messages:
             on_library_message(state, library, message)
     except Exception as error:
-        state.log(f"lib-{library.number}: its message cannot be handled\n{traceback.format_exc()}", Severity.ERROR)
+        state.log(f"lib-{library.number}: a message cannot be handled\n{traceback.format_exc()}", Severity.ERROR)
         kill_garbled_library(state, library, f"{type(error).__name__}: {error}")
 
 

@@ -1,8 +1,8 @@
-"""The calls of a library: their dispatch to its process, the pieces of their results, and their ends.
+"""Dispatches the calls of a library to its process, and handles pieces of results and ends of calls.
 
 Only this module changes which calls a library holds. Each call leaves its library exactly once; later messages about
-the call change nothing. The pilot keeps pieces of results until the client acknowledges them, and resends them after
-each welcome of the manager or at the client's request.
+the call change nothing. The pilot keeps pieces of results until the client acknowledges them. It resends them after
+each welcome of the manager, and at the client's request.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ def hold_calls(library: PilotLibrary, calls: Iterable[CallId], *, limit_s: float
 
 
 def drop_ended(library: PilotLibrary, calls: Iterable[CallId]) -> list[CallId]:
-    """Remove ended calls from a library. Return those calls that the library held."""
+    """Return those of `calls` that the library held."""
     here = drop_returned(library, calls)
     library.served += len(here)
     return here
 
 
 def drop_all(library: PilotLibrary, running: Iterable[CallId]) -> tuple[tuple[CallId, ...], tuple[CallId, ...]]:
-    """Remove all calls from a library. Return those that were running, and the others."""
+    """Return the running calls and the other calls."""
     begun = tuple(call for call in dict.fromkeys(running) if call in library.held)
     unstarted = tuple(call for call in library.held if call not in begun)
     library.held.clear()
@@ -99,7 +99,7 @@ def drop_waiting(library: PilotLibrary, calls: Collection[CallId]) -> list[CallI
 
 
 def drop_returned(library: PilotLibrary, calls: Iterable[CallId]) -> list[CallId]:
-    """Remove calls from a library. Return those calls that the library held."""
+    """Return those of `calls` that the library held."""
     held = library.held
     left = [call for call in calls if held.pop(call, None) is not None]
     if library.streams:

@@ -1,7 +1,8 @@
-"""Libraries that sleep: the weights of the context are in host memory, and no calls run (docs/decisions/063).
+"""Puts libraries to sleep and wakes them. A sleeping library keeps its weights in host memory and runs no calls
+(docs/decisions/063).
 
-An order to sleep first claims host memory. If it is short, the pilot ends the sleeping library that was unused longest.
-On a CPU device, a sleeping library keeps its measured bytes reserved on the device.
+An order to sleep first claims host memory. If host memory is short, the pilot ends the sleeping library that was unused
+longest. On a CPU device, a sleeping library keeps its measured bytes reserved on the device.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ MOVE_LIMIT_S = 120.0  # maximum seconds for a context to fall asleep or wake
 def sleep_library(state: CoreState, order: SleepLibrary) -> None:
     library = state.libraries.get(order.library)
     if library is None or library.told_to_end or library.stage in (Stage.SLEEPING, Stage.WAKING):
-        return  # the end of the library or the answer to the first order will follow
+        return  # the manager receives the end of the library or the answer to the first order
     number = library.number
     if library.stage is Stage.ASLEEP:
         state.tell(LibraryAsleep(number, state.ledger.held(number), state.host.held(number)))
@@ -58,7 +59,7 @@ def _explain_sleep_refusal(state: CoreState, library: PilotLibrary) -> str:
 
 
 def grant_host_memory_claims(state: CoreState) -> None:
-    """Put libraries to sleep as far as host memory is free. End sleeping libraries to free memory for the others."""
+    """Put libraries to sleep as far as host memory is free. End sleeping libraries if host memory is short."""
     state.host.has_freed = False
     for number, size in list(state.host_claims.items()):
         library = state.libraries[number]
@@ -101,7 +102,7 @@ def slept(state: CoreState, library: PilotLibrary, message: Slept) -> None:
 def wake_library(state: CoreState, order: WakeLibrary) -> None:
     library = state.libraries.get(order.library)
     if library is None or library.told_to_end or library.stage is Stage.WAKING:
-        return  # the end of the library or the answer to the first order will follow
+        return  # the manager receives the end of the library or the answer to the first order
     if library.stage is Stage.SLEEPING:
         library.wake_to = order.device_memory_bytes
     elif library.stage is Stage.ASLEEP:
@@ -144,7 +145,9 @@ def end_unwakeable_library(state: CoreState, library: PilotLibrary, why: str) ->
 
 # ---- ends
 def end_sleepers_for_claim(state: CoreState, library: PilotLibrary) -> bool:
-    """End sleepers to grant a library's memory claim, longest unused first. Return False if this frees too little."""
+    """End the longest unused sleeping libraries to grant a library's memory claim. Return False if sleeping libraries
+    cannot free enough memory.
+    """
     ledger = state.ledger
     more = state.claims[library.number] - ledger.held(library.number)
     ended = False

@@ -1,4 +1,4 @@
-"""Starts libraries in this order: folder, objects and snapshots, memory, process. Also stores engines' step times."""
+"""Starts a library in four steps: folder, objects and snapshots, memory, process. Also stores engines' step times."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def on_library_prepared(state: CoreState, library: PilotLibrary, event: LibraryP
     if recipe.objects and not from_sources:
         sizes, bound = {ref.name: ref.size_bytes for ref in recipe.objects}, facts.cache_bound_bytes
         size = sum(sizes.values())
-        if size > bound and len(sizes) > 1:  # for a single object, the cache later reports the error with its name
+        if size > bound and len(sizes) > 1:  # for a single object, the cache reports the error with the object's name
             why = f"its files ({show_bytes(size)}) are larger than the whole cache ({show_bytes(bound)}); raise"
             why += " [pilot] cache_size (--cache-size)"
             fail_start(state, library, FetchFailure(why, is_pilots_fault=True))
@@ -210,7 +210,9 @@ def grant_memory_claims(state: CoreState) -> None:
 
 
 def check_memory_claim(state: CoreState, library: PilotLibrary) -> None:
-    """End sleepers to grant a claim. Refuse a claim if no library on its devices is a sleeper or will end or shrink."""
+    """End sleeping libraries to grant a memory claim. Refuse the claim if no library on its devices sleeps, will end or
+    will shrink.
+    """
     wanted = state.claims.get(library.number)
     if wanted is None:
         return

@@ -59,7 +59,7 @@ REFUSES = SLEEPS | {Stage.DRAINING}  # stages after the load in which a library 
 
 
 # ---- ledger
-HOST = DeviceId("host memory")  # stands for the host memory for sleeping contexts
+HOST = DeviceId("host memory")  # id of a device that stands for the host memory of sleeping contexts
 
 
 class Ledger:
@@ -70,12 +70,12 @@ class Ledger:
         self.has_freed = False  # True if memory was released since the last `reserve_claimed_memory`
 
     def why_never(self, devices: tuple[DeviceId, ...], memory_bytes: int) -> str:
-        """Return why this reservation would not fit on empty devices, or an empty text if it would fit."""
+        """Return why this reservation would not fit on empty devices; empty if it would fit."""
         unknown = [device for device in devices if device not in self.capacity]
         if unknown:
             return f"this pilot has no device {unknown[0]}; it has {', '.join(self.capacity)}"
         if not devices or len(set(devices)) != len(devices):
-            return "a library needs one device or several different ones"
+            return "a library needs one device or several different devices"
         if memory_bytes < 0:
             return f"{memory_bytes} bytes cannot be reserved"
         for device in devices:
@@ -85,7 +85,7 @@ class Ledger:
         return ""
 
     def why_not(self, devices: tuple[DeviceId, ...], memory_bytes: int) -> str:
-        """Return why this reservation does not fit now, or an empty text if it fits."""
+        """Return why this reservation does not fit now; empty if it fits."""
         if never := self.why_never(devices, memory_bytes):
             return never
         for device in devices:
@@ -104,7 +104,9 @@ class Ledger:
         self._held[library] = (devices, memory_bytes)
 
     def resize(self, library: LibraryId, *, memory_bytes: int) -> None:
-        """Change a library's reservation on each device. Raises ValueError without a change if memory is not free."""
+        """Change a library's reservation on each device. If the memory is not free, raises ValueError and changes
+        nothing.
+        """
         if library not in self._held:
             raise ValueError(f"library {library} has no reservation")
         devices, before = self._held[library]
@@ -162,13 +164,14 @@ class Timers:
 
 # ---- state
 NEVER = float("inf")
-_MOST_STOPS = 10_000  # number of stops in a week if Slurm alternates two jobs every 30 s
+_MOST_STOPS = 10_000  # about the number of suspensions in a week, if Slurm alternates two jobs every 30 s
 
 
 class PilotFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """`address`: of the machine, for other pilots; `peer`: address of the transfer server; `cache`: id of the cache;
-    `folder`: log folder, for users; `is_carried`: True if the pilot does not see the session's folder, so that large
-    payloads travel through the seed; `sleeper_bytes`: host memory for sleeping contexts of GPUs."""
+    """`address`: address of the machine, for other pilots; `peer`: address of the transfer server; `cache`: id of the
+    cache; `folder`: log folder, for users; `is_carried`: True if the pilot does not see the session's folder, so the
+    seed transfers large payloads; `sleeper_bytes`: host memory for sleeping contexts of GPUs.
+    """
 
     pilot: str
     session: str
@@ -202,14 +205,16 @@ class Cause(msgspec.Struct, frozen=True):
 
 
 class StoppingCall(msgspec.Struct, frozen=True):
-    """A running call with a request to stop. `failure`: the end to report; None if the end was reported."""
+    """A running call that the pilot has asked to stop. `failure`: the failure to report as the call's end; None if the
+    manager cancelled the call.
+    """
 
     until: float
     failure: Failure | None = None
 
 
 class PilotLibrary:
-    """One library of the pilot, from the order to start it until the pilot has reported its end."""
+    """One library of the pilot, from its start order until the pilot reports its end."""
 
     def __init__(self, ordered: StartLibrary, now: float) -> None:
         self.ordered = ordered
@@ -253,7 +258,7 @@ class PilotLibrary:
         self.orders_back = 0  # number of `GiveBack` orders sent
         self.void_order = 0  # answers to `GiveBack` orders up to this number are ignored
         self.times_idle = 0  # number of observations in a row without a running call or a message
-        self.resizes: list[int] = []  # ordered sizes in bytes per device without an answer, oldest first
+        self.resizes: list[int] = []  # ordered sizes (bytes per device) not yet confirmed by the library, oldest first
 
         self.sleeps = False  # True if the context can sleep
         self.awake_bytes = 0  # reservation on each device before sleep, in bytes
@@ -262,7 +267,7 @@ class PilotLibrary:
         self.wake_to = -1  # bytes to reserve if the library must wake as soon as it sleeps; -1 = it stays asleep
         self.moving_since = 0.0  # when the order to sleep or wake was sent; 0 = no open order
 
-        self.slots = 0  # concurrent calls that the library reported; 0 = not ready, or as in the recipe
+        self.slots = 0  # number of concurrent calls, from the library; 0 = not ready, or as in the recipe
         self.cache: TokenCache | None = None  # sizes of weights and token cache, from the library
         self.resident_bytes = 0
         self.device_bytes = 0  # measured bytes on the GPU with the highest use; 0 = unknown
@@ -305,7 +310,7 @@ class DeviceProbing:
     health: DeviceHealth = field(default_factory=DeviceHealth)
     due_at: float = 0.0
     is_under_way: bool = False
-    is_urgent: bool = False  # True after a failure in a call: the device is probed even in use
+    is_urgent: bool = False  # True after a call failed: probe the device even if a library uses it
 
 
 class CoreState:
@@ -321,9 +326,9 @@ class CoreState:
         self.claims: dict[LibraryId, int] = {}  # bytes per device that libraries need to start, wake or grow
         self.host = Ledger({HOST: facts.sleeper_bytes})
         self.host_claims: dict[LibraryId, int] = {}  # bytes of host memory that libraries need to fall asleep
-        self.gone: OrderedDict[LibraryId, LibraryFacts] = OrderedDict()  # ended; the manager may not know it yet
+        self.gone: OrderedDict[LibraryId, LibraryFacts] = OrderedDict()  # ended libraries; the manager may not know yet
         self.last_library = 0  # the highest library number in an order
-        self.last_ticket = 0  # the number of the last order with fetched arguments
+        self.last_ticket = 0  # ticket number of the last order whose arguments were fetched
         self.stops: deque[tuple[float, float]] = deque(maxlen=_MOST_STOPS)  # start and end of each suspension
         self.uploads_pending = 0
 
@@ -352,18 +357,18 @@ class CoreState:
         self.loss: LossReason | None = None  # why the pilot exits early without an order of the manager
         self.leave_by = NEVER
         self.says_farewell = True  # False if the manager refused the pilot
-        self.has_ended = False  # True once the end was reported; the pilot then ignores orders
+        self.has_ended = False  # True once the pilot reported its end; after that, the pilot ignores orders
         self.exit_code = 0
-        self.is_unfit = False  # True if the pilot lost a resource of its job, which then causes all failures
+        self.is_unfit = False  # True if the pilot lost a resource of its job; this loss then explains all failures
         self.hands_on_until = 0.0  # time until which a leaving pilot serves objects that no other pilot has
-        self.serves_until = 0.0  # time until which a leaving pilot continues transfers; 0 = none since the drain began
+        self.serves_until = 0.0  # time until which a leaving pilot continues transfers; 0 = not set yet
 
     @property
     def awaits_welcome(self) -> bool:
         return self.answered != self.hellos
 
     def tell(self, message: FromPilot) -> None:
-        """Send the manager a message that is resent until acknowledged."""
+        """Send a message to the manager, and resend it until acknowledged."""
         self.out.append(Tell(message))
 
     def log(self, text: str, severity: Severity = Severity.INFO) -> None:

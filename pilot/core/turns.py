@@ -15,8 +15,8 @@ Shadow validation (SLINFER §VI-C) simulates the turns after a request joins an 
 Requests that are already late do not count. The simulation ends when all prompts are read and each engine has had one
 more turn.
 
-Case 3 assumes that answers never end, but a short answer may end before its tokens are late. Therefore, if the longest
-answer of every request is known, the simulation continues to the end of all answers instead of case 3.
+Case 3 assumes that answers never end, but a short answer may end before its tokens are late. Therefore, if the maximum
+answer length of every request is known, the simulation continues until all answers end, and replaces case 3.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class FirstCome(Generic[T]):
             return None
 
     def begin(self, entry: tuple[int, T]) -> bool:
-        """Remove an entry that `next` returned. Return False if the entry has left the queue since."""
+        """Remove an entry that `next` returned. Return False if the entry is no longer in the queue."""
         try:
-            self._waiting.remove(entry)  # compares ids first and runs in C, so it is atomic
+            self._waiting.remove(entry)  # `remove` compares ids first and runs in C, so it is atomic
         except ValueError:
             return False
         return True
@@ -82,7 +82,7 @@ class FirstCome(Generic[T]):
 
 
 # ---- turns on a device
-PATIENCE_S = 8.0  # seconds; SLINFER's longest time to first token (§IV-A) limits the headroom
+PATIENCE_S = 8.0  # seconds; upper limit of the headroom: SLINFER's longest time to first token (§IV-A)
 
 
 class TurnRequest(NamedTuple):
@@ -131,7 +131,8 @@ class StepCost(Protocol):
 
 class UnreadPrompt(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """`due_at`: due time of the first token (infinity without an objective); `tpot_s`: seconds per later token; `most`:
-    tokens of the longest answer (0: unknown)."""
+    maximum tokens of the answer (0: unknown).
+    """
 
     tokens: int
     due_at: float = math.inf
@@ -156,8 +157,8 @@ class EngineOutlook(msgspec.Struct, frozen=True, gc=False):
     """The open requests of one library's engine.
 
     `rows` requests of mean length `length` generate tokens. `due_at`: due time of the most urgent token that is not
-    late; `late_at`: of the most urgent late token; `prompts`: unread, most urgent first; `ready_at`: time at which a
-    cache resize ends; `answers`: those of the `rows` requests whose longest answer is known.
+    late; `late_at`: due time of the most urgent late token; `prompts`: unread prompts, most urgent first; `ready_at`:
+    end of a cache resize; `answers`: the requests among `rows` whose maximum answer length is known.
     """
 
     library: LibraryId
@@ -327,8 +328,9 @@ def _ms(seconds: float) -> str:
 
 
 class _EqualSteps(NamedTuple):
-    """Decode steps of an engine with the same requests, until step number `to`. `due_at`: due time of the first token
-    that is not late; `urgent_at`: of the most urgent token."""
+    """Consecutive decode steps of an engine for the same requests, up to step number `to`. `due_at`: due time of the
+    first token that is not late; `urgent_at`: due time of the most urgent token.
+    """
 
     to: int
     step_s: float
@@ -340,7 +342,7 @@ class _EqualSteps(NamedTuple):
 def _equal_steps(player: _SimulatedEngine) -> list[_EqualSteps]:
     """Return the decode steps of an engine until its last answer ends, in groups with the same requests, latest first.
 
-    Each group uses the step time at its end, and the earliest due time and shortest time per output token of a request.
+    Each group uses the step time at its end, the earliest due time, and the shortest time per output token.
     """
     answers = sorted((each for each in player.answers if each[2] > player.steps), key=lambda each: each[2])
     found, begins = list[_EqualSteps](), player.steps

@@ -200,7 +200,7 @@ def test_function_that_never_ran_is_planned_by_similar_functions(
     site = tmp_path / "here.toml"
     site.write_text('name = "here"\n[pilot]\ndevices = "cpu:2"\n')
     shown = stoker.ok("plan", str(site), f"{tmp_path}/mine.py:score", "--inputs", "100")
-    assert "no call of score was measured; one is estimated to run 4" in shown.output
+    assert "no call of score was measured; a call is estimated to run 4" in shown.output
     assert "its context is estimated to load in 3" in shown.output
     assert "how sure this is: poor" in shown.output
     told = msgspec.json.decode(

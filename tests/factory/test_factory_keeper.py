@@ -93,7 +93,7 @@ def test_unchanged_state_is_not_reported_again(desk: KeeperHarness) -> None:
 def test_manager_receives_the_reason_why_a_job_ended(desk: KeeperHarness) -> None:
     desk.order(B0)
     desk.see(1, RUNNING, "on n1")
-    again = "queued again, since it was preempted or its node failed: BeginTime"
+    again = "queued again, because the job was preempted or its node failed: BeginTime"
     assert told(desk.see(10, PENDING, "BeginTime")) == [(B0, PENDING, again)]
     desk.see(10, RUNNING, "on n1")
     assert desk.see(10, PENDING, "BeginTime", again="queued again by Slurm") == [

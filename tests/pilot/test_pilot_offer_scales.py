@@ -235,7 +235,7 @@ def test_offer_requests_the_memory_of_an_underestimated_cache(unmeasured: Pilot)
     unmeasured.engines[0].publish(EngineWork(4, 500.0, accepted_requests=4, peak_tokens=2000))
     own = unmeasured.shell.core.state.devices[GPU[0]].process_bytes
     assert unmeasured.offer(tokens=100).required_bytes == NEEDS.device_memory_bytes + own + 1000 * (2000 + 150 - 1000)
-    assert "of device memory for it" in unmeasured.shell.take(told.CallsReturned).refused
+    assert "of device memory for the call" in unmeasured.shell.take(told.CallsReturned).refused
 
 
 def test_prompts_beyond_the_first_31_are_merged_into_one_prompt(pilot: Pilot) -> None:

@@ -52,7 +52,7 @@ def test_call_that_would_be_late_is_refused(pilot: CoreShell) -> None:
 def test_call_without_cache_room_is_refused_with_the_bytes_it_needs(pilot: CoreShell) -> None:
     pilot.give(OfferWeighed(offer(pilot), required_bytes=9 * GIB))
     back = pilot.take(told.CallsReturned)
-    assert (back.required_bytes, back.refused) == (9 * GIB, "lib-1 needs 9.7 GB of device memory for it")
+    assert (back.required_bytes, back.refused) == (9 * GIB, "lib-1 needs 9.7 GB of device memory for the call")
 
 
 def test_library_grows_for_a_call_that_it_accepts(pilot: CoreShell) -> None:

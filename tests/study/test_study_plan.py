@@ -138,7 +138,7 @@ def test_device_speed_from_other_calls_scales_the_measured_time(store: Performan
     evidence = known(batch(), store, work=work)
     assert (evidence.kind, evidence.run.mean_s) == ("NVIDIA A10", pytest.approx(2.0))
     texts = {reason.text: reason.sureness for reason in evidence.reasons}
-    assert texts["by other calls of its context, NVIDIA A10 takes 0.33 times as long"] is Sureness.FAIR
+    assert texts["according to other calls of its context, NVIDIA A10 takes 0.33 times as long"] is Sureness.FAIR
     assert known(local(), store, work=work).run.mean_s == 6.0
 
 

@@ -144,7 +144,7 @@ def test_simulation_without_progress_is_stopped() -> None:
     assert len(told) == 10_000
     watch = StallWatch(lambda *_: None)
     watch(3600.0, 0)
-    with pytest.raises(SimulationError, match=r"^no call has ended since the beginning, and it is "):
+    with pytest.raises(SimulationError, match=r"^no call has ended since the beginning, and the simulated time is "):
         watch(STUCK_S + 1.0, 0)
 
 

@@ -122,7 +122,7 @@ _OVER = "Error from slot1@n1: Job has gone over memory limit of 3072 megabytes. 
         (3, 0, "The job attribute PeriodicHold evaluated to TRUE", LossReason.HELD, "hold code 3",
          "fix the cause that HTCondor names, in the site file or on its machines"),
         (6, 13, _OTHER_USER, LossReason.HELD, "hold code 6",
-         "the pool runs jobs as its own users there, who may not use the session's folder; set [provider]"
+         "the pool runs jobs as users of its own, who cannot access the session's folder; set [provider]"
          ' shared_files = false and [environment] kind = "packed" in the site file'),
         (1, 0, "via condor_hold (by user ana)", LossReason.HELD, "", ""),
     ],

@@ -92,7 +92,7 @@ def test_condor_options_precede_stokers_own_lines(ad_of: Any) -> None:
 
 @pytest.mark.parametrize("line", ["queue 5", " Queue", "queue in (a b)"])
 def test_second_queue_statement_is_refused(line: str) -> None:
-    with pytest.raises(SubmissionRefused, match="one job a block"):
+    with pytest.raises(SubmissionRefused, match="one job per block"):
         describe(site(f"options = ['{line}']"), session="k3v9", block="b7")
 
 
