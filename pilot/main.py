@@ -103,9 +103,9 @@ def _make(given: argparse.Namespace) -> Agent:
         os.sched_setaffinity(0, kept)  # for the agent and its zygotes; each library sets its own cores
     if not there.is_for_this_python:
         found = found.useless(
-            f"it runs Python {PYTHON} ({sys.executable}), and its session runs Python {there.python}, whose"
-            " functions it cannot run; start pilots with that Python ([environment] python, or [provider]"
-            " worker_init)"
+            f"the pilot runs Python {PYTHON} ({sys.executable}), but its session runs Python {there.python}, whose"
+            " functions the pilot cannot run; start pilots with the session's Python ([environment] python, or"
+            " [provider] worker_init)"
         )
         log.error("%s", found.lacks)
     devices = found.offered

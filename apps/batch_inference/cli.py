@@ -16,7 +16,7 @@ from stoker.console import WholeNumber
     help="A model for all requests, or for the requests that name NAME; may be given several times.",
 )  # fmt: skip
 @click.option(
-    "--models", "models_file", metavar="FILE", default="", help="Models by name, as `stoker serve` reads them (TOML)."
+    "--models", "models_file", metavar="FILE", default="", help="The models file, as for `stoker serve` (TOML)."
 )
 @click.option("--check", is_flag=True, help="Check every line of the file without running requests.")
 @click.option(
@@ -37,12 +37,13 @@ def command(
     context: click.Context, /, *, file: str, models: tuple[str, ...], models_file: str, check: bool,
     max_tokens: int | None, engine: str, site: str, session: str, out: str, fresh: bool, permits: str, json_: bool,
 ) -> None:  # fmt: skip
-    """Answer FILE, an OpenAI batch file, with models of your own: one JSON object a line, with custom_id, method, url
-    (/v1/chat/completions, /v1/completions or /v1/embeddings) and body. Without FILE: a small example.
+    """Answer the requests of FILE with models of your own. FILE is an OpenAI batch file: one JSON object a line, with
+    custom_id, method, url (/v1/chat/completions, /v1/completions or /v1/embeddings) and body. Without FILE, run a small
+    example.
 
-    The run folder gets responses.jsonl and errors.jsonl, in OpenAI's form and in the order of FILE. Each custom_id is
-    in one of them, once. The same command resumes a batch that was stopped or killed. The exit status is 1 if a request
-    has no answer.
+    The run folder gets responses.jsonl and errors.jsonl, in OpenAI's form and in the order of FILE. Each custom_id
+    appears once, in one of the two files. The same command resumes a batch that was stopped or killed. The exit status
+    is 1 if a request has no answer.
     """
     from stoker.apps.batch_inference.run import check as check_alone
     from stoker.apps.batch_inference.run import run  # imported here, because importing Parsl would slow down --help

@@ -22,7 +22,7 @@ EXAMPLE = Path(__file__).parent / "data" / "requests.jsonl"
 
 
 class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of one batch. An empty string, or 0 for `max_tokens`, selects the default."""
+    """An empty string, or 0 for `max_tokens`, selects the default."""
 
     file: str = ""
     models: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelPaths(msgspec.Struct, frozen=True):
-    """The paths of models by name in requests (`named`), and for all other names (`every`; empty: refuse them)."""
+    """`named`: paths of models by their name in requests. `every`: path for all other names (empty: refuse them)."""
 
     named: dict[str, str]
     every: str = ""
@@ -66,7 +66,7 @@ class ModelPaths(msgspec.Struct, frozen=True):
     def admit(self, request: ApiRequest) -> None:
         """Raise RequestRefused for a request that no model can answer."""
         if not self.path_of(request.model):
-            said = f"model {request.model} has no --model (there are {', '.join(self.named)})"
+            said = f"model {request.model} has no --model option (the options name {', '.join(self.named)})"
             raise RequestRefused(said, param="model", code="model_not_found", status=404)
         settings = self.settings.get(request.model)
         if settings is not None and (settings.kind is ModelKind.EMBEDDING) != (request.endpoint is Endpoint.EMBEDDINGS):
@@ -82,7 +82,7 @@ class ModelPaths(msgspec.Struct, frozen=True):
 
 
 def read_models(given: Iterable[str], *, file: str = "", engine: str = "auto") -> ModelPaths:
-    """Read the values of `--model` options (`given`), to which `engine` applies, and a models file."""
+    """Read a models file and the values of `--model` options (`given`). `engine` applies to the models of `given`."""
     settings = read_models_file(Path(file)) if file else {}
     named = {name: each.path for name, each in settings.items()}
     every = ""

@@ -63,7 +63,7 @@ class CheckedFile(msgspec.Struct, frozen=True):
 
 
 def check_file(path: Path, *, admit: Admit, max_tokens: int = 0) -> CheckedFile:
-    """Check every line of a request file. Raises ConfigError for an unreadable or empty file."""
+    """Raises ConfigError for an unreadable or empty file."""
     digest = hashlib.sha256()
     custom_ids: dict[str, int] = {}
     refused: list[RefusedLine] = []

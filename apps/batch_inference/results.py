@@ -60,7 +60,7 @@ Failed = Mapping[str, ApiError]
 
 
 class BatchTotals(msgspec.Struct):
-    """Totals of a batch. `refused`: ids of the requests that models refused."""
+    """`refused`: ids of the requests that models refused."""
 
     answered: int = 0
     prompt_tokens: int = 0

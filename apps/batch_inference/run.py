@@ -175,10 +175,10 @@ def _report(
         if summary["errors"] > len(shown):
             yield "  …"
     if summary["failed"]:
-        yield f"  retry the {summary['failed']:,} whose calls failed:  {options.command()}"
+        yield f"  retry the {summary['failed']:,} failed calls:  {options.command()}"
     if not options.file:
         yield ""
-        yield from columns([("stoker batch FILE --model PATH", f"your requests; {EXAMPLE} is the example")])
+        yield from columns([("stoker batch FILE --model PATH", f"answer your own requests; the example is {EXAMPLE}")])
 
 
 def _checked(options: BatchOptions) -> tuple[CheckedFile, ModelPaths]:
@@ -207,7 +207,7 @@ def _headline(checked: CheckedFile) -> list[str]:
     )
     lines = [f"batch · {checked.path.name} · {count(checked.lines, 'request')}" + (f" · {kinds}" if kinds else "")]
     if checked.refused:
-        lines.append(f"  {count(len(checked.refused), 'line')} cannot be answered; the others run")
+        lines.append(f"  {count(len(checked.refused), 'line')} cannot be answered; the other lines run")
     if checked.ignored:
         lines.append(f"  note  fields that do not change answers are ignored: {', '.join(checked.ignored)}")
     return lines
@@ -248,7 +248,7 @@ class Permits:
 
 
 def run_paced(jobs: Sequence[Job], permits: Permits) -> Iterator[BatchAnswer | FailedCall]:
-    """Run the calls of all jobs in order, each with a permit, as `run_calls` with `keep_errors`."""
+    """Run the calls of all jobs in order, like `run_calls` with `keep_errors`. Each call waits for a permit."""
     done: queue.SimpleQueue[tuple[int, int, Future[BatchAnswer]]] = queue.SimpleQueue()
     left = ((job, item, app, each) for job, (app, items) in enumerate(jobs) for item, each in enumerate(items))
     following, running = next(left, None), 0

@@ -37,7 +37,7 @@ _DEFAULT = EmbedOptions()
 @add_run_options(prefix="embed", formats=["parquet", "npy"])
 @click.pass_context
 def command(context: click.Context, /, *, choice: RunChoice, no_normalize: bool, truncate: bool, **given: Any) -> None:
-    """A vector for each text of FILE (.jsonl, .csv, .parquet, .arrow, or a saved data set), by an encoder.
+    """Compute a vector for each text of FILE (.jsonl, .csv, .parquet, .arrow, or a saved data set) with an encoder.
 
     Texts of similar length are computed together, to reduce padding. A run with the same options resumes a stopped run.
     The results have a row for each text, in the order of the file: Parquet with `id`, `embedding` and `error`, or a

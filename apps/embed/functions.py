@@ -30,8 +30,7 @@ class EmbedRequest(msgspec.Struct, frozen=True):
 
 
 class EmbeddedTexts(msgspec.Struct, frozen=True):
-    """The result of a call. `vectors`: little-endian float32 bytes per text, empty for a text with an error in
-    `errors`."""
+    """`vectors`: little-endian float32 bytes per text, empty for a text with an error in `errors`."""
 
     number: int
     vectors: list[bytes]

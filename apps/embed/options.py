@@ -6,7 +6,7 @@ import msgspec
 
 
 class EmbedOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a run. An empty string selects the default. `limit`: 0 for all rows."""
+    """An empty string selects the default. `limit`: 0 for all rows."""
 
     data: str = ""
     model: str = ""

@@ -103,7 +103,7 @@ def _npy_header(rows: int, width: int) -> bytes:
 
 
 _ROWS_AHEAD = 32_000
-"""Maximum number of rows in the calls in flight, with at least `_LEAST_CALLS_AHEAD` calls."""
+"""Maximum number of rows in the calls in flight, unless `_LEAST_CALLS_AHEAD` calls have more."""
 _LEAST_CALLS_AHEAD = 32
 """Minimum number of calls in flight, so that devices do not idle."""
 

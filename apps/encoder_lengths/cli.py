@@ -33,11 +33,12 @@ from stoker.console import WholeNumber
 @click.option("--json", "json_", is_flag=True, help="The profile as JSON on stdout; everything else goes to stderr.")
 @click.pass_context
 def command(context: click.Context, /, *, json_: bool, **others: Any) -> None:
-    """Measure the time of each text length on an encoder, each text padded to its length, on a device of a session.
+    """Measure how long an encoder takes for a text of each length, on a device of a session. Each text is padded to its
+    length.
 
     Where latency rises in steps, a runtime for each step serves short texts faster. The profile is kept on this
     machine: encoder_family(MODEL) finds it, and creates runtimes for the lengths that reduce latency. With --texts, the
-    lengths are chosen for texts as long as yours.
+    lengths are chosen for the lengths of your texts.
     """
     from stoker.apps.encoder_lengths.run import run  # imported here, because importing Parsl would slow down --help
 

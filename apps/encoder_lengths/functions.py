@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class LengthsRequest(msgspec.Struct, frozen=True):
-    """The options of a call. `step`: tokens between two measured lengths, 0 = the model's choice."""
+    """`step`: tokens between two measured lengths, 0 = the model's choice."""
 
     step: int = 0
     dtype: str = "auto"

@@ -54,8 +54,8 @@ def advice(model: str, profile: EncoderProfile, pay: RuntimeLengths) -> list[str
         lines += [
             "",
             "  note  nothing was compiled on this device: encoder(...) without a length pads no text that is computed"
-            " alone, so it is at least as fast",
-        ]
+            "  note  nothing was compiled on this device: encoder(...) without a length is at least as fast, because it"
+            " does not pad a text that is computed alone",
     return lines
 
 
@@ -141,7 +141,7 @@ def _report(
 ) -> Iterator[str]:
     how = "compiled" if profile.is_compiled else "not compiled"
     yield f"{Path(model).name} · {profile.computed_dtype}, {how}, on {profile.device} · PyTorch {profile.torch}"
-    yield f"milliseconds of one text, padded to each length: the median of {profile.repeats}"
+    yield f"milliseconds of one text, padded to each length: the median of {profile.repeats} measurements"
     yield ""
     yield from format_length_table(profile, counts)
     for note in filter(None, (too_long(profile, counts), unsteady(profile))):

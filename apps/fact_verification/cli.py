@@ -40,7 +40,7 @@ def command(
 ) -> None:
     """Find the prompt with which a model checks claims best.
 
-    The model answers every template for every claim with the best of three words. A run with the same options resumes a
+    For every template and every claim, the model chooses the best of three words. A run with the same options resumes a
     stopped run (Ctrl-C, a crash).
 
     A claim file has the columns claim and label (SUPPORTS, REFUTES, NOT ENOUGH INFO), and may have id and evidence. A

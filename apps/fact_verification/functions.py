@@ -40,7 +40,7 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class Scores(msgspec.Struct, frozen=True):
-    """The result of a call: a row of log-probabilities per text. `started_at`: seconds since the epoch."""
+    """A row of log-probabilities per text. `started_at`: seconds since the epoch."""
 
     number: int
     rows: list[list[float]]

@@ -1,12 +1,12 @@
 """The options of a run, its labelled claims and prompt templates, and the identity of a run.
 
-Claims are FEVER's JSONL, or CSV, JSONL or Parquet with columns claim, label and optionally evidence (a text or a list
-of texts). A row's `id` (or its line number) identifies the claim in results. FEVER's own `evidence` has no text and is
-ignored.
+A claim file is FEVER's JSONL, or CSV, JSONL or Parquet. Its columns are claim, label and optionally evidence (a text or
+a list of texts). A row's `id` (or its line number) identifies the claim in results. FEVER's own `evidence` has no text
+and is ignored.
 
-A template is a text with `{claim}` (and `{evidence}`), up to the model's answer, and an answer word for each label.
-Words of one token are cheapest, because one pass scores all three words. The text before `{claim}` is computed once for
-all claims, so write the instructions first.
+A template has a text with `{claim}` (and `{evidence}`) that ends where the model's answer begins, and an answer word
+for each label. Words of one token are cheapest, because one pass scores all three words. The text before `{claim}` is
+computed once for all claims, so write the instructions first.
 
     [[prompts]]                                 a TOML file, or a JSONL file with one template per line
     name = "plain"
@@ -63,7 +63,7 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 def read_claims(path: Path) -> list[Claim]:
-    """Read all claims of a file. Raises ConfigError for the first invalid row."""
+    """Raises ConfigError for the first invalid row."""
     claims: dict[str, Claim] = {}
     for row in read_rows(path):
         claim = _claim(row, file=path)
@@ -76,7 +76,7 @@ def read_claims(path: Path) -> list[Claim]:
 
 
 def sample_claims(claims: Sequence[Claim], *, limit: int | None, seed: int) -> list[Claim]:
-    """Draw `limit` claims (None: all) in file order, with the share of each label by largest remainder."""
+    """Draw `limit` random claims (None: all), in file order. Largest remainders keep the share of each label."""
     if limit is None or limit >= len(claims):
         return list(claims)
     places = {label: [n for n, claim in enumerate(claims) if claim.label is label] for label in LABELS}
@@ -137,8 +137,6 @@ class Answers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PromptTemplate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One prompt template."""
-
     name: Text
     text: Text
     answers: Answers = Answers(" True", " False", " Unknown")
@@ -198,7 +196,7 @@ def read_prompts(path: Path) -> list[PromptTemplate]:
 
 
 class VerificationOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a run. An empty string selects the default. `limit`: 0 for all claims."""
+    """An empty string selects the default. `limit`: 0 for all claims."""
 
     model: str = ""
     claims: str = ""
@@ -230,7 +228,8 @@ def choose_prompts(options: VerificationOptions, claims: Sequence[Claim]) -> lis
         if prompt.has_evidence_placeholder and bare is not None:
             raise ConfigError(
                 f"{options.claims_path}: {bare.place}: claim {bare.id} has no evidence, and the template {prompt.name}"
-                f" of {path} has a place for it; add evidence as text, or use a template without {{evidence}}",
+                f" of {path} has a placeholder for evidence; add evidence as text, or use a template without"
+                " {evidence}",
                 file=str(options.claims_path), key="evidence",
             )  # fmt: skip
     return prompts

@@ -4,7 +4,7 @@ Answers are computed at the end from all scores of a prompt, so a resumed run re
 
 **Answers.** A small model prefers one word: without calibration, SmolLM2-135M gives the same answer to 90 % of the
 claims. *Batch calibration* (Zhou et al., "Batch Calibration: Rethinking Calibration for In-Context Learning", 2024)
-subtracts the mean score of each label over all claims of a prompt, and then chooses the label with the best score.
+subtracts the mean score of each label over all claims of a prompt. It then chooses the label with the best score.
 
 **Interval.** Wilson's score interval is accurate near 0 and 1 and for few claims.
 
@@ -41,7 +41,7 @@ def wilson(right: int, total: int, *, z: float = Z_95) -> tuple[float, float]:
     share, square = right / total, z * z
     middle = (share + square / (2 * total)) / (1 + square / total)
     half = z / (1 + square / total) * math.sqrt(share * (1 - share) / total + square / (4 * total * total))
-    # Without rounding errors, the bound is 0 or 1 if no or all answers are right.
+    # Without rounding errors, the lower bound is 0 if no answer is right, and the upper bound is 1 if all are right.
     low = 0.0 if right == 0 else max(0.0, middle - half)
     high = 1.0 if right == total else min(1.0, middle + half)
     return low, high
@@ -50,7 +50,7 @@ def wilson(right: int, total: int, *, z: float = Z_95) -> tuple[float, float]:
 def calibrated_label_indices(scores: Sequence[Sequence[float]]) -> list[int]:
     """Return the index of the label with the highest score in each row, after batch calibration.
 
-    Scores are first normalized to shares of the labels' total probability, so that unlikely words weigh no more.
+    Each row is first normalized over the labels, so that rows with unlikely words weigh no more.
     """
     if not scores:
         return []
@@ -274,9 +274,9 @@ def verdict(
     if others:
         second = best_of(others)
         chance = compare(rows, best.name, second.name)
-        p = f"(McNemar p = {chance:.2g})" if chance >= 0.001 else "(McNemar p = less than 0.001)"
+        p = f"(McNemar p = {chance:.2g})" if chance >= 0.001 else "(McNemar p < 0.001)"
         if best.right == second.right:
-            lines.append(f"best: {best.name}, but {second.name} got as many right")
+            lines.append(f"best: {best.name}, but {second.name} has as many right answers")
         elif chance < 0.05:
             lines.append(f"best: {best.name}; ahead of {second.name} by more than chance {p}")
         else:
@@ -286,7 +286,7 @@ def verdict(
     if best.low <= common / total:
         lines.append(f"not shown to be better than the constant answer {constant} ({common / total * 100:.1f} %)")
         if demo:
-            lines.append("so small a model cannot judge claims without evidence: its accuracy only checks the program")
+            lines.append("this small model cannot judge claims without evidence: its accuracy only checks the program")
     if calibrated:
         raw = ", ".join(f"{one.raw_right / total * 100:.1f}" for one in made)
         lines.append(f"answers are calibrated per prompt (batch calibration); uncalibrated {raw} %")
@@ -295,7 +295,7 @@ def verdict(
 
 def cost_lines(attempt: Attempt) -> list[str]:
     facts = attempt.facts
-    kept = f" ({attempt.kept} more were kept from before)" if attempt.kept else ""
+    kept = f" ({attempt.kept} more from an earlier run)" if attempt.kept else ""
     if not attempt.made:
         return [f"nothing was left to infer{kept}"]
     hot = f", {count(facts.found_hot, 'call')} found it hot" if facts.found_hot else ""

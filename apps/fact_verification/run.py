@@ -99,7 +99,8 @@ def _command(arguments: str) -> str:
 def make_recipe(options: VerificationOptions) -> tuple[Recipe, str]:
     """Return the model's recipe at the chosen level of awareness, and the model's identity."""
     path = options.model or default_model()
-    # Below `full`, each call loads the model: the paper's context-agnostic and partial-context versions.
+    # With an awareness below `full`, each call loads the model, as in the paper's context-agnostic and partial-context
+    # versions.
     recipe = causal_lm(
         path, snapshot=options.snapshot, awareness=options.awareness, slots=1,
         calls_per_library=0 if options.awareness is Awareness.FULL else 1,

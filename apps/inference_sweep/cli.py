@@ -19,19 +19,19 @@ _DEFAULT = SweepOptions()
 @click.option(
     "--data",
     metavar="FILE",
-    help="Rows instead of the sweep file's: .jsonl, .csv, .parquet, .arrow or a saved data set.",
+    help="A data file that replaces the sweep file's: .jsonl, .csv, .parquet, .arrow or a saved data set.",
 )
 @click.option("--limit", metavar="N", type=WholeNumber(), help="The first N rows only.")
 @click.option("--batch-size", type=WholeNumber(), help=f"Rows per call. [{_DEFAULT.batch_size}]")
 @click.option(
-    "--tensor-batch", type=WholeNumber(), help="Rows of a call that the model processes at a time, at most. [all]"
+    "--tensor-batch", type=WholeNumber(), help="Maximum number of rows that the model processes at a time. [all]"
 )
 @add_run_options(prefix="sweep", formats=["parquet", "jsonl"])
 @click.pass_context
 def command(context: click.Context, /, *, choice: RunChoice, **given: Any) -> None:
-    """Models x prompts x generation parameters over a data file.
+    """Run every combination of models, prompts and generation parameters over a data file.
 
-    Models that fit a device together stay hot on it side by side. A run with the same options resumes a stopped sweep.
+    Models that fit on one device together stay loaded there. A run with the same options resumes a stopped sweep.
 
     If a model refuses a row (an empty prompt, too many tokens), the other rows still get results. The column `error`
     has the reason, the exit status is 1, and --resume retries these rows.

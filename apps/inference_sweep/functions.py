@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 class Request(msgspec.Struct, frozen=True):
-    """Prompts with a seed each, so that a result does not depend on other rows. `tensor_batch`: 0 = the engine's."""
+    """Prompts with a seed each, so that a result does not depend on other rows. `tensor_batch`: prompts per tensor; 0 =
+    the engine's default.
+    """
 
     number: int
     texts: tuple[str, ...]
@@ -35,7 +37,7 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class WrittenTexts(msgspec.Struct, frozen=True):
-    """Per prompt, a text, or an error if the model refuses it. `started_at`: seconds since the epoch."""
+    """For each prompt, a text, or an error if the model refuses the prompt. `started_at`: seconds since the epoch."""
 
     number: int
     texts: list[str]
@@ -47,7 +49,9 @@ class WrittenTexts(msgspec.Struct, frozen=True):
 
 @app
 def generate(model: CausalLM, request: Request) -> WrittenTexts:
-    """Generate texts; other prompts still get texts if the model refuses a prompt. The time includes only inference."""
+    """Generate texts. If the model refuses a prompt, the other prompts still get texts. The time includes only
+    inference.
+    """
     started_at, begun = time.time(), time.perf_counter()
 
     def write(prompts: Sequence[tuple[str, int]]) -> list[str]:

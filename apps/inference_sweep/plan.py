@@ -42,7 +42,7 @@ _PLACES = re.compile(r"\{([^{}]+)\}")
 
 
 class SweepOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a sweep. An empty string selects the default. `limit`: 0 for all rows."""
+    """An empty string selects the default. `limit`: 0 for all rows."""
 
     sweep: str = ""
     data: str = ""
@@ -54,7 +54,7 @@ class SweepOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SweepModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One model of the sweep. `engine`, `devices`: as in `stoker.causal_lm`."""
+    """`engine`, `devices`: as in `stoker.causal_lm`."""
 
     name: Text
     path: str = ""
@@ -64,7 +64,7 @@ class SweepModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Template(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A prompt with columns in braces. `chat`: a message in the model's chat format."""
+    """A prompt text with column names in braces. `chat`: True for a message in the model's chat format."""
 
     name: Text
     text: Text
@@ -84,7 +84,7 @@ _Temperature = Annotated[float, msgspec.Meta(ge=0, le=_MOST)]
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The generation parameters of a sweep. A sweep runs every combination of the values."""
+    """A sweep runs every combination of the values."""
 
     max_new_tokens: tuple[_Tokens, ...] | _Tokens = 32
     temperature: tuple[_Temperature, ...] | _Temperature = 0.0
@@ -138,7 +138,9 @@ class Sweep(msgspec.Struct, frozen=True):
 
 
 def read_sweep(path: Path, *, data: Path | None = None, limit: int = 0) -> Sweep:
-    """Read a sweep file, with the rows of `data` if given, and only the first `limit` rows (0: all)."""
+    """Read a sweep file. `data`: a data file that replaces the sweep's; `limit`: read only the first `limit` rows (0:
+    all).
+    """
     found = read_toml(path, _SweepFile)
     models = [_placed(model, folder=path.parent) for model in found.models]
     refuse_duplicates("models", [(one.name, (os.path.realpath(one.path), one.dtype)) for one in models], file=path)

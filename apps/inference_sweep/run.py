@@ -95,7 +95,7 @@ def first_error(sweep: Sweep, failed: Records) -> str:
 
 
 MOST_ROWS_AHEAD = 16_000
-"""Maximum number of rows of one model that are in flight, or whose results are not stored yet."""
+"""Maximum number of one model's rows in flight or not stored yet, unless `LEAST_CALLS_AHEAD` calls have more."""
 LEAST_CALLS_AHEAD, MOST_CALLS_AHEAD = 256, 2_000
 """Minimum and maximum number of one model's calls in flight. With fewer calls, devices would be idle."""
 
@@ -151,7 +151,7 @@ def _infer(work: OpenRun, options: SweepOptions, sweep: Sweep, recipes: Mapping[
         calls = plan_calls(mine, sweep.rows, work.log, batch_size=options.batch_size)
         requests = send_requests(calls, numbers, sent, tensor_batch=options.tensor_batch)
         first = next(requests, None)
-        if first is not None:  # do not load a model with complete results
+        if first is not None:  # do not load a model whose results are complete
             jobs.append((generate.with_options(context=recipe), itertools.chain([first], requests)))
 
     def take(written: WrittenTexts) -> int:

@@ -23,12 +23,13 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 def command(
     context: click.Context, /, *, model: str, dtype: str, quick: bool, site: str, session: str, json_: bool
 ) -> None:
-    """Measure step times of MODEL (a folder, a .gguf file, a name on the hub; else the small default model) on a device
-    of a session: prefill by the tokens that a step reads, decode by the requests and their mean length. Then compare
-    100 random workloads with the table, and report the error. The measurement takes minutes at most.
+    """Measure how long the steps of MODEL take on a device of a session: prefill by the tokens that a step reads,
+    decode by the requests and their mean length. Then compare 100 random workloads with the table, and report the
+    error. The measurement takes minutes at most. MODEL is a folder, a .gguf file or a name on the hub. The default is a
+    small model.
 
-    The results are kept with the other measurements, for this model and kind of device. Calls also measure their steps;
-    a profile covers all sizes.
+    The results are kept with the other measurements, for this model and kind of device. Ordinary calls also measure
+    their steps; a profile covers all sizes.
     """
     from stoker.apps.model_profile.run import run  # imported here, because importing Parsl would slow down --help
 

@@ -17,7 +17,7 @@ _SEND_LIMIT_S = 5.0
 
 
 class MeasuredModel(msgspec.Struct, frozen=True):
-    """The result of a call: the profile as plain values. `kept`: True if the manager stores the profile."""
+    """The profile as plain values. `kept`: True if the manager stores the profile."""
 
     profile: dict[str, Any]
     kept: bool

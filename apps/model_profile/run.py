@@ -77,7 +77,7 @@ def _report(recipe: Recipe, profile: dict[str, Any], *, kept: str) -> list[str]:
         *grid(times["decode"], rows="requests"),
         f"  error  {format_prediction_error(times['decode_error'])}",
         "",
-        "prefill: milliseconds of a step, by tokens that it reads and the mean number of tokens that each attends to",
+        "prefill: milliseconds of a step, by its tokens and the mean number of tokens that each token attends to",
         *grid(times["prefill"], rows="tokens"),
         f"  error  {format_prediction_error(times['prefill_error'])}",
         "",

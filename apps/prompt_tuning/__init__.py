@@ -2,8 +2,8 @@
 
     from stoker.apps.prompt_tuning import tune
 
-This application uses the tuner and the prompt bank of `stoker.tuning`. The context and the decorated functions are in
-`functions.py`; read this file first. `cli.py` defines `stoker tune` and `stoker run prompt_tuning`.
+This application uses the tuner and the prompt bank of `stoker.tuning`. Read `functions.py` first: it contains the
+context and the decorated functions. `cli.py` defines `stoker tune` and `stoker run prompt_tuning`.
 """
 
 from __future__ import annotations

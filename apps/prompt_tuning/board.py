@@ -1,4 +1,5 @@
-"""The state of each tuning job: a file in the job's run folder that the submitter writes, and the lines that show it.
+"""The state of each tuning job, which its submitter writes to a file in the run folder, and the lines that show the
+state.
 
     runs/facts-20261122-101502/
         run.json                 the submitted job, and the identity of the run
@@ -54,10 +55,10 @@ class Phase(enum.Enum):
 class BoardEntry(msgspec.Struct, kw_only=True):
     """The state of one job. Times are seconds since the epoch on the submitter's clock; None if unknown.
 
-    `missed_since`: when the missed deadline became known; `looks_up`: the job starts with a lookup of its prompt;
-    `devices`: used since `seen_at` and iteration `seen_iteration`; `measured_ends_at`: the end at the current pace;
-    `loading_s`: seconds of loading before the first start; `loading_at`: start of the current load; `why`: why the job
-    waits or failed.
+    `missed_since`: when the missed deadline became known; `looks_up`: True if the job starts with a lookup of its
+    prompt; `devices`: in use since `seen_at` and iteration `seen_iteration`; `measured_ends_at`: the end at the current
+    pace; `loading_s`: seconds of loading before the first start; `loading_at`: start of the current load; `why`: why
+    the job waits or failed.
     """
 
     name: str
@@ -107,7 +108,7 @@ class BoardEntry(msgspec.Struct, kw_only=True):
 
 
 class BoardRow(msgspec.Struct, frozen=True):
-    """A job on the board. `abandoned`: its submitter has ended before the job."""
+    """A job on the board. `abandoned`: True if the submitter ended before the job."""
 
     folder: str
     entry: BoardEntry
@@ -157,7 +158,7 @@ DEVICES = 8
 
 
 class SubmissionOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """A submission. `bank`: empty for the model's own, None for none; `serve`: name in the models file."""
+    """A submission. `bank`: folder (empty: the model's own bank; None: no bank); `serve`: name in the models file."""
 
     site: str = ""
     session: str = ""
@@ -171,7 +172,7 @@ class SubmissionOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def job_table(entries: Sequence[BoardEntry], *, now: float, indent: str = "  ") -> list[str]:
-    """Return a line per job, in columns, and the reason of a waiting or failed job."""
+    """Return a line per job, in columns. Below a waiting or failed job, add the reason."""
     rows = [_row(entry, now=now) for entry in entries]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
@@ -239,7 +240,7 @@ def clock(at: float | None, *, now: float) -> str:
 def late_notice(entry: BoardEntry, *, now: float, drops: bool) -> str:
     deadline, ends_at = entry.deadline_at or 0.0, entry.ends_at or 0.0
     if deadline <= now:
-        what = f"{entry.name} is late: its deadline, {clock(deadline, now=now)}, is over"
+        what = f"{entry.name} is late: its deadline, {clock(deadline, now=now)}, has passed"
     else:
         what = (
             f"{entry.name} cannot meet its deadline, {clock(deadline, now=now)}: the earliest that can be met is"

@@ -45,8 +45,8 @@ def gang_range(context: click.Context, parameter: click.Parameter, value: str) -
     "--wait/--detach", default=True, help="Wait for the jobs, or leave them to a process in the background. [wait]"
 )
 @click.option("--bank", metavar="DIR", default="", help="The prompt bank. [the model's own, in the state folder]")
-@click.option("--no-bank", is_flag=True, help="Look up no initial prompts, and keep no tuned ones.")
-@click.option("--out", metavar="DIR", type=_FOLDER, default=RUNS, help="The folder of the run folders. [runs]")
+@click.option("--no-bank", is_flag=True, help="Look up no initial prompts, and keep no tuned prompts.")
+@click.option("--out", metavar="DIR", type=_FOLDER, default=RUNS, help="The folder for the run folders. [runs]")
 @click.option("--fresh", is_flag=True, help="Start a new run, even if an unfinished run of the same job exists.")
 @click.option("--serve", metavar="NAME", default="", help="Add the tuned prompt to the models file, under this name.")
 @click.option(
@@ -60,15 +60,15 @@ def submit_jobs(
 ) -> None:  # fmt: skip
     """Tune a soft prompt for each JOB.toml, by its deadline.
 
-    Each job has a run folder with the tuned prompt (for PEFT), the text nearest to it, and its cost. A job that was
-    stopped resumes from its last checkpoint when it is submitted again.
+    Each job has a run folder with the tuned prompt (for PEFT), the text nearest to the prompt, and the job's cost. A
+    job that was stopped resumes from its last checkpoint when it is submitted again.
     """
     from stoker.apps.prompt_tuning.run import submit, submit_detached  # imported here: Parsl would slow down --help
 
     if bank and no_bank:
         raise click.UsageError("--bank and --no-bank exclude each other; give one")
     if serve and len(jobs) > 1:
-        raise click.UsageError(f"--serve {serve} names one tuned prompt, and there are {len(jobs)} jobs; submit one")
+        raise click.UsageError(f"--serve {serve} names one tuned prompt; submit one job instead of {len(jobs)} jobs")
     if models and not serve:
         raise click.UsageError("--models is the file of --serve; give --serve NAME too")
     options = SubmissionOptions(
@@ -82,11 +82,11 @@ def submit_jobs(
 
 @click.command(short_help="Show tuning jobs: how far each is, and when it ends.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
-@click.option("--watch", is_flag=True, help="Keep showing them until Ctrl-C, or until the last job is over.")
-@click.option("--all", "all_", is_flag=True, help=f"Also show jobs that ended longer ago than {_RECENT}.")
+@click.option("--watch", is_flag=True, help="Keep showing the jobs until Ctrl-C, or until all jobs have ended.")
+@click.option("--all", "all_", is_flag=True, help=f"Show all ended jobs. [the latest {_RECENT}]")
 @click.argument("runs", type=_FOLDER, default=RUNS)
 def status(*, runs: Path, as_json: bool, watch: bool, all_: bool) -> None:
-    """The tuning jobs of RUNS [runs]: progress, expected end, and why they wait."""
+    """Show the tuning jobs of RUNS [runs]: progress, expected end, and why jobs wait."""
     if watch and as_json:
         raise click.UsageError("--watch and --json exclude each other; repeat the command with --json instead")
     most = None if all_ else _RECENT
@@ -113,7 +113,7 @@ def status(*, runs: Path, as_json: bool, watch: bool, all_: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 @click.argument("folders", nargs=-1, type=_FOLDER, metavar="[FOLDER]...")
 def report_jobs(*, folders: tuple[Path, ...], as_json: bool) -> None:
-    """Met and missed deadlines with reasons, and the result of each job: of run folders, or of all in runs/."""
+    """Show met and missed deadlines with reasons, and the result of each job in the run folders [all in runs/]."""
     wanted = folders or (RUNS,)
     found = [report.read_outcome(Path(one.folder)) for folder in wanted for one in read_board(folder)]
     outcomes = [one for one in found if one is not None]
@@ -136,8 +136,8 @@ def report_jobs(*, folders: tuple[Path, ...], as_json: bool) -> None:
 def bank(
     context: click.Context, /, *, file: Path | None, model: str, bank: str, site: str, session: str, json_: bool
 ) -> None:
-    """Add prompts to the bank of a model: from the file PROMPTS (.jsonl, .csv, .parquet, with a field `text`) and the
-    shipped ones. The model reads each prompt once, and all prompts are grouped again.
+    """Add the prompts of the file PROMPTS (.jsonl, .csv, .parquet, with a field `text`) and the shipped prompts to the
+    bank of a model. The model reads each prompt once, and all prompts are grouped again.
     """
     from stoker.apps.prompt_tuning.run import fill_bank  # imported here: Parsl would slow down --help
 

@@ -73,7 +73,7 @@ def submit(
             for job in jobs:
                 job.stop("stopped by its submitter")
             screen.line()
-            screen.line("stopped: checkpoints are kept; this continues from them:")
+            screen.line("stopped: checkpoints are kept; to continue from the checkpoints, run:")
             left = [file for file, job in zip(files, jobs, strict=True) if job.entry.phase is not Phase.DONE]
             screen.line(f"  {restart_command(left, options)}")
             return INTERRUPTED
@@ -273,7 +273,7 @@ def _run_detached(files: Sequence[Path], options: SubmissionOptions, *, log: int
 
 
 def fill_bank(file: Path | None, options: SubmissionOptions, *, model: str, screen: Screen, json: bool) -> int:
-    """Add prompts to the bank of a model. Raises StokerError for the bank of another model."""
+    """Raises StokerError for the bank of another model."""
     files = [SHIPPED_PROMPTS] if file is None else [SHIPPED_PROMPTS, file]
     every = {one.key: one for each in files for one in read_candidates(each)}
     recipe, identity = recipe_of(model)

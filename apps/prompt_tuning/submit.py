@@ -65,10 +65,10 @@ def tune(
 
     Args:
         job: a `Job`, or the path of a `job.toml`.
-        samples: the data of the job, if not in the file that the job names.
+        samples: the data of the job, if it is not in the file that the job names.
         gang: the number of replicas, or the range `(smallest, largest)` for the scheduler.
-        late: for a job that cannot meet its deadline: `"run"` the job on idle devices, or `"drop"` the job, so that the
-            future raises CallDroppedError.
+        late: what happens to a job that cannot meet its deadline: `"run"` runs it on idle devices; `"drop"` drops it,
+            and the future raises CallDroppedError.
         bank: the folder of the prompt bank; empty: the model's own, in the state folder; None: no bank.
 
     Returns:
@@ -124,11 +124,13 @@ def recipe_of(model: str, *, devices: int = 1) -> tuple[Recipe, str]:
 
 
 def limit_gang_to_batch(job: Job, gang: int | tuple[int, int]) -> tuple[int, int]:
-    """Return the gang sizes with which each rank gets a sample of a batch. Raises ConfigError if there are none."""
+    """Limit the gang sizes so that each rank gets a sample of a batch. Raises ConfigError if no size remains."""
     least, largest = gang if isinstance(gang, tuple) else (gang, gang)
     most = job.training.batch
     if least > most:
-        raise ConfigError(f"gang: {least} devices for a [training] batch of {most} samples; give fewer", key="gang")
+        raise ConfigError(
+            f"gang: {least} devices for a [training] batch of {most} samples; give fewer devices", key="gang"
+        )
     return least, max(least, min(largest, most))
 
 

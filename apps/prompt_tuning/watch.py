@@ -91,7 +91,7 @@ def updated_entry(
     entry: BoardEntry, *, call: CallFuture | None, picture: SessionPicture | None, now: float | None = None,
     ahead_s: float = 0.0,
 ) -> BoardEntry:  # fmt: skip
-    """`now`: seconds since the epoch; `ahead_s`: how far `now` is ahead of the wall clock."""
+    """Return the updated `entry`. `now`: seconds since the epoch; `ahead_s`: lead of `now` over the wall clock."""
     now = time.time() if now is None else now
     if call is None:
         return entry
@@ -101,7 +101,7 @@ def updated_entry(
         listed = next((one for one in picture.calls if one.call == entry.call), None)
         if listed is not None and listed.state is not ListedState.FAILED:
             _update_from_listed_call(entry, listed, picture, now)
-    if call.forecast is not None and math.isfinite(call.forecast.ends_at):  # else unknown yet
+    if call.forecast is not None and math.isfinite(call.forecast.ends_at):  # otherwise the end is still unknown
         entry.ends_at = call.forecast.ends_at + ahead_s
     if call.progress is not None:
         _update_from_progress(entry, call.progress, now)
@@ -130,7 +130,7 @@ def _update_from_listed_call(entry: BoardEntry, listed: ListedCall, picture: Ses
 
 
 def _end_loading(entry: BoardEntry, at: float) -> None:
-    """End the wait for the model, which counts as loading time."""
+    """Record the end of the model's load, and count the time as loading time."""
     if entry.loading_at is not None and entry.started_at is None:
         entry.loading_s += max(0.0, at - entry.loading_at)
     entry.loading_at = None
@@ -166,7 +166,7 @@ class SubmittedJob:
     def __init__(self, ready: CheckedJob, *, name: str, folder: RunFolder, start: bytes) -> None:
         until = ready.job.until
         self._clock = Clock()
-        """A clock that ignores changes of the wall clock, which must not make a job late."""
+        """A clock that ignores changes of the wall clock, because they must not make a job late."""
         self.ready = ready
         self.folder = folder
         self.future: AppCallFuture | None = None

@@ -1,9 +1,9 @@
-"""The agent of a pilot: the connection to the manager, the pilot's core, and the parts that execute its commands.
+"""The agent of a pilot holds the connection to the manager and the pilot's core, and executes the core's commands.
 
 Messages that change the manager's records are sent in numbered frames, which the pilot keeps until the manager
 acknowledges them. After each reconnect, the pilot sends a hello, then the unacknowledged frames in order. The hello
-therefore describes the state before these frames: a call that ended in one of them still counts as held
-(`UnacknowledgedFacts`).
+therefore describes the state before the unacknowledged frames: it lists a call as held even if one of these frames
+reports the call's end (`UnacknowledgedFacts`).
 
 All code of the agent runs in the thread of the loop. Other threads pass their results with `Agent.later`.
 """
@@ -61,7 +61,7 @@ _SEARCH_S = 1.0  # seconds between two readings of the session's folder while di
 
 
 class ManagerLink:
-    """The pilot's connection to the manager (`dealer`), with the messages to send."""
+    """The pilot's connection to the manager (`dealer`), and the messages that wait to be sent."""
 
     def __init__(self, folder: SessionFolder, *, pilot: str, block: str = "") -> None:
         self._folder = folder
@@ -96,7 +96,7 @@ class ManagerLink:
         self._batch.append(message)
 
     def pass_on(self, pieces: to_manager.CallYielded) -> None:
-        """Queue pieces of a result for the next frame, if connected."""
+        """Queue pieces of a result. `flush` drops the pieces without a connection."""
         self._passing.append(pieces)
 
     def flush(self) -> None:
@@ -153,7 +153,7 @@ class ManagerLink:
         return ManagerAway(now - self.dealer.lost_at, refuses_key=refuses_key, session_over=session_over)
 
     def part(self, hear: Callable[[ToPilot], None], *, pause: Callable[[], object]) -> None:
-        """Wait up to 1 s until the manager has acknowledged the last frames."""
+        """Send the last frames, and wait up to 1 s for their acknowledgement."""
         if not self.dealer.connected:
             return
         self.flush()
@@ -189,12 +189,12 @@ def collect_unacknowledged_facts(frames: Iterable[bytes]) -> UnacknowledgedFacts
 
 
 class Peers:
-    """The transfer server of one pilot, with its keys."""
+    """The transfer server of one pilot, and the keys for transfers and gangs."""
 
     def __init__(self, session: SessionFolder, cache: ObjectCache) -> None:
         self.served = ServedCache(cache)
         self.carried = session.is_carried
-        self.host = "127.0.0.1"  # address of this machine for other pilots
+        self.host = "127.0.0.1"  # address at which other pilots reach this machine
         with suppress(OSError, ValueError, SessionError):
             self.host = transfer_wire.local_address_for_host(
                 split_address(session.read().address.removeprefix("tcp://"))[0]
@@ -202,7 +202,7 @@ class Peers:
         self.key = b""
         with suppress(OSError, ValueError, KeyError):
             self.key = read_key(session.key_file("transfer"))
-        # Libraries derive the keys of gangs from this secret, which does not permit transfers.
+        # Libraries derive the keys of gangs from this secret. They cannot transfer objects with it.
         self.gang_key = hmac.digest(self.key, b"gangs", "sha256") if self.key else b""
         self._session = session
         self._server: ObjectServer | None = None
@@ -235,7 +235,7 @@ class Peers:
 
 
 class OngoingFetch:
-    """A fetch of one object (`objects`)."""
+    """The fetch of one object (see `objects`)."""
 
     def __init__(self, order: FetchObject) -> None:
         self.order = order
@@ -257,7 +257,7 @@ class PilotOptions(msgspec.Struct, frozen=True):
     walltime_s: float = 0.0  # walltime of the job in seconds, from the site file; 0 if unknown
     probe: str = ""  # command that probes a device (see `observing`); empty: Stoker's probe on GPUs
     probe_every_s: float = PROBE_EVERY_S
-    in_batch: bool = False  # True in a batch job: the pilot exits with its parent
+    in_batch: bool = False  # True in a batch job: the pilot exits when its parent process ends
     driver_limit_s: float = DRIVER_LIMIT_S  # seconds without an answer after which a GPU driver counts as hung
     umask: int = -1  # umask of libraries; -1: umask of the pilot
 
@@ -275,7 +275,7 @@ class Agent:
         self.logs = session.pilot(options.pilot)
         self.devices: dict[DeviceId, PilotDevice] = {device.facts.device: device for device in devices}
         self.monitors: dict[str, Monitor] = {}  # the monitor of each GPU, by UUID
-        self.bare_bytes: dict[DeviceId, int] = {}  # bytes in use on each GPU without libraries
+        self.bare_bytes: dict[DeviceId, int] = {}  # bytes in use on each GPU while no library uses the GPU
         self.sees_all_processes = monitor.sees_all_processes()
         self.scratch = scratch
         self.parent = Parent(watched=options.in_batch)
@@ -288,12 +288,12 @@ class Agent:
         self.search_path = working_folder_if_exists()  # the program's folder, if the pilot was started there
         self.processes: dict[LibraryId, LibraryProcess] = {}
         self.fetches: dict[str, OngoingFetch] = {}
-        self.arrived: dict[str, Pin] = {}  # new objects, pinned until libraries have pinned them
+        self.arrived: dict[str, Pin] = {}  # pins of arrived objects, held until the waiting libraries have own pins
         self.offers = OfferInspector(self.core.state, board=scratch.path / BOARD)
         self.is_over = False  # True once the core has issued the command `Leave`
         self.carry_out: Callable[[Command], None] = lambda _command: None
         self.check_standing: Callable[[], bool] = lambda: False
-        """Reports a lost resource of the job, before the core sees failures caused by the loss."""
+        """Reports a lost scratch folder or batch job, before the core sees failures that follow."""
         self.timers = Timers()
         self._queue = EventQueue(self.core, lambda command: self.carry_out(command), clock=time.monotonic)
         self._done: deque[Callable[[], None]] = deque()

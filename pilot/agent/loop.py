@@ -1,7 +1,7 @@
 """The agent's loop, and `carry_out`, which has one case per command of the core.
 
-Each iteration waits for an event, reads all input, passes the input to the core, executes the core's commands, and
-sends one frame to the manager and one frame to each library.
+Each iteration waits for an event, reads all input, passes the input to the core, and executes the core's commands. It
+then sends one frame to the manager and one frame to each library.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOGS_EVERY_S = 10.0
 
 
 def shorten_long_logs(agent: Agent) -> None:
-    """Shorten long logs of libraries forever, in a thread because the file system may hang."""
+    """Shorten long logs of libraries forever. Runs in a thread, because the file system may hang."""
     refused = set[Path]()  # logs on file systems that cannot punch a hole in a file
     while True:
         time.sleep(_LOGS_EVERY_S)
@@ -44,7 +44,7 @@ def shorten_long_logs(agent: Agent) -> None:
                 continue
             except OSError as error:
                 refused.add(path)
-                log.warning("%s grows, and its file system cannot free its middle: %s", path, error)
+                log.warning("%s keeps growing: its file system cannot free the middle of a file: %s", path, error)
 
 
 # ---- the loop
@@ -145,7 +145,7 @@ class Loop:
 
     def _next_wakeup_time(self, now: float) -> float:
         agent, state = self.agent, self.agent.state
-        if state.leaving:  # a draining pilot may receive no further event
+        if state.leaving:  # a draining pilot must wake by itself: no further event may arrive
             self._tick_at = min(self._tick_at, now + _LEAVING_TICK_S)
         due = min(presence.next_at(state), agent.timers.next_at, self._tick_at)
         return min(due, self._observe_at) if agent.processes or not agent.link.dealer.connected else due

@@ -1,6 +1,7 @@
 """Moves data to and from the object cache: objects, large arguments and results, snapshots, and the environment.
 
-A large payload is a file in the session's folder if the pilot sees this folder. Otherwise it travels through the seed.
+If the pilot sees the session's folder, a large payload is a file there. Otherwise the payload goes through the
+session's seed.
 """
 
 from __future__ import annotations
@@ -332,7 +333,7 @@ _REPORT_INTERVAL_S = 60.0  # seconds between two reports to the seed that this p
 
 
 def share_environment_archive(agent: Agent, archive: str) -> None:
-    """Offer the archive of the carried environment to other pilots."""
+    """Offer other pilots the archive of the environment that was sent to this node."""
     name, _, path = archive.partition("=")
     if name:
         threading.Thread(target=_hand_on, args=(agent, name, path), name="environment", daemon=True).start()

@@ -65,7 +65,7 @@ def report_remaining_walltime(agent: Agent) -> None:
 
 
 def read_seconds_until_job_end(environ: Mapping[str, str], *, now: float) -> float:
-    """Return the seconds until the job ends, from variables or HTCondor's job ad."""
+    """Return the seconds until the job ends, from environment variables or HTCondor's job ad; infinite if unknown."""
     slurm = _number(environ.get("SLURM_JOB_END_TIME", ""))
     if slurm:
         return max(0.0, slurm - now)
@@ -101,7 +101,7 @@ def _condor(file: str, now: float) -> float:
         text = Path(file).read_text(encoding="utf-8", errors="replace")
         written = os.stat(file).st_mtime
     except OSError as error:
-        log.warning("the job's ad cannot be read: %s", error)
+        log.warning("HTCondor's job ad cannot be read: %s", error)
         return NO_END
     ad = {name.lower(): _number(value) for name, value in re.findall(r"^(\w+) = ([0-9.]+)$", text, re.MULTILINE)}
     limits = [ad.get(name) for name in ("allowedexecuteduration", "allowedjobduration", "stokerwalltime")]
@@ -148,7 +148,7 @@ _NO_FOLDER = frozenset(
 
 
 def check_job(agent: Agent) -> bool:
-    """Report a lost resource of the job to the core. Return True if one is lost."""
+    """Tell the core if the scratch folder or the batch job is gone. Return True in this case."""
     agent.oom_kills.note_kills()
     if why := agent.scratch.fault():
         agent.handle(ResourceLost(why, LossReason.SCRATCH_GONE))
@@ -252,7 +252,7 @@ _OWN = ("-P", "-m", "stoker.pilot.devices.probe")
 
 
 def probe_command(options: PilotOptions) -> tuple[str, ...]:
-    """Return the command that probes a device; empty without probes."""
+    """Return the command that probes a device; empty if probes are disabled."""
     return () if options.probe == NO_PROBE else tuple(shlex.split(options.probe)) or (sys.executable, *_OWN)
 
 
@@ -265,7 +265,7 @@ def devices_to_probe(options: PilotOptions, devices: Iterable[PilotDevice]) -> f
 
 
 def probe_command_for_library(options: PilotOptions, devices: Iterable[PilotDevice]) -> tuple[str, ...]:
-    """Return the command with which a library may probe its devices; empty without probes."""
+    """Return the command with which a library may probe its devices; empty if it may not probe them."""
     devices = tuple(devices)
     may = len(devices_to_probe(options, devices)) == len(devices) and all(x.facts.processes != 1 for x in devices)
     return probe_command(options) if may else ()
@@ -282,7 +282,7 @@ def begin_probe(agent: Agent, name: DeviceId) -> None:
 
 
 def wait_for_probes(agent: Agent, *, limit_s: float, interrupted: Callable[[], bool]) -> None:
-    """Wait until every device has been probed, so that no context loads on a faulty one."""
+    """Wait at most `limit_s` until every device has been probed, so that no context loads on a faulty device."""
     until = time.monotonic() + limit_s
     while not probes.is_every_device_examined(agent.state):
         if time.monotonic() > until or interrupted():

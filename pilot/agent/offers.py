@@ -1,4 +1,4 @@
-"""Reads the open requests of the engines on a library's devices, when the manager offers a call to the library.
+"""Evaluates a call that the manager offers to a library, from the requests of all engines on the library's devices.
 
 Each engine writes its open requests to the board of turns (`library_turns`). A newly accepted call counts as an unread
 prompt until the engine reports one more request.
@@ -27,7 +27,7 @@ log = logging.getLogger("stoker.pilot")
 
 BOARD = "turns"  # name of the board's file in the pilot's scratch folder
 _BEFORE_READY = frozenset({Stage.FETCHING, Stage.WAITING, Stage.STARTING, Stage.LOADING})
-_LONGEST_STEP_S = 60.0  # seconds; a row of the board whose step ends later than this is invalid
+_LONGEST_STEP_S = 60.0  # a row of the board is invalid if its step ends more than 60 s from now
 _READS = 3  # attempts to read a row of the board while an engine writes the row
 
 
@@ -39,9 +39,9 @@ class OfferInspector:
         self._path = board
         self._clock = clock
         self._seconds: dict[int, tuple[StepTimes, StepSeconds]] = {}
-        """Functions that compute step durations, by the `id` of their table of step times, with this table."""
+        """By `id` of a table of step times: the table, and the function that computes step durations from it."""
         self._taken: dict[LibraryId, list[tuple[CallId, UnreadPrompt]]] = {}
-        """Accepted calls of each library that its engine has not reported yet."""
+        """For each library, the accepted calls that its engine has not reported yet."""
         self._reported_requests: dict[LibraryId, int] = {}
 
     def weigh(self, order: RunCalls) -> OfferWeighed:
@@ -137,7 +137,9 @@ class OfferInspector:
         return found[1]
 
     def _required_bytes(self, order: RunCalls, library: PilotLibrary, work: list[EngineWork]) -> tuple[int, str]:
-        """Return bytes per device at expected lengths (SLINFER eq. 2; 0 = unknown), or why a fixed cache is full."""
+        """Return the bytes per device at expected lengths (SLINFER eq. 2; 0 = unknown), and why a cache of fixed size
+        is full.
+        """
         facts = self._state.devices_of(library)[0]
         measured = library.resident_bytes if facts.on_host else library.device_bytes
         cache = token_cache(library.recipe.needs, facts, library.cache, measured_bytes=measured)
@@ -166,7 +168,7 @@ class OfferInspector:
                 del self._taken[library][:more]
 
     def _forget(self, looked_at: Iterable[PilotLibrary]) -> None:
-        """Remove records of ended libraries, and of ended calls of libraries whose requests have been counted."""
+        """Remove the records of ended libraries, and of ended calls of the libraries `looked_at`."""
         libraries = self._state.libraries
         for notes in (self._taken, self._reported_requests):
             for number in [number for number in notes if number not in libraries]:

@@ -83,11 +83,13 @@ class LibraryProcess:
             return self._socket.send(data)
         except BlockingIOError:
             return 0
-        except OSError:  # the process has ended, which the zygote reports
+        except OSError:  # the process has ended; the zygote reports its end
             return len(data)
 
     def receive(self, *, to_end: bool = False) -> tuple[list[ToAgent], bool]:
-        """Read the socket once, or `to_end`. Return messages, and True if it is open. Invalid bytes set `garbled`."""
+        """Read the socket once, or until its end (`to_end`). Return the messages, and True if the socket is open.
+        Invalid bytes set `garbled`.
+        """
         out: list[ToAgent] = []
         if self._reader is None or self.garbled:
             return out, False
@@ -108,7 +110,7 @@ class LibraryProcess:
     # ---- its calls and pins
 
     def running(self) -> list[tuple[CallId, float]]:
-        """Return the running calls with their seconds so far. Reads twice, to ignore half-written records."""
+        """Return the running calls, each with its run time in seconds. Reads twice, to ignore half-written records."""
         first = {(run.call, run.start_ns) for run in self._records()}
         now = time.monotonic_ns()
         second = self._records() if first else []
@@ -135,7 +137,6 @@ class LibraryProcess:
         return call_records.running(self.folder / "running")
 
     def close(self) -> None:
-        """Close the socket, and release the pins."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -149,7 +150,7 @@ Source = LibraryProcess | Zygote
 
 
 class Wires:
-    """The poller of the agent's loop, with its sockets and the queued messages for libraries."""
+    """The poller of the agent's loop: the watched sockets, and the queued messages for libraries."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
@@ -209,7 +210,7 @@ _CLEANUP_LIMIT_S = 3.0 + LIMIT_S  # seconds that a zygote needs to end its libra
 
 
 class Zygotes:
-    """A zygote for each set of preloaded modules, so that the imports of one recipe do not affect others."""
+    """A zygote for each set of preloaded modules, so that the imports of one recipe do not affect other recipes."""
 
     def __init__(self, *, logs: Path, scratch: Path, umask: int = -1) -> None:
         self._umask = umask
@@ -239,7 +240,7 @@ class Zygotes:
         processes.kill_stray_children({other.pid for other in self}, of_main=True)
 
     def idle(self) -> list[Zygote]:
-        """Return the zygotes that have no library and have been unused for 10 minutes."""
+        """Return the zygotes with preloaded modules and without libraries that were unused for 10 minutes."""
         now = time.monotonic()
         return [z for z in self if not z.libraries and z.preload and now - self._used_at[z.preload] > _IDLE_S]
 

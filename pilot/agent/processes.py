@@ -100,7 +100,7 @@ def start(agent: Agent, ordered: StartLibrary, objects: dict[str, str], *, devic
 
 
 def kill(agent: Agent, number: LibraryId) -> None:
-    """Kill the process of a library. The zygote reports its end."""
+    """Kill the process of a library. The zygote then reports the end of the process."""
     process = agent.processes.get(number)
     if process is not None and process.zygote is not None:
         process.zygote.kill(number)
@@ -153,7 +153,7 @@ def handle_zygote_messages(agent: Agent, zygote: Zygote) -> None:
                         "the import of %s started threads (%s): libraries start without the zygote", module, started
                     )
                 if message.asked_for_gpus:
-                    log.info("the imports of %s query GPUs: on GPUs libraries start without the zygote", modules)
+                    log.info("the imports of %s query GPUs: libraries with GPUs start without the zygote", modules)
                 log.info("zygote %d imported %s in %.2f s", zygote.pid, modules or "itself", message.seconds)
             case Forked(library=number, pid=pid):
                 process = agent.processes.get(LibraryId(number))

@@ -1,6 +1,6 @@
 """The scratch folder of the pilot, and the batch system's process that started the pilot (`Parent`).
 
-If HTCondor's starter or Slurm's slurmstepd is killed, the pilot continues on resources that may be part of another job.
+If HTCondor's starter or Slurm's slurmstepd is killed, the pilot keeps running on resources that another job may get.
 The kernel then gives the pilot another parent process, which `Parent` detects.
 """
 
@@ -22,7 +22,7 @@ _LOCK = "alive"
 
 
 def base_folder(given: str = "") -> Path:
-    """Return the folder of this user's pilots and object cache on this host."""
+    """Return the folder with this user's pilot folders and object cache on this host."""
     try:
         first = place.scratch_path(given)
         refuse_non_utf8_path(first, what="the scratch folder", advice=place.OTHER_SCRATCH)
@@ -35,20 +35,20 @@ class Scratch:
     """The folder of one pilot, locked while the pilot runs."""
 
     def __init__(self, base: Path, *, pilot: str) -> None:
-        with (base / _LOCK).open("ab") as turn:  # no other pilot may remove folders until the new one is locked
+        with (base / _LOCK).open("ab") as turn:  # until the new folder is locked, no other pilot may remove folders
             locks.wait(turn.fileno())
             sweep(base)
             self.path = base / f"pilot-{pilot}"
             self.path.mkdir(mode=0o700)
-            # An open folder keeps its inode number, so a new folder has another number.
+            # No new folder gets the inode number of an open folder.
             self._pinned = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            locks.take(self._pinned)  # in case a cleanup job removes the other lock
+            locks.take(self._pinned)  # in case a cleanup job removes the file of the other lock
             self._folder_identity = _identity(self.path)
             self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
             locks.take(self._lock)
 
     def fault(self) -> str:
-        """Return how the folder was damaged, or ""."""
+        """Return why the folder is unusable, or ""."""
         try:
             same = _identity(self.path) == self._folder_identity
         except OSError as error:
@@ -56,7 +56,7 @@ class Scratch:
         return "" if same else f"its scratch folder {self.path} was removed while it ran"
 
     def library(self, number: int) -> Path:
-        """Return the folder of a library, created if missing. Raises OSError."""
+        """Return the folder of a library; create it if missing. Raises OSError."""
         folder = self.path / f"lib-{number}"
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder
@@ -95,7 +95,7 @@ _INIT = 1
 
 
 class Parent:
-    """The process that started the pilot. `watched`: True in a batch job, which ends with it."""
+    """The process that started the pilot. `watched`: True if the batch job ends with this process."""
 
     def __init__(self, *, watched: bool) -> None:
         self.pid = os.getppid()
@@ -103,10 +103,10 @@ class Parent:
         self._name = _name_of(self.pid) if self._watched else ""
 
     def fault(self) -> str:
-        """Return how the parent ended, or "" while it runs or is not watched."""
+        """Return a message if a watched parent has ended, or ""."""
         if not self._watched or os.getppid() == self.pid:
             return ""
-        return f"its parent, {self._name} (process {self.pid}), has ended, and with it its batch job"
+        return f"its parent, {self._name} (process {self.pid}), has ended, so its batch job has ended too"
 
 
 def _name_of(pid: int) -> str:

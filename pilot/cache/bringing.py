@@ -90,7 +90,7 @@ class Bringing:
                 disk.delete_tree(draft)  # after a failed write, this frees disk space
             raise
         finally:
-            fetch.copy = None  # its open files would occupy disk space after an eviction
+            fetch.copy = None  # the open files of the copy would occupy disk space after an eviction
         return self._cache.enter(self._ref, draft, manifest=fetch.manifest), outcome
 
 
@@ -121,7 +121,7 @@ class ServedCache:
 
     @contextmanager
     def lend(self, name: str) -> Iterator[ObjectCopy | None]:
-        """Yield a cached object, pinned, or a partial object."""
+        """Yield a partial object, a cached object that stays pinned, or None."""
         growing = self._coming.get(name)
         if growing is not None:
             yield growing

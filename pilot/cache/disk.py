@@ -1,4 +1,4 @@
-"""The files of the cache: links, signatures and sizes of objects, facts of entries, and waits for claims."""
+"""Helpers for the files of the cache: links, signatures, sizes, entries and claims."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from stoker.whole_files import draft_of
 
 
 def link(source: Path, draft: Path, ref: ObjectRef) -> str:
-    """Link a file that is unchanged since the recipe was made. Return its signature, or "" on failure."""
+    """Link a file that is unchanged since the recipe was made. Return the file's signature, or "" on failure."""
     try:
         facts = source.stat()
         if not stat.S_ISREG(facts.st_mode) or not _has_recorded_stat(facts, ref):
@@ -95,7 +95,7 @@ def frees_bytes(place: Path) -> int:
 
 
 def size(place: Path) -> int:
-    """Return the length of a file or of a folder's files."""
+    """Return the bytes in a file or in all files of a folder."""
     return sum(facts.st_size for facts in _stat_files(place))
 
 
@@ -125,7 +125,7 @@ def delete_tree(place: Path) -> None:
 
 
 class EntryFacts(msgspec.Struct, frozen=True):
-    """An object's name, length, and signature on arrival. `boot`: boot id on arrival; empty for a linked file."""
+    """An object's name, length, and signature on arrival. `boot`: boot id at that time; empty for a linked file."""
 
     name: str
     size_bytes: int
@@ -152,7 +152,7 @@ _POLL_S = 0.05
 
 
 def wait_for_claim(claim: int, draft: Path) -> bool:
-    """Lock the open file of a claim. Return False if the pilot that has the claim makes no progress."""
+    """Wait for the lock on the open file of a claim. Return False if the pilot that has the claim makes no progress."""
     grown_at, taken, check_at = time.monotonic(), -1, 0.0
     while True:
         if locks.take(claim):

@@ -10,7 +10,8 @@
 
 A pin is a shared lock on the file of an entry. A complete object enters the cache by a rename. If an object was changed
 on disk, the cache fetches the object again. After a crash of the machine, an unsynced object may contain zeros. After a
-boot, the cache therefore fetches unmarked objects again. When a pilot starts, objects unused for `KEPT_S` are removed.
+boot, the cache therefore fetches objects without a mark in `safe/` again. A starting pilot removes objects that were
+unused for `KEPT_S`.
 
 Libraries write snapshots to `<scratch>/snapshots/FORM`, next to the cache. `FORM.object` contains the name of the
 cached object that shares files with the snapshot. If the cache evicts this object, the snapshot is removed too.
@@ -195,8 +196,8 @@ class ObjectCache:
                 return
         bound, used = show_bytes(self._bound), show_bytes(sum(entry.size_bytes for entry in here))
         why = (
-            f"does not fit: running libraries use the cached objects ({used} of {bound}), counting this user's other"
-            " sessions on this host"
+            f"does not fit: running libraries use the cached objects ({used} of {bound}), including libraries of this"
+            " user's other sessions on this host"
         )
         if is_too_large := plan is Shortage.TOO_LARGE:
             why = f"is larger than the whole cache ({bound})"
@@ -219,8 +220,8 @@ class ObjectCache:
         if sum(unused.values()) + sum(used.values()) >= lacking:
             what = (
                 f"does not fit on the disk of {self.folder}: running libraries use"
-                f" {show_bytes(sum(used.values()))} of it, counting this user's other sessions on this host; free disk"
-                " space there, or set [pilot] scratch to another disk"
+                f" {show_bytes(sum(used.values()))} of it, including libraries of this user's other sessions on this"
+                " host; free disk space there, or set [pilot] scratch to another disk"
             )
             raise self._error(InUseError, ref, what)
 
@@ -306,7 +307,7 @@ class ObjectCache:
         if is_intact and facts and (facts.boot in ("", disk.boot()) or (self._safe / place.name).exists()):
             locks.wait(descriptor, shared=True)
             now = time.time()
-            os.utime(entry, (now, now))  # this time is more precise than the file system's
+            os.utime(entry, (now, now))  # `time.time` is more precise than the clock of the file system
             return Pin(str(place), descriptor)
         os.close(descriptor)
         self._remove(place, entry)
@@ -314,7 +315,7 @@ class ObjectCache:
 
     def _remove(self, place: Path, entry: Path) -> None:
         with suppress(OSError):
-            entry.unlink()  # the entry first, because a lookup starts at the entry
+            entry.unlink()  # remove the entry first, because a lookup starts at the entry
         for folder in (self._objects, self._manifests, self._safe):
             disk.delete_tree(folder / place.name)
 

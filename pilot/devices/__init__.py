@@ -13,7 +13,7 @@ __all__ = ["GrantedDevices", "PilotDevice", "find_devices"]
 
 
 class GrantedDevices(msgspec.Struct, frozen=True):
-    """The devices to offer, and faults of other granted devices. `lacks`: why no device can be used."""
+    """The devices that the pilot offers, and faults of other granted devices. `lacks`: why no device can be used."""
 
     offered: tuple[PilotDevice, ...]
     troubles: tuple[str, ...] = ()
@@ -28,9 +28,12 @@ def find_devices(
 ) -> GrantedDevices:
     """Return the devices to offer. Raises ConfigError if the pilot has no device of the wanted kind.
 
-    `auto`: the granted GPUs, or else one CPU device per core; `cpu`, `cpu:N`: one CPU device per core, or N; `gpu`:
-    only GPUs; `gpu+cpu`, `gpu+cpu:N`: GPUs with `gpu_cores` cores each, and CPU devices on the other cores. An `auto`
-    pilot whose job requested GPUs (`gpus_asked`) and got none offers CPU devices with a fault.
+        auto                  the granted GPUs, or else one CPU device per core
+        cpu, cpu:N            one CPU device per core, or N devices
+        gpu                   only GPUs
+        gpu+cpu, gpu+cpu:N    GPUs with `gpu_cores` cores each, and CPU devices on the other cores
+
+    If the job requested GPUs (`gpus_asked`) and got none, `auto` offers CPU devices with a fault.
     """
     kind, _, count = wanted.strip().partition(":")
     if count and not (kind.endswith("cpu") and count.isdecimal() and int(count) > 0):
@@ -44,7 +47,7 @@ def find_devices(
             f"--devices {wanted!r}: write auto, gpu, cpu, cpu:N with N at least 1, gpu+cpu, or gpu+cpu:N", key="devices"
         )
     found = gpu.find(limit_s=limit_s)
-    asked = f"asked for {gpus_asked} GPU{'s' * (gpus_asked != 1)}, the pilot found"
+    asked = f"the job requested {gpus_asked} GPU{'s' * (gpus_asked != 1)}, but the pilot found"
     if found.devices:
         troubles = found.left_out
         if not troubles and len(found.devices) < gpus_asked:

@@ -1,7 +1,8 @@
-"""CPU devices, each a share of the pilot's cores and memory; and the facts of any device.
+"""CPU devices: each is a share of the pilot's cores and memory. `PilotDevice` describes any device.
 
 The smallest limit applies: affinity mask, cgroup quota, or the grant of Slurm or HTCondor. A pilot with GPUs may offer
-spare cores as CPU devices (`gpu+cpu:1`). Each GPU keeps the first cores of its part, and the agent runs on them.
+spare cores as CPU devices (`gpu+cpu:1`). Each GPU keeps the first cores of its share, and the agent runs on the cores
+that GPUs keep.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def find(count: int = 0) -> tuple[PilotDevice, ...]:
 
 
 def share(mine: tuple[int, ...], count: int = 0, *, memory_bytes: int, spare: bool = False) -> tuple[PilotDevice, ...]:
-    """Return `count` CPU devices with equal shares of the cores `mine` and the memory; 0 = one per core."""
+    """Divide the cores `mine` and the memory equally among `count` CPU devices (0 = one device per core)."""
     count = count or len(mine)
     return tuple(
         PilotDevice(
@@ -73,7 +74,9 @@ def divide(cores: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:
 
 
 def cores(environ: Mapping[str, str] = os.environ, *, root: Path = Path("/")) -> tuple[int, ...]:
-    """Return the cores of this process. If jobs are not bound to cores, the slot or job number selects them."""
+    """Return the cores of this process. If the batch system does not bind jobs to cores, the slot or job number selects
+    the cores.
+    """
     allowed = sorted(os.sched_getaffinity(0))
     limits = [_cgroup_cpu_quota(root), _slurm(environ, "SLURM_CPUS_ON_NODE"), _condor(environ, "Cpus")]
     count = max(1, int(min([len(allowed), *(limit for limit in limits if limit)])))
@@ -143,7 +146,7 @@ def cgroups(root: Path, controller: str) -> Iterator[Path]:
 
 
 def read_value(path: Path, name: str, *, none: int = 0) -> int:
-    """Return the number after a name in a file of the kernel; `none` if it is missing."""
+    """Return the number after a name in a file of the kernel; `none` if the name is missing."""
     with suppress(OSError), path.open() as file:
         for line in file:
             words = line.split()
@@ -153,7 +156,7 @@ def read_value(path: Path, name: str, *, none: int = 0) -> int:
 
 
 def read_number_from_file(path: Path) -> int:
-    """Return the number in a file; 0 without a file or number (`max`)."""
+    """Return the number in a file; 0 if the file is missing or contains `max`."""
     try:
         text = path.read_text().strip()
     except OSError:
@@ -174,8 +177,9 @@ def add_spare_cpu_devices(
     parts = divide(mine, len(gpus))
     if len(mine) <= gpu_cores * len(gpus):
         why = (
-            f"no core is left for CPU devices: the pilot has {len(mine)} and keeps {gpu_cores} for each of"
-            f" {len(gpus)} GPU{'s' * (len(gpus) != 1)}; ask for more ([provider] cores), or lower [pilot] gpu_cores"
+            f"no core is left for CPU devices: the pilot has {len(mine)} cores and keeps {gpu_cores} for each of"
+            f" {len(gpus)} GPU{'s' * (len(gpus) != 1)}; request more cores ([provider] cores), or lower [pilot]"
+            " gpu_cores"
         )
         return tuple(gpu.with_cores(part) for gpu, part in zip(gpus, parts, strict=True)), why
     kept = tuple(gpu.with_cores(part[:gpu_cores]) for gpu, part in zip(gpus, parts, strict=True))
@@ -185,11 +189,11 @@ def add_spare_cpu_devices(
     return kept + share(left, count, memory_bytes=memory - for_gpus, spare=True), ""
 
 
-_SLEEPER_SHARE = 0.5  # share of the host memory outside CPU devices for sleeping contexts of GPUs
+_SLEEPER_SHARE = 0.5  # share of the host memory left by CPU devices, in which GPU contexts may sleep
 
 
 def sleeper_bytes(devices: tuple[PilotDevice, ...]) -> int:
-    """Return the host memory for sleeping contexts of GPUs; 0 without a GPU."""
+    """Return the bytes of host memory in which GPU contexts may sleep; 0 without a GPU."""
     offered = sum(device.facts.memory_bytes for device in devices if device.facts.on_host)
     if all(device.facts.on_host for device in devices):
         return 0

@@ -1,9 +1,9 @@
 """Finds the GPUs that the batch system granted to this job.
 
 `CUDA_VISIBLE_DEVICES` names GPUs by index or by the start of a UUID. As in CUDA, the list ends at the first entry that
-names no GPU. Without this variable, Slurm's `SLURM_STEP_GPUS` and `SLURM_JOB_GPUS` contain indices on the node, and
-HTCondor's `_CONDOR_AssignedGPUs` names like `CUDA0` or `GPU-1a2b`. A job without these variables has no GPU. Outside of
-a job, all GPUs may be used. If NVML refuses a handle (NO_PERMISSION), another job owns the GPU.
+names no GPU. Without this variable, Slurm's `SLURM_STEP_GPUS` and `SLURM_JOB_GPUS` list indices on the node. HTCondor's
+`_CONDOR_AssignedGPUs` lists names like `CUDA0` or `GPU-1a2b`. A job without these variables has no GPU. Outside of a
+job, all GPUs may be used. If NVML refuses a handle (NO_PERMISSION), another job owns the GPU.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def within(limit_s: float, ask: Callable[[], _T]) -> _T:
         except BaseException as error:
             answer.set_exception(error)
 
-    threading.Thread(target=work, name="ask-nvml", daemon=True).start()  # no pool, which would wait for a hung driver
+    threading.Thread(target=work, name="ask-nvml", daemon=True).start()  # a thread pool would wait for a hung driver
     return answer.result(limit_s)
 
 
@@ -235,7 +235,9 @@ def _chosen(nvml: Any, here: list[_Unit], grant: Grant) -> Iterator[_Unit]:
 
 
 def _gpus_by_node_index(here: list[_Unit], mine: list[_Unit], parts: list[_Unit], grant: Grant) -> Iterator[_Unit]:
-    """Yield the visible GPUs if they are as many as granted, else those whose device file or NVML index is granted."""
+    """Yield the visible GPUs if their number is the granted number. Otherwise yield the GPUs whose device file or NVML
+    index is granted.
+    """
     for visible in (mine, parts):
         if len(visible) == len(grant.names):
             yield from visible
@@ -253,7 +255,7 @@ def _gpus_by_node_index(here: list[_Unit], mine: list[_Unit], parts: list[_Unit]
 
 
 def _device(nvml: Any, index: int, unit: _Unit) -> PilotDevice | str:
-    """Return the device of a unit, or why it is not offered."""
+    """Return the device of a GPU or MIG part, or why it is not offered."""
     if unit.trouble:
         return unit.trouble
     try:
@@ -279,7 +281,7 @@ def _device(nvml: Any, index: int, unit: _Unit) -> PilotDevice | str:
 
 def _memory_bytes(nvml: Any, handle: Any) -> int:
     total, reserved = int(nvml.nvmlDeviceGetMemoryInfo(handle).total), 0
-    with suppress(nvml.NVMLError):  # an old driver
+    with suppress(nvml.NVMLError):  # an old driver lacks this query
         reserved = int(nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).reserved)
     return total - reserved if 0 < reserved < total else total
 
@@ -288,7 +290,9 @@ def _memory_bytes(nvml: Any, handle: Any) -> int:
 
 
 def gpu_island_numbers(nvml: Any, handles: Sequence[Any], *, root: Path = Path("/")) -> list[int]:
-    """Return the island of each GPU from 1 (0 = unknown): GPUs linked by NVLink, or else the NUMA node."""
+    """Return each GPU's island number from 1 (0 = unknown). GPUs with NVLink form an island; without NVLink, the GPUs
+    of a NUMA node do.
+    """
     if len(handles) < 2:
         return [0] * len(handles)
     linked = _linked(nvml, handles)
@@ -311,7 +315,7 @@ def _linked(nvml: Any, handles: Sequence[Any]) -> list[int]:
 def _has_nvlink(nvml: Any, one: Any, other: Any) -> bool:
     try:
         status = nvml.nvmlDeviceGetP2PStatus(one, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
-    except nvml.NVMLError:  # an old driver
+    except nvml.NVMLError:  # an old driver lacks this query
         return False
     return bool(status == nvml.NVML_P2P_STATUS_OK)
 

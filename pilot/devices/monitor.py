@@ -63,7 +63,7 @@ def divide_gpu_memory_by_library(
 
 # ---- memory of the host
 
-FRESH_S = 5.0  # seconds after an out-of-memory kill in which it explains why a library died
+FRESH_S = 5.0  # seconds after an out-of-memory kill during which the kill explains a library's death
 
 
 class OomKills:
@@ -89,7 +89,7 @@ class OomKills:
         self._count = count
 
     def shortage(self) -> MemoryShortage | None:
-        """Return the shortage at the tightest limit; None without a recent kill or with unknown own memory."""
+        """Return the shortage at the tightest limit; None if no kill is recent or the pilot's own memory is unknown."""
         self.note_kills()
         if self._clock() - self._noticed_at >= FRESH_S:
             return None
@@ -145,7 +145,7 @@ _UNKNOWN_ERROR_LIMIT = 3  # fault after 3 "Unknown Error" answers in a row, whic
 
 
 class Health:
-    """Watches one whole GPU. If the driver cannot report faults, the GPU counts as healthy."""
+    """Watches one GPU with all its MIG parts. If the driver cannot report faults, the GPU counts as healthy."""
 
     def __init__(self, handle: Any, *, nvml: Any) -> None:
         self._nvml = nvml
@@ -166,7 +166,7 @@ class Health:
         while self._events is not None:
             try:
                 event = nvml.nvmlEventSetWait_v2(self._events, 0)
-            except nvml.NVMLError as error:  # usually: no event
+            except nvml.NVMLError as error:  # usually because there is no event
                 return gpu.describe_loss(nvml, error)
             if event.eventData in XIDS:
                 return f"the driver reported Xid {event.eventData} ({XIDS[event.eventData]})"
@@ -191,7 +191,7 @@ class Health:
         except nvml.NVMLError as error:
             return gpu.describe_loss(nvml, error)
         before, self._errors = self._errors, errors
-        new = errors - before if before is not None else 0  # ignore errors from before the pilot
+        new = errors - before if before is not None else 0  # ignore errors from before the pilot's start
         return f"it had {new} uncorrectable memory errors (ECC)" if new > 0 else ""
 
 
@@ -211,7 +211,7 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 class Monitor:
-    """Watches one GPU in a thread. `reading`: the last reading; None before the first one or if NVML fails."""
+    """Watches one GPU in a thread. `reading`: the last reading; None before the first reading or if NVML fails."""
 
     def __init__(self, device: PilotDevice, *, nvml: Any, limit_s: float) -> None:
         self.reading: Reading | None = None
@@ -221,7 +221,7 @@ class Monitor:
         self._handle: Any = None
         self._health: Health | None = None
         self._fault = ""
-        self._asked_at: float | None = None  # since when the thread waits for the driver
+        self._asked_at: float | None = None  # start of the current wait for the driver; None: no wait
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"watch-{device.facts.device}", daemon=True)
         self._thread.start()
@@ -239,7 +239,7 @@ class Monitor:
         return f"the NVIDIA driver has not answered for {self._limit_s:g} s"
 
     def close(self) -> None:
-        """Stop the thread without a wait, because the driver may hang."""
+        """Stop the thread without waiting for its end, because the driver may hang."""
         self._over.set()
 
     def _run(self) -> None:
@@ -249,7 +249,7 @@ class Monitor:
                 self._measure()
             except self._nvml.NVMLError:  # the driver or the GPU is gone: the fault was recorded
                 self.reading = None
-            except Exception:  # this pynvml lacks a function
+            except Exception:  # this version of pynvml lacks a function
                 self.reading = None
                 log.exception("%s cannot be watched through NVML", self._uuid)
                 return

@@ -25,11 +25,11 @@ from stoker.units import show_signal
 
 # ---- the device
 
-_ROOM_BYTES = 64 * 1024 * 1024  # bytes to fill in addition to the matrices
+_ROOM_BYTES = 64 * 1024 * 1024  # bytes of device memory that the probe fills in addition to the matrices
 _PATTERN = 0xA5A5A5A5
 _BLOCK = 256
 _COMPILE_ERRORS = frozenset({209, 218, 220, 221, 222, 223})
-"""Driver errors about a missing (in some containers) or too old compiler. The device may be healthy."""
+"""Driver errors for a missing compiler (in some containers) or an old compiler. The device may be healthy."""
 _PTX = b"""
 .version 6.0
 .target sm_50

@@ -1,11 +1,11 @@
 """Records of running calls and their output, which the agent reads after a library's process dies.
 
-The marker is a small memory-mapped file with one record per slot: the call id, the start time on CLOCK_MONOTONIC in ns
-(0 = idle), and the byte of the log where the call's output begins. The first record contains the log's length at the
-end of the last call.
+The marker is a small memory-mapped file with one record per slot. A record contains the call id, the start time on
+CLOCK_MONOTONIC in ns (0 = idle), and the byte of the log where the call's output begins. A header record contains the
+log's length at the end of the last call.
 
-With one slot, a call's output is the text added to the log during the call. With several slots, the thread of each slot
-prints to a separate file, which is moved into the log at the end of the call or after the process died.
+With one slot, a call's output is the text added to the log during the call. With several slots, each slot's thread
+prints to a separate file. The file is moved into the log at the end of the call or after the process died.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NOWHERE = -1  # log offset if the position of a call's output is unknown
 
 
 class Running(NamedTuple):
-    """A running call. Beyond the library's slots, the call has ended (see `suspect`)."""
+    """A running call. A `slot` above the library's slots means that the call has ended (see `suspect`)."""
 
     call: int
     start_ns: int
@@ -47,7 +47,7 @@ class Marker:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             size = (1 + slots) * _SIZE
-            os.posix_fallocate(descriptor, 0, size)  # fails on a full disk; a later write would kill this process
+            os.posix_fallocate(descriptor, 0, size)  # fail here on a full disk: later, a write would kill this process
             self._map = mmap.mmap(descriptor, size)
         finally:
             os.close(descriptor)
@@ -63,7 +63,7 @@ class Marker:
         self._pack(self._map, 0, 0, 0, log_bytes)
 
     def suspect(self, calls: Iterable[int]) -> None:
-        """Record ended calls that may have killed this process before the agent heard of their end."""
+        """Record ended calls that may have killed this process before their outcomes reached the agent."""
         with suppress(OSError), open(self._path, "ab") as file:
             file.write(b"".join(_RECORD.pack(call, time.monotonic_ns(), NOWHERE) for call in calls))
 
@@ -215,7 +215,7 @@ def open_log_stream(descriptor: int) -> io.TextIOWrapper:
 
 
 class _Router:
-    """Has the attributes of the stream of the current thread."""
+    """Forwards to the stream of the current thread."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

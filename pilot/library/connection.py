@@ -1,7 +1,7 @@
 """The connection between a library and its agent: a Unix socket pair.
 
 The first frame contains the library's settings. A frame begins with its length in 5 bytes (little endian) and a mark of
-3 bytes, because user code may write to this socket.
+3 bytes. The mark detects bytes that user code wrote to this socket.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _TAIL_LINES = 20
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """Settings of one library. `objects`: folder for large results. `host`: address of this machine for other pilots.
-    `turns`: file of the turn board. `probe`: command that tests a device.
+    """`objects`: folder for large results. `host`: address of this machine for other pilots. `turns`: file of the turn
+    board. `probe`: command that tests a device.
     """
 
     pilot: str
@@ -100,7 +100,9 @@ class FrameReader:
         self._end = 0
 
     def fill(self, *, block: bool) -> bool:
-        """Read the received bytes. Return False at the end of the stream. Raises BlockingIOError without data."""
+        """Read the received bytes. Return False at the end of the stream. Raises BlockingIOError if no data has
+        arrived.
+        """
         if self._start == self._end:
             self._start = self._end = 0
             if len(self._buffer) > 16 * _ROOM:
@@ -112,7 +114,7 @@ class FrameReader:
         return count > 0
 
     def next(self) -> memoryview | None:
-        """Return the next complete frame, or None. It is valid until the next `fill`. Raises ProtocolError."""
+        """Return the next complete frame, or None. The frame is valid until the next `fill`. Raises ProtocolError."""
         here = self._end - self._start
         if here < _HEAD.size:
             self._make_room(_HEAD.size)
@@ -232,7 +234,9 @@ class BatchReports:
         self._sent_at = -_EVERY_S
 
     def send_if_due(self, now: float) -> None:
-        """Send a profiler's times now, and a changed batch every 10 s, or now if the cache will be too small."""
+        """Send a profiler's times immediately. Send a changed batch every 10 s, or immediately if the cache will be too
+        small.
+        """
         times, load = self._times(urgent=True), self._context.batch_load()
         if not isinstance(load, EngineLoad) or (load == self._load and not times.samples):
             return

@@ -1,7 +1,7 @@
 """Decides whether a call's exception is the fault of the user or of the infrastructure (`pilot.core.infrastructure`).
 
 The traceback of an exception from the kernel or a compiled library does not end in a `raise` statement. Therefore
-`raise OSError(EIO)` counts as the user's fault. An explicit cause (`raise ... from error`) is checked too, the implicit
+`raise OSError(EIO)` counts as the user's fault. An explicit cause (`raise ... from error`) is checked too; an implicit
 context is not. An exception group counts as an infrastructure failure if every member does.
 """
 
@@ -34,7 +34,8 @@ _SERVER_ERRNOS = frozenset(
 def is_full_disk_caused_by_others(error: BaseException, folder: str) -> bool:
     """Return True if a disk of this node is full, even without the files of this library in `folder`.
 
-    Most packages do not name the file that they could not write. If a file is named, only its disk counts.
+    Most packages do not name the file that they could not write. If the error names a file, only the disk of this file
+    counts.
     """
     disks = {}
     for place in (folder, os.environ.get("TMPDIR", folder), "/tmp", "/var/tmp", "/dev/shm"):
@@ -178,7 +179,7 @@ def _is_within_budget(error: BaseException, place: Place) -> bool:
 
 def _has_failed_probe(place: Place) -> bool:
     found = [run_probe(place.probe, device) for device in place.devices if place.probe]
-    # If memory is short, this library may use it, which is no fault of the device.
+    # A probe that runs out of memory proves no fault of the device: this library may use the memory.
     failed = (ProbeVerdict.FAILED, ProbeVerdict.WRONG)
     return any(verdict in failed and "out of memory" not in said.lower() for verdict, said in found)
 

@@ -37,7 +37,7 @@ _ROOM_BYTES = 128_000_000
 
 
 class Function:
-    """One function of the user. The thread that runs its first call unpickles the function."""
+    """A user's function, which the thread of its first call unpickles."""
 
     def __init__(self, blob: FunctionBlob) -> None:
         self.name = blob.name
@@ -85,7 +85,7 @@ class RunnableCall(msgspec.Struct, frozen=True):
 
 
 class Functions:
-    """A cache of at most `room` functions and `room_bytes` bytes, and at least one function."""
+    """A cache of at most `room` functions and `room_bytes` bytes. A single function may be larger."""
 
     def __init__(self, *, room: int = _ROOM, room_bytes: int = _ROOM_BYTES) -> None:
         self._room = room
@@ -113,7 +113,7 @@ _SMALL = frozenset({type(None), bool, int, float, str, bytes, tuple, list, dict,
 
 
 class TransferError(Exception):
-    """A call's function or arguments could not be read because of a missing package or file, or its result not sent."""
+    """A call's function or arguments cannot be read (a package or file is missing), or its result cannot be sent."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
@@ -187,7 +187,7 @@ class Packer:
 
     def pack_error(self, call: int, error: BaseException) -> Payload:
         """Return an exception as a pickled payload, and drop the exception's stack frames."""
-        if error.__traceback__ is not None:  # the traceback begins at the first frame of user code
+        if error.__traceback__ is not None:  # make the traceback begin at the first frame of user code
             error.__traceback__ = error.__traceback__.tb_next
         data = payloads.dump_exception(error)
         error.__traceback__ = None  # frames keep the arguments alive
@@ -196,7 +196,9 @@ class Packer:
         try:
             return self._store(call, [data])
         except TransferError:
-            return payloads.dump_exception(SerializationError(f"{type(error).__name__} of {len(data)} bytes was lost"))
+            return payloads.dump_exception(
+                SerializationError(f"an exception {type(error).__name__} of {len(data)} bytes was lost")
+            )
 
     def _store(self, call: int, parts: list[Any]) -> ObjectRef:
         size = sum(map(len, parts))
@@ -243,7 +245,7 @@ class SideBySide:
         self._is_one_folder = True
 
     def take(self, queue: FirstCome[RunnableCall], slot: int) -> RunnableCall | None:
-        """Return the next call for a slot, or None if none may begin yet."""
+        """Return the next call for a slot, or None if no call may begin yet."""
         while (entry := queue.next()) is not None:
             versions = self._wanted(entry[1])
             if any(

@@ -1,4 +1,4 @@
-"""The turns of libraries that share devices, one iteration of an engine at a time.
+"""Libraries that share devices take turns. In each turn, one engine computes one iteration.
 
 `stoker.pilot.core.turns` decides which library is next. The libraries of a pilot share a board, a memory-mapped file
 with one row per engine. A library that ends an iteration writes the next turn on the board, and wakes the next library
@@ -108,7 +108,7 @@ class TurnRow(msgspec.Struct):
 
 
 class TurnBoard:
-    """The board of turns, as mapped by one process. `with board` locks it. Methods raise OSError."""
+    """The board of turns, as mapped by one process. `with board` locks the board. Methods raise OSError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -121,7 +121,7 @@ class TurnBoard:
             os.close(self._file)
             raise
         self._taken, self._taken_at = list[int](), -1
-        """The occupied rows at the last reading, and the value of `changes` then."""
+        """The occupied rows at the last reading, and the value of `changes` at that time."""
 
     @property
     def changes(self) -> int:
@@ -201,7 +201,9 @@ class TurnBoard:
 
 
 def unpack_board_rows(data: bytes) -> list[tuple[TurnRow, bytes]]:
-    """Return the rows of a board file with the packed work. (A truncated mapped file would kill the agent.)"""
+    """Return the rows of a board file with the packed work. Works on a copy, because a truncated mapped file would kill
+    the agent.
+    """
     found = list[tuple[TurnRow, bytes]]()
     for number in range(ROWS if len(data) >= _SIZE else 0):
         if (row := _read_row(number, data)) is not None:
@@ -257,7 +259,8 @@ class LibraryTurns:
         self, *, due_at: float = math.inf, step_s: float = 0.0, work: Callable[[], EngineWork] | None = None
     ) -> None:
         """Wait for a turn; more urgent work goes first. `due_at`: earliest due time of a token, on `time.monotonic`.
-        `step_s`: expected seconds (0: unknown). `work`: work to publish, called after the next library was woken.
+        `step_s`: expected seconds of the iteration (0: unknown). `work`: work to publish, called after the next library
+        was woken.
         """
         row = self._ensure_own_row()
         if row is None:
@@ -311,7 +314,8 @@ class LibraryTurns:
             if row is not None:
                 with self._board:
                     if self._board.has(row):
-                        # before the row is free, because the next engine in this row uses a socket of this name
+                        # Remove the socket before the row is free: the next engine in this row uses a socket of the
+                        # same name.
                         Path(_waker_socket_path(self._board, row.number)).unlink(missing_ok=True)
                         self._board.clear(row)
                     next_ones = self._hand_on(time.monotonic())
@@ -359,7 +363,7 @@ class LibraryTurns:
         return self._row
 
     def _try_to_take_turn(self, row: TurnRow, now: float) -> bool:
-        """Take the turn if no other engine shares a device or this engine keeps its turn, else request a turn."""
+        """Take the turn if no other engine shares a device or this engine keeps its turn. Otherwise request a turn."""
         if not self._shared:
             row.state, row.held_at = TurnState.HOLDS, now
             self._board.write(row)

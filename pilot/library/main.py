@@ -224,7 +224,7 @@ def move_context(
         return SleepFailed(settings.failure(FailureKind.CONTEXT, what, tail=connection.print_exception(error)))
     seconds = time.monotonic() - began
     gc.collect()
-    _return_freed_memory()  # also when awake, because an awake library has a lower limit of host memory
+    _return_freed_memory()  # also after waking, because an awake library has a lower limit of host memory
     if isinstance(order, Wake):
         return Woke(seconds)
     resident = host_memory()[0]

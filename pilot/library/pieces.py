@@ -1,8 +1,8 @@
 """The pieces that running calls yield, and the rendezvous addresses of gangs.
 
-A call waits in its slot while its client has not received `WINDOW_PIECES` of its pieces, and at its end for all pieces.
-Pieces of several calls share frames: the library gathers pieces for a time that grows with the number of calls, but
-sends the first pieces of a call immediately.
+A call waits in its slot while `WINDOW_PIECES` of its pieces have not reached its client, and at its end until its
+client has all pieces. Pieces of several calls share frames. The library gathers pieces for a time that grows with the
+number of calls, but sends the first pieces of a call immediately.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class GangMeetings:
         self._changed = threading.Condition()
 
     def told(self, call: int, address: str) -> None:
-        """Record the address of rank 0 of a call's gang, or "" if this rank is cancelled. May precede the call."""
+        """Record the address of rank 0 of a call's gang, or "" if this rank is cancelled. The call may arrive later."""
         with self._changed:
             self._addresses[call] = address
             while len(self._addresses) > _KEPT:
@@ -168,7 +168,7 @@ _now = time.monotonic
 
 
 class PieceBatcher:
-    """Collects pieces of any thread, and passes them in order to `send`."""
+    """Collects pieces from any thread, and passes the pieces to `send` in order."""
 
     def __init__(self, send: Callable[[list[Yielded]], None]) -> None:
         self.calls = 0  # number of running calls that yield pieces
@@ -185,7 +185,7 @@ class PieceBatcher:
             self._send_or_schedule_pieces(at_once=at_once or pieces.waits)
 
     def add_pieces_of_runs(self, pieces: list[tuple[YieldingRun, Yielded]], *, at_once: bool) -> None:
-        """Add pieces of runs that another thread may end meanwhile."""
+        """Add pieces of runs, except of runs that another thread has ended."""
         with self._came:
             for run, each in pieces:
                 if not run.is_over:
@@ -247,7 +247,7 @@ class PieceSender:
         self._batcher = PieceBatcher(send)
         self._runs: dict[int, YieldingRun] = {}
         self._relayed: list[tuple[YieldingRun, Yielded]] = []
-        """Texts of the engine's thread, the only user of this list."""
+        """Texts from the engine's thread. Only this thread uses the list."""
         self._next_run = library << _RUN_BITS
         self.changed = threading.Condition()
 
@@ -341,7 +341,7 @@ class YieldingRun:
         return self.count - 1
 
     def wait_until_all_pieces_taken(self) -> bool:
-        """Wait until the client has every piece. Return False if it no longer reads."""
+        """Wait until the client has every piece. Return False if the client no longer reads."""
         return self._wait(lambda: not self._sizes)
 
     def take(self, upto: int) -> None:

@@ -4,8 +4,8 @@ A call runs in the folder of its program with the program's umask, if this proce
 runs in an empty folder of its slot; files left there are reported and removed. `TMPDIR` is always private.
 
 After each call, the library restores the environment variables and the descriptors 0 to 2. After other damage, the
-library exits and its unstarted calls run elsewhere. It checks for damage before a call that may take long, after a
-failed call, and every 20 ms between short calls. Threads, children, `sys.path` and random states may change.
+library exits and its unstarted calls run elsewhere. The library checks for damage before a call that may take long,
+after a failed call, and every 20 ms between short calls. Threads, children, `sys.path` and random states may change.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ScratchGuard:
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._folder_identity = _identity(folder)
-        with suppress(OSError):  # an open folder keeps its inode number, so a new folder has another number
+        with suppress(OSError):  # no new folder gets the inode number of an open folder
             os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     @property
@@ -65,7 +65,7 @@ def _identity(place: str | int) -> tuple[int, int] | None:
 
 
 class ClearedFolder:
-    """A folder that `clear` empties, except for entries of the last `keep`. Raises OSError."""
+    """A folder that `clear` empties, except for entries that existed at the last `keep`. Raises OSError."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -225,8 +225,9 @@ class Workplace:
                 path = os.fsdecode(link.filename)
                 if path and not os.path.isabs(path):
                     return (
-                        f"this pilot does not see the program's folder {self._home.path}, where {path!r} is looked for;"
-                        f' send it with the context: @context(files=("{path}",)), or give a path that pilots can access'
+                        f"this pilot does not see the program's folder {self._home.path}, which should contain"
+                        f' {path!r}; send it with the context: @context(files=("{path}",)), or give a path that pilots'
+                        " can access"
                     )
             link = link and (link.__cause__ or link.__context__)
         return ""
@@ -283,7 +284,9 @@ class ProcessGuard:
         free = connections.descriptor_limit() - lowest if lowest is not None else 0
         self._margin = min(_MARGIN, free // 4)
         self._has_spare_descriptors = free > 8
-        """False if the loader used up the file descriptors, because a new library would have the same problem."""
+        """False if the loader used up the file descriptors. A new library would have the same problem, so this library
+        does not exit.
+        """
         self._outputs: dict[int, tuple[int, tuple[int, int] | None]] = {}
         if self._has_spare_descriptors:
             self._outputs = {
@@ -397,7 +400,9 @@ def _lowest_free_descriptor() -> int | None:
 
 
 def register_created_segments_only() -> None:
-    """Register only segments that this process creates with the resource tracker, which removes them at its end."""
+    """Make `shared_memory` register only segments that this process creates. The resource tracker removes registered
+    segments when it ends.
+    """
     within = threading.local()
     register, unregister = resource_tracker.register, resource_tracker.unregister
     make = shared_memory.SharedMemory.__init__

@@ -93,7 +93,7 @@ class Runner:
         self.taken = call
 
     def run(self, work: RunnableCall) -> CallEnd | CallProgress:
-        """Run a call. Return its outcome, or its checkpoint if it was evicted."""
+        """Run a call. Return the outcome, or the checkpoint of an evicted call."""
         spec, packer = work.spec, self._packer
         call = spec.call
         self._log_from = self._tail.begin()
@@ -234,7 +234,7 @@ class Runner:
         if size > PIECE_BYTES:
             raise self._packer.error(
                 f"piece {yielding.count}, a {type(piece).__name__}, has {show_bytes(size)} when it is pickled, and"
-                f" no piece may have more than {show_bytes(PIECE_BYTES)}: yield smaller ones, or return one result"
+                f" no piece may have more than {show_bytes(PIECE_BYTES)}: yield smaller pieces, or return one result"
             )
         return yielding.put(parts[0] if len(parts) == 1 and type(parts[0]) is bytes else b"".join(parts))
 

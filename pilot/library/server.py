@@ -1,8 +1,8 @@
 """The main loop of a library, which receives calls, runs them and sends their outcomes.
 
-With one slot, the main thread reads frames, runs calls and sends their outcomes: before it waits for work, after 1 ms,
-and before a call of a slow function. While a call runs longer than 20 ms, the *attendant* thread sends the waiting
-outcomes and reads frames. With several slots, calls run in threads and the main thread only reads frames.
+With one slot, the main thread reads frames, runs calls and sends outcomes. It sends outcomes before it waits for work,
+after 1 ms, and before a call of a slow function. While a call runs longer than 20 ms, the *attendant* thread sends the
+waiting outcomes and reads frames. With several slots, calls run in threads and the main thread only reads frames.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from stoker.protocol.calls import CallEnd, CallProgress, Failure, FailureKind
 from stoker.protocol.to_agent import GivenBack, Resized, SleepFailed
 from stoker.protocol.to_library import Evict, GiveBack, Load, Meet, Resize, Run, Sleep, Stop, Taken, ToLibrary, Wake
 
-_PATIENCE_S = 0.001  # maximum seconds of short calls without sending outcomes or reading frames
+_PATIENCE_S = 0.001  # maximum seconds of short calls before outcomes are sent and frames are read
 _SLOW_S = 0.0005  # seconds; before a call of a slower function, waiting outcomes are sent
 _TICK_S = 0.02
 _FAULTS = 3  # a library exits after 3 calls in a row with infrastructure failures
@@ -107,7 +107,7 @@ class LibraryServer:
             mean_s = work.function.mean_s
             if not 0.0 < mean_s < EVERY_S or max(runner.ended_at, read_at) - guard.checked_at > EVERY_S:
                 self._exit_if_process_unfit(runner)
-            runner.begun += 1  # before the check of `_parked`: the attendant uses the opposite order
+            runner.begun += 1  # increment before the check of `_parked`: the attendant uses the opposite order
             if self._parked:
                 self._parked = False
                 self._bell.set()
@@ -236,7 +236,7 @@ class LibraryServer:
         return all(each is own or each.taken == NO_CALL for each in self._runners)
 
     def leave(self, fault: LibraryFault) -> NoReturn:
-        """Exit this process. The agent returns its calls to the manager."""
+        """Exit this process. The agent returns the library's calls to the manager."""
         self.outbox.send_waiting()  # also waits for sends of other threads
         for runner in self._runners:
             runner.forgive()
@@ -319,7 +319,7 @@ class LibraryServer:
                 self.lane.taken(message)
             case Resize(device_memory_bytes=size):
                 self._resizes.append(size)
-                # With several slots, a call may always be running.
+                # With several slots, resize now, because a call may always be running.
                 if self._resizer is None or self._slots > 1 or self._runners[0].taken == NO_CALL:
                     self._resize()
             case Sleep() | Wake():

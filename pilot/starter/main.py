@@ -1,4 +1,4 @@
-"""`start.pyz`: the program that turns a node without Stoker into a pilot.
+"""`start.pyz`: the program that starts a pilot on a node without Stoker.
 
     start.pyz HERE [--begun DIR] --session DIR ...
 
@@ -35,7 +35,7 @@ from stoker.whole_files import draft_of
 # ---- getting the packages
 
 _REPORT_PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0)
-"""Seconds between two reports to the seed, short at first for pilots that start together."""
+"""Seconds between two reports to the seed. The first pauses are short, for pilots that start together."""
 _SOURCE_WAIT_S = 10.0  # seconds until the starter stops waiting for the seed and other pilots
 
 

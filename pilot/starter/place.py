@@ -30,7 +30,7 @@ from pathlib import Path
 Getter = Callable[[Path], object]  # a function that writes the archive to a path
 KEEP_BYTES = 20_000_000_000  # maximum size of all environments together
 KEPT_S = 14 * 86400.0  # default seconds after which an unused environment is removed
-_NAMES = 5  # number of folder names to try, because another user may own the first ones
+_NAMES = 5  # number of folder names to try, because other users may own some of these folders
 
 
 OTHER_SCRATCH = "set [pilot] scratch (--scratch) or STOKER_SCRATCH to another folder"
@@ -62,7 +62,7 @@ def base_folder(given: str) -> Path:
 
 
 def create_private_folder(first: Path) -> Path | None:
-    """Return a private folder at `first` or a numbered name, or None."""
+    """Return a private folder at `first`, or else at `first`-2 to -5; None if all are taken."""
     for folder in (first, *(first.with_name(f"{first.name}-{number}") for number in range(2, _NAMES + 1))):
         with suppress(FileExistsError):  # a file has this name
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -248,7 +248,9 @@ _MARK = "needs-bundled"
 
 
 def finish(folder: Path, *, version: str, named: str, base: Path) -> None:
-    """Make `folder` a virtual environment of the node's interpreter `named`, or of the one in the archive `base`."""
+    """Make `folder` a virtual environment of the node's interpreter `named` or, without a name, of the interpreter in
+    the archive `base`.
+    """
     if named:
         interpreter = _find_interpreter(named, version)
     else:
@@ -293,8 +295,9 @@ def _check_base_interpreter(folder: Path, interpreter: Path) -> None:
     said, wrong_again = _run(interpreter, libraries=folder / "base" / "lib" / "bundled")
     if not said:
         raise StartError(
-            f"the interpreter of the archive does not run on {os.uname().nodename}: {wrong_again or wrong}; its"
-            " system is too different from this one: set [environment] python to an interpreter on the node"
+            f"the interpreter of the archive does not run on {os.uname().nodename}: {wrong_again or wrong}; the"
+            " archive's system is too different from this node's: set [environment] python to an interpreter on the"
+            " node"
         )
     (folder / "base" / _MARK).touch()
 

@@ -5,10 +5,10 @@ the interpreter lock. Three tasks make `wait` return after one check for work, s
 
 - an *anchor* that may not start before the next century, so that a task is always waiting;
 - two *bells* that are cancelled after submission. `wait` sends new calls before it returns the first bell
-  (`prefer-dispatch`), and does not sleep because of the second one.
+  (`prefer-dispatch`). The second bell keeps `wait` from sleeping.
 
-TaskVine logs each of these steps, so its logs go to /dev/null. It does not retry a *forsaken* call (its library ended),
-because Stoker's manager decides about retries.
+TaskVine logs each of these steps, so its logs go to /dev/null. TaskVine does not retry a *forsaken* call (a call whose
+library ended), because Stoker's manager decides about retries.
 """
 
 from __future__ import annotations
@@ -63,8 +63,9 @@ def factory_command(
     plan: VinePlan, *, factory: str, worker: str, port: int, host: str = "", folder: Path, password: Path,
     orders: Path, init_script: Path | None = None, workspace: Path | None = None,
 ) -> list[str]:  # fmt: skip
-    """Return the command line of `vine_factory`. `host`: for workers (empty: this machine). `orders`: a file with the
-    number of wanted workers."""
+    """Return the command line of `vine_factory`. `host`: the manager's address for workers (empty: this machine).
+    `orders`: a file with the number of wanted workers.
+    """
     options = {
         "batch-type": plan.batch,
         "worker-binary": worker,

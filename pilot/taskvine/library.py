@@ -1,11 +1,11 @@
 """A library in TaskVine: the context, its calls, and the thread that stops a call.
 
-TaskVine's program for libraries runs in `direct` mode: it calls `load` once, and `serve` for each function call, in the
-process with the context. `serve` never raises, because TaskVine would then end the library.
+TaskVine's program for libraries runs in `direct` mode. In the process with the context, it calls `load` once, and
+`serve` for each function call. `serve` never raises, because TaskVine would then end the library.
 
-Twice a second, a thread checks the time limit and a file of the pilot (`messages.stop_file`), and interrupts the main
-thread with a signal. The call then ends with an exception, and the context stays loaded. A library exits if its code
-does not return to Python for `GRACE_S`, or if it exceeds the memory limit of its recipe.
+Twice a second, a thread checks the time limit and a file of the pilot (`messages.stop_file`). To stop a call, the
+thread interrupts the main thread with a signal. The call then ends with an exception, and the context stays loaded. A
+library exits if a call does not stop within `GRACE_S`, or if the library exceeds the memory limit of its recipe.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class CallStopped(BaseException):
 
 
 class CallWatch:
-    """Stops calls that run in the main thread. `dying` gets the reason before the process exits."""
+    """Stops calls that run in the main thread. `dying` is called with the reason before the process exits."""
 
     def __init__(self, dying: Callable[[str], None], *, memory_bytes: int = 0) -> None:
         self.reason = ""
@@ -321,8 +321,9 @@ class VineLibrary:
 
 
 def _silence_output() -> None:
-    """Keep TaskVine's file for the output of a library empty. (TaskVine sends up to a kilobyte of it with the report of
-    an ended library, and its manager reads that as the worker's next message.)"""
+    """Keep TaskVine's file for the output of a library empty. TaskVine sends up to a kilobyte of this file with the
+    report of an ended library. Its manager takes these bytes for the worker's next message.
+    """
     with contextlib.suppress(OSError):  # the output is not a regular file
         os.ftruncate(1, 0)
     nothing = os.open(os.devnull, os.O_WRONLY)

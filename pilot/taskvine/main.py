@@ -39,7 +39,7 @@ _CHECK_S = 0.5
 _SHORT_S, _LONG_S = 0.0005, 0.05
 """Shortest and longest pause between two checks of the pool during calls."""
 _HANG_LIMIT_S = 900.0
-"""Seconds after which an iteration counts as hung. One may send a whole model."""
+"""Seconds after which an iteration counts as hung. An iteration may send a whole model."""
 
 
 class PoolLoop:
@@ -154,7 +154,7 @@ class PoolLoop:
         if self._devices:
             count = sum(len(slots_of(worker, self._plan, workers=1)) for worker in here.values())
             usable, most = min(len(self._devices), max(1, count)), self._plan.most_workers
-            reason = f"TaskVine has no worker for it: {len(here)} of {most} are connected"
+            reason = f"TaskVine has no worker for this slot: {len(here)} of {most} workers are connected"
             for place in range(min(usable, self._usable), max(usable, self._usable)):
                 why = reason if usable < self._usable else ""
                 self._pool.handle(events.DeviceAway(self._devices[place].device, why))
@@ -162,7 +162,8 @@ class PoolLoop:
 
     def _scale(self, now: float) -> None:
         """Double the number of wanted workers while every slot is occupied. (TaskVine's factory cannot count waiting
-        calls, because the manager sends only as many calls as there are slots.)"""
+        calls, because Stoker's manager sends only as many calls as there are slots.)
+        """
         if self._engine.open:
             self._busy_at = now
         if self._is_full():
@@ -201,8 +202,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="stoker-pilot-taskvine", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--session", required=True, metavar="DIR", help="the session's folder")
     parser.add_argument("--site", default="local", help="the site of this pilot")
-    parser.add_argument("--block", default="", help="the block that this pilot is part of")
-    parser.add_argument("--host", default="", help="where workers on other nodes reach this one (default: only here)")
+    parser.add_argument("--block", default="", help="the block that contains this pilot")
+    parser.add_argument("--host", default="", help="address of this pilot for workers on other nodes (default: local)")
     given = parser.parse_args(arguments)
     try:
         return _run(SessionFolder(given.session), site=given.site, block=given.block, host=given.host)

@@ -1,6 +1,6 @@
 """Messages between the pilot and the libraries that TaskVine runs.
 
-TaskVine transfers orders and answers. The session's folder `running`, which every node sees, contains a *note* of each
+TaskVine transfers orders and answers. Every node sees the session's folder `running`. It contains a *note* of each
 library's activity, in case the library dies, and *stop files*, which stop running calls.
 """
 
@@ -22,7 +22,7 @@ CANCELLED = "cancelled"
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """Settings of a library. `logs`: the pilot's folder; `objects`: the session's folder for large results."""
+    """`logs`: the pilot's folder; `objects`: the session's folder for large results."""
 
     pilot: str
     logs: str
@@ -99,5 +99,5 @@ def read_and_remove_note(running: str, ticket: int) -> Note | None:
 
 
 def stop_file(running: str, ticket: int, call: CallId) -> Path:
-    """Return the file that stops a call of this order alone."""
+    """Return the file that stops only this call of the order."""
     return Path(running) / f"stop-{ticket}-{call}"

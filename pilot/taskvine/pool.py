@@ -3,7 +3,7 @@
 The manager sees one pilot, whose devices are the slots of all workers. The core decides where a call runs; TaskVine
 transfers objects and limits memory and time.
 
-A slot holds one context at a time, because TaskVine kills an idle library if its worker needs another one. A new
+A slot holds one context at a time, because TaskVine kills an idle library if its worker needs another library. A new
 library for an occupied device waits until the library there is idle or has run for `TURN_S`.
 """
 
@@ -28,8 +28,9 @@ from stoker.protocol.to_manager import DeviceFacts
 
 
 def slots_of(worker: VineWorker, plan: VinePlan, *, workers: int = 0) -> tuple[DeviceFacts, ...]:
-    """Return one device per library that `workers` workers can hold at once (0 = the plan's maximum), with an even
-    share of the memory."""
+    """Return the devices of `workers` workers (0 = the plan's maximum): one per library that can run at once, with an
+    even share of the memory.
+    """
     wanted, _, count = plan.devices.partition(":")
     on_gpu = wanted != "cpu" and worker.gpus > 0
     each = max(1, worker.gpus if on_gpu else min(int(count or worker.cores), worker.cores))
@@ -53,7 +54,7 @@ ANY_BYTES = 1 << 62
 
 
 class VinePool:
-    """Executes the core's commands. `facts` has no devices before the first worker."""
+    """Executes the core's commands. `facts` has no devices before the first worker joins."""
 
     def __init__(self, engine: VineManager, manager: ManagerLink, *, facts: PilotFacts, setup: messages.Setup) -> None:
         self.core = PilotCore(facts)

@@ -1,7 +1,7 @@
 """A library of a TaskVine pool, and the orders with which TaskVine runs calls.
 
-A `PoolLibrary` has at most one open order in TaskVine, which chooses the worker and may load the context there again. A
-first order without calls loads the context. Short calls share an order.
+A `PoolLibrary` has at most one open order in TaskVine. TaskVine chooses the worker, and may load the context there
+again. A first order without calls loads the context. Short calls share an order.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def verdict(ordered: StartLibrary, note: Note | None, *, said: str, loading: boo
     """Return why a library failed, from its note and TaskVine's message `said`."""
     kind, why = FailureKind.CONTEXT if loading else FailureKind.DIED, ""
     if note is not None and note.reason:
-        kind, why = _KINDS.get(note.reason, kind), ", which did not stop when it was cancelled"
+        kind, why = _KINDS.get(note.reason, kind), ", which did not stop when Stoker interrupted it"
         if note.reason == OVER_MEMORY:
             declared = show_bytes(ordered.recipe.needs.memory_bytes)
-            why = f", which took more memory than the {declared} that it declares"
+            why = f", which used more memory than the {declared} that its recipe declares"
     doing = "while it loaded" if loading else "in a call on"
     return Failure(
         kind=kind, message=f"lib-{ordered.library} ended {doing} {ordered.recipe.name}{why}; TaskVine reports: {said}",
@@ -57,7 +57,7 @@ _NO_CALLS = messages.PoolOrder(0)
 
 
 class OrderOutcome(NamedTuple):
-    """What TaskVine reports of an order. `stopped`: calls that were told to stop. `note`: of a library that ended."""
+    """What TaskVine reports of an order. `stopped`: calls that were told to stop. `note`: note of an ended library."""
 
     order: messages.PoolOrder
     result: str

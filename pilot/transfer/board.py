@@ -4,9 +4,9 @@ A new copy contains all folders, links and files, with holes for missing pieces.
 incomplete copy.
 
 As in BitTorrent (Cohen, "Incentives Build Robustness in BitTorrent", 2003), a fetch requests the rarest piece first and
-breaks ties at random. Unlike BitTorrent, a fetch requests a piece from the pilot that reads the original object only if
-no other source has or will soon have the piece. Near the end of a fetch, a delayed piece is also requested from a
-second source. The next piece is chosen from a sample of the pieces, so the choice takes no longer for large objects.
+breaks ties at random. Unlike BitTorrent, a fetch asks the pilot that reads the original object only for pieces that no
+other source has or will soon have. Near the end of a fetch, a delayed piece is also requested from a second source. The
+next piece is chosen from a sample of the pieces, so the choice takes no longer for large objects.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class ObjectCopy:
             _create_tree(root, self.manifest)
         how = os.O_DIRECTORY if self._folder else (os.O_RDONLY if whole else os.O_RDWR)
         self._root = os.open(root, how | os.O_CLOEXEC)
-        weakref.finalize(self, os.close, self._root)  # not earlier, because a late thread could write to another file
+        # The last reference closes the descriptor: after an earlier close, a late thread could write to another file.
+        weakref.finalize(self, os.close, self._root)
 
     @property
     def complete(self) -> bool:
@@ -180,7 +181,9 @@ S = TypeVar("S")
 
 SAMPLE = 48
 AGAIN_S, AGAIN = 1.0, 3.0
-"""Near the end, a piece is also requested from a second source after 1 s, or 3 times the recent seconds per piece."""
+"""Near the end, a piece is also requested from a second source after the longer of 1 s and 3 times the recent seconds
+per piece.
+"""
 SPARED_S = 5.0  # seconds without a new piece after which pieces that peers have are also requested from the origin
 
 
@@ -326,7 +329,7 @@ class Picker(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class ObjectSource:
-    """An `address` or a `path` of an object. `origin`: True if the source is the original or reads it."""
+    """A source of an object: `address` or `path`. `origin`: True if the source is the original object or reads it."""
 
     address: str = ""
     path: str = ""

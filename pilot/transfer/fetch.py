@@ -1,6 +1,7 @@
 """Fetches one object from several sources concurrently, and sends results to the seed.
 
-One thread reads each source: another pilot, the session's seed, or a path. A source of a wrong piece is not used again.
+One thread reads each source: another pilot, the session's seed, or a path. A source that sends a wrong piece is not
+used again.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class SourceReader:
                     else:
                         self._read_peer()
                 except wire.PeerError:
-                    if self._useful == useful:  # after a useful connection, connect again
+                    if self._useful == useful:  # the connection delivered no piece: give up this source
                         raise
         except WrongBytesError as error:
             why, wrong = _FILE_CHANGED if self.source.path else str(error), True
@@ -215,7 +216,7 @@ class ObjectFetch:
     ) -> None:  # fmt: skip
         self.name, self.key, self.limits, self.manifest_at = name, key, limits, manifest_at
         self.sources: list[ObjectSource] = []
-        self.manifest = b""  # empty until it is known
+        self.manifest = b""  # empty until the manifest is known
         self.copy: ObjectCopy | None = None
         self.over = False
         self._lost, self._begun = lost, begun
@@ -288,7 +289,7 @@ class ObjectFetch:
         return self.outcome()
 
     def stop(self) -> None:
-        """Stop the fetch. Its parts remain for another attempt."""
+        """Stop the fetch. The fetched parts remain for another attempt."""
         self.end(PeerError(f"the fetch of {self.name} was stopped"))
         with self._lock:
             readers, self._readers = list(self._readers.values()), {}
@@ -317,7 +318,7 @@ class ObjectFetch:
                 self._telling -= 1
 
     def create_object_copy(self, manifest: bytes) -> ObjectCopy:
-        """Create the copy from its manifest. Raises WrongBytesError, OSError."""
+        """Raises WrongBytesError, OSError."""
         with self._making:
             if self.copy is not None:
                 return self.copy

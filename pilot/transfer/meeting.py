@@ -1,8 +1,9 @@
 """Lets starting pilots find each other at the session's seed before they connect to the manager.
 
 Every few seconds, a pilot that starts on a bare node reports its wanted object and its pieces to the seed. The seed
-answers with a few other pilots that have missing pieces. While several pilots take part, the seed sends each piece once
-(`server`), and again only if no pilot reports it, or if the pilots with the piece do not serve the requesting pilot.
+answers with a few other pilots as sources. While several pilots take part, the seed sends each piece once (`server`).
+It sends a piece again only if no pilot reports the piece, or if the pilots with the piece do not serve the requesting
+pilot.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from stoker.pilot.transfer.server import MOST
 SOURCES = MOST - 1  # number of source pilots in each answer of the seed
 TRIES = 2 * SOURCES  # failed source pilots after which a host counts as isolated
 FORGOTTEN = 4.0  # report intervals without a report after which a pilot counts as gone
-UNHEARD_S, HELD_S = 4.0, 15.0  # seconds before the seed sends a piece again that no pilot, or a pilot, has reported
+# Seconds before the seed sends a piece again: while no pilot has reported the piece, and after a report.
+UNHEARD_S, HELD_S = 4.0, 15.0
 _CHECK_S = 0.5
 _MOST = 20_000
 _ALL_PIECES = -1  # every bit set: all pieces

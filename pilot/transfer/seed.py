@@ -1,7 +1,7 @@
 """`python -m stoker.pilot.transfer.seed --session DIR`: serves a session's objects to pilots without shared files.
 
 The seed runs next to the manager, serves files of recipes and large arguments, and receives large results. Its address
-is in `seed.address` in the session folder. It exits with the session.
+is in `seed.address` in the session folder. The seed exits with the session.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from stoker.whole_files import draft_of, write_whole
 
 log = logging.getLogger("stoker.transfer")
 
-MOST = 32  # pilots served simultaneously: pilots share one reader of an object, but each fetches its own arguments
+# Maximum number of pilots served at once: one pilot reads a shared object, but each fetches its own arguments.
+MOST = 32
 
 _RESULT = re.compile(r"result-[0-9a-f]{1,16}-[0-9a-f]{12}")
 _CHUNK = 1 << 20

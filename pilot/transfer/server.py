@@ -1,8 +1,8 @@
 """Serves objects to peers: complete objects, and the present pieces of partial objects.
 
 One thread serves one connection, up to a limit. Further peers receive the answer `busy`. A piece is sent to one peer at
-a time. The reader of an object's origin sends each piece once, and again only if a peer still requests it later, as in
-BitTorrent's super-seeding.
+a time. The reader of an object's origin sends each piece once. It sends a piece again only if a peer still requests the
+piece later, as in BitTorrent's super-seeding.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from stoker.pilot.transfer.board import ObjectCopy
 
 _SLOW_PEER_S = 3.0  # seconds after which another peer may get a piece that one peer receives slowly
 _PATIENCE_S, _PATIENCE = 1.0, 8.0
-"""A reader of the origin sends a piece again after 1 s, plus 8 times the seconds per piece."""
+"""A reader of the origin sends a piece again after 1 s plus 8 times the seconds of the last transfer."""
 _POLL_S = 0.1
 Spares = Callable[[str, int, str], float]
-"""Returns how many seconds a host should wait. Arguments: object name, piece index, host address."""
+"""Returns the seconds that a host should wait for a piece. Arguments: object name, piece index, host address."""
 _REMEMBERED = 256
 
 
@@ -42,7 +42,7 @@ class Sending:
         self._objects: dict[str, _Object] = {}
 
     def begin(self, copy: ObjectCopy, index: int, *, host: str = "") -> bool:
-        """Record that a piece is being sent. Return False if no further peer may receive it now."""
+        """Record that a piece is being sent. Return False if no further peer may receive the piece now."""
         with self._lock:
             object, sent, wait_s = self._piece_sending_state(copy, index, host)
             if wait_s > 0:
@@ -109,20 +109,22 @@ log = logging.getLogger("stoker.transfer")
 MOST = 4  # peers served at one time
 WAIT_S = 0.5  # seconds until the answer to a `wait` request, below the peer's time-out
 
-_MOST_UNPROVEN = 32  # maximum connections (one thread each) without proof of the key
+_MOST_UNPROVEN = 32  # maximum number of connections without proof of the key (one thread each)
 _MOST_ANNOUNCED_PIECES = 4000
 
 
 class ServedObjects(Protocol):
     def lend(self, name: str) -> AbstractContextManager[ObjectCopy | None]:
-        """Yield a copy of an object, or None. It is not evicted during the `with` block."""
+        """Yield a copy of an object, or None. The copy is not evicted during the `with` block."""
 
     def expects(self, name: str) -> bool:
         """True if the object is absent but being fetched."""
 
 
 class ObjectServer:
-    """Listens at `address` until closed. `more`: handlers of further requests. Raises OSError if it cannot listen."""
+    """Listens at `address` until closed. `more`: handlers of other requests, by name. Raises OSError if it cannot
+    listen.
+    """
 
     def __init__(
         self, served: ServedObjects, *, key: bytes, host: str = "", ports: tuple[int, int] = (0, 0),

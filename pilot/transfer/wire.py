@@ -9,9 +9,10 @@ First, both sides prove that they know the session's transfer key, without sendi
     request                            ->       (sent with the proof)
                                        <-       answer
 
-A message is a header and a body: length of the header (4 bytes) · its MAC (16) · header (JSON, with "body": length of
-the body). The MAC has a key per connection and direction, and covers the message number. Bodies are not encrypted; the
-receiver verifies their content. A peer is disconnected after `silence_s` without bytes, or `body_s` in one body.
+A message is: length of the header (4 bytes) · MAC of the header (16) · header (JSON, with "body": length of the body) ·
+body. The MAC has a key per connection and direction, and covers the message number. Bodies are not encrypted; the
+receiver verifies their content. A peer is disconnected after `silence_s` seconds without bytes, or after `body_s`
+seconds in one body.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ THREAD_VARIABLES = (
     "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS",
     "RAYON_NUM_THREADS",
 )  # fmt: skip
-"""Set the thread pools of numeric libraries on import."""
+"""Variables for the thread counts of numeric libraries, which read them on import."""
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True):
@@ -41,7 +41,9 @@ class Preload(_Message, frozen=True, tag="preload"):
 
 
 class Fork(_Message, frozen=True, tag="fork"):
-    """Start a library. The packet carries its socket. `entry`: `module:function`; `fresh`: in a new interpreter."""
+    """Start a library. The packet carries the library's socket. `entry`: `module:function`; `fresh`: True for a new
+    interpreter.
+    """
 
     library: int
     entry: str
@@ -106,12 +108,12 @@ _ENTRY_MODULES = ("stoker.pilot.library.main",)
 
 
 class Zygote:
-    """A zygote for one set of preloaded modules. It dies with the thread that started it."""
+    """A zygote for one set of preloaded modules. The zygote dies with the thread that started it."""
 
     def __init__(
         self, preload: tuple[str, ...], *, log: Path, scratch: Path, environ: Mapping[str, str], umask: int = -1
     ) -> None:
-        """Start the zygote's process. Raises OSError."""
+        """Raises OSError."""
         self.preload = preload
         self.log = log
         self.ready = False
@@ -121,7 +123,7 @@ class Zygote:
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         single = dict.fromkeys(THREAD_VARIABLES, "1")
         single |= {"TOKENIZERS_PARALLELISM": "false", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-        single["CUDA_VISIBLE_DEVICES"] = ""  # each library sets this variable; CUDA cannot be used after a fork
+        single["CUDA_VISIBLE_DEVICES"] = ""  # hide the GPUs: CUDA fails after a fork; each library sets this variable
         arguments = map(str, (theirs.fileno(), os.getpid(), scratch))
         with theirs, log.open("ab") as output:
             self._process = subprocess.Popen(

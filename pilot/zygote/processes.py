@@ -131,8 +131,8 @@ def kill_stray_children(known: Collection[int], *, of_main: bool = False, wait_s
     """Kill all children that are not `known`, and their descendants, except resource trackers. Return the killed
     children.
 
-    `of_main` spares children of other threads than the main thread, which adopts orphans. A child that the kernel
-    cannot end (a hung driver) is waited for once.
+    With `of_main`, spare the children of all threads except the main thread, which adopts orphans. The function waits
+    only once for a child that the kernel cannot end (a hung driver).
     """
     killed: set[int] = set()
     until = time.monotonic() + wait_s
@@ -191,7 +191,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def proportional_bytes(pid: int) -> int:
-    """Return the bytes of a process tree, with shared pages split. Takes milliseconds."""
+    """Return the proportional set size (PSS) of a process tree in bytes. Takes milliseconds."""
     total = 0
     for one in tree(pid):
         with suppress(OSError), open(f"/proc/{one}/smaps_rollup", "rb") as file:
@@ -202,8 +202,8 @@ def proportional_bytes(pid: int) -> int:
 class MemoryLimit:
     """Detects whether a library uses more memory than its limit.
 
-    The cheap measurement counts shared pages several times. Above the limit, the memory is measured exactly if the
-    cheap value has grown by the remaining memory, or after `AGAIN_S`.
+    The cheap measurement counts shared pages several times. If the cheap value exceeds the limit, the memory is
+    measured exactly after `AGAIN_S`, or when the cheap value has grown by the remaining memory.
     """
 
     AGAIN_S = 2.0

@@ -1,10 +1,11 @@
 """The zygote's loop (import, freeze, then fork on request), and the start of a library in a forked child.
 
-It kills the descendants of ended libraries; after the agent's end, it kills all descendants, removes the pilot's
-scratch folder and exits.
+The zygote kills the descendants of ended libraries. After the agent's end, it kills all its descendants, removes the
+pilot's scratch folder and exits.
 
 If modules have started threads, libraries start in new interpreters, because a fork never releases the locks of other
-threads. So do libraries with GPUs if a module queried PyTorch for GPUs, because the zygote sees none.
+threads. Libraries with GPUs also start in new interpreters if a module queried PyTorch for GPUs, because the zygote
+sees no GPU.
 """
 
 from __future__ import annotations
@@ -174,7 +175,7 @@ def _settle(order: client.Fork, parent: int) -> None:
     if order.cores:
         os.sched_setaffinity(0, order.cores)
     with suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("500")  # the kernel kills a library before the agent
+        Path("/proc/self/oom_score_adj").write_text("500")  # out of memory: the kernel kills a library before the agent
 
 
 def set_threads(count: int) -> None:
@@ -196,9 +197,9 @@ class ZygoteServer:
         self._scratch = scratch
         self._libraries: dict[int, int] = {}  # library number by process id
         self._own_trackers: frozenset[int] = frozenset()
-        """Of the preloaded modules."""
+        """Resource trackers of the preloaded modules."""
         self._trackers: dict[int, float] = {}
-        """Of ended libraries, with the monotonic time of their kill."""
+        """Resource trackers of ended libraries, with the monotonic time to kill them."""
         self._began = time.time()
         self._has_threads = False
         self._asked_for_gpus = False

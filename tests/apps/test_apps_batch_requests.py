@@ -285,4 +285,4 @@ def test_request_for_a_missing_model_is_refused():
     found = read({"model": "gpt-4o", "messages": TURN}, models=ModelPaths(named={"one": "a", "two": "b"}))
     assert isinstance(found, RefusedLine)
     assert (found.error.status, found.error.code) == (404, "model_not_found")
-    assert "body.model gpt-4o has no --model (there are one, two)" in found.error.message
+    assert "body.model gpt-4o has no --model option (the options name one, two)" in found.error.message

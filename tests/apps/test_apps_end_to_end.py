@@ -225,7 +225,7 @@ def test_refused_requests_go_to_the_error_file_and_others_run(tmp_path, tiny, up
     shutil.copytree(tiny, tmp_path / "second")
     models = ["--model", f"m={tiny}", "--model", "other=second"]
     out = batch(tmp_path, *models, "--check", code=1)
-    assert "4 lines cannot be answered; the others run" in out
+    assert "4 lines cannot be answered; the other lines run" in out
     assert not (tmp_path / "run").exists(), "a check runs nothing"
 
     out = batch(tmp_path, *models, *up.joined, code=1)

@@ -125,7 +125,8 @@ def test_job_end_is_shown_relative_to_its_deadline():
     )
     assert "it is dropped" in board.late_notice(late, now=now, drops=True)
     running = replaced(ends_at=NOON + 720, phase=Phase.TUNING)
-    assert board.late_notice(running, now=over, drops=True).endswith("its deadline, 12:10:00, is over; it runs anyway")
+    notice = board.late_notice(running, now=over, drops=True)
+    assert notice.endswith("its deadline, 12:10:00, has passed; it runs anyway")
 
 
 def replaced(**changes):

@@ -125,7 +125,7 @@ def test_submitted_jobs_succeed_and_fail_independently(place, session):
     assert jobs["late"]["in_time"] is False
     assert jobs["late"]["job"]["phase"] == "done", "the job runs although it is late"
     # the message depends on which came first: the forecast or the deadline
-    told = r"late (cannot meet its deadline|is late: its deadline, [0-9:]+, is over)"
+    told = r"late (cannot meet its deadline|is late: its deadline, [0-9:]+, has passed)"
     assert re.search(told, done.stderr), done.stderr
     assert "; late: it had 0.1 s" in jobs["late"]["why"]
     assert "; that was known after " in jobs["late"]["why"]

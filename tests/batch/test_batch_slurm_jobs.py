@@ -171,5 +171,5 @@ def test_probe_reports_a_pilot_that_lacks_a_requested_gpu(make_cluster, world):
     said = probe(world, [], wait_s=60)
     assert said.returncode == 1, said.stdout
     assert "compute nodes reach this host, but" in said.stdout
-    assert "asked for 1 GPU, the pilot found none (NVML missing" in said.stdout
+    assert "the job requested 1 GPU, but the pilot found none (NVML missing" in said.stdout
     until(lambda: world.left() == [], what="nothing left")

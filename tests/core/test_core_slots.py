@@ -71,7 +71,7 @@ def test_returning_pilot_reports_slots_again(cluster: Make) -> None:
 
 
 GB = 10**9
-LACKS = "asked for 1 GPU, the pilot found none (NVML missing)"
+LACKS = "the job requested 1 GPU, but the pilot found none (NVML missing)"
 
 
 def gpus(count: int = 1, **facts: object) -> tuple[say.DeviceFacts, ...]:

@@ -230,5 +230,5 @@ def test_pilot_of_another_python_than_its_session_accepts_no_calls(manager: Fake
     manager.folder.write(msgspec.structs.replace(manager.folder.read(), python="3.0"))
     manager.start_pilot()
     hello = manager.hello()
-    assert f"it runs Python {PYTHON} ({sys.executable}), and its session runs Python 3.0" in hello.lacks
+    assert f"the pilot runs Python {PYTHON} ({sys.executable}), but its session runs Python 3.0" in hello.lacks
     assert [device.fault for device in hello.devices] == [hello.lacks] * 2

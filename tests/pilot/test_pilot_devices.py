@@ -257,7 +257,7 @@ def test_pilot_of_a_gpu_job_without_gpus_offers_nothing(monkeypatch: pytest.Monk
     found = find_devices("auto", gpus_asked=1)
     faults = {device.facts.fault for device in found.offered}
     assert faults == {
-        "asked for 1 GPU, the pilot found none (CUDA_VISIBLE_DEVICES is empty);"
+        "the job requested 1 GPU, but the pilot found none (CUDA_VISIBLE_DEVICES is empty);"
         ' set [pilot] devices = "cpu" to use its cores'
     }
     assert {device.facts.fault for device in find_devices("cpu", gpus_asked=1).offered} == {""}

@@ -69,8 +69,8 @@ def test_missing_spare_core_is_reported_and_the_gpus_are_offered(find: Find) -> 
     found = find("gpu+cpu:1", gpus=2, cores=4)
     assert _cores(found) == {"cuda:0": (0, 1), "cuda:1": (2, 3)}
     assert found.troubles == (
-        "no core is left for CPU devices: the pilot has 4 and keeps 2 for each of 2 GPUs; ask for more"
-        " ([provider] cores), or lower [pilot] gpu_cores",
+        "no core is left for CPU devices: the pilot has 4 cores and keeps 2 for each of 2 GPUs; request"
+        " more cores ([provider] cores), or lower [pilot] gpu_cores",
     )
 
 

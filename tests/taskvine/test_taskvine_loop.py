@@ -141,7 +141,7 @@ def test_slots_without_a_worker_are_reported_until_it_starts(played: Played) -> 
     def script(manager: FakeManager) -> None:
         manager.hello()
         fault = manager.wait_for(DeviceFault, device="cpu:3")
-        assert "1 of 2 are connected" in fault.reason
+        assert "1 of 2 workers are connected" in fault.reason
         played.vine.here.append(VineWorker("other", cores=2, gpus=0, memory_bytes=2 * 10**9))
         manager.wait_for(DeviceFault, device="cpu:3", reason="")
         manager.send(Exit("enough"))

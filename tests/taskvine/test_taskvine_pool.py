@@ -61,7 +61,7 @@ def world(tmp_path: Path) -> World:
 def test_call_stopped_on_a_lost_worker_runs_in_another_library(world: World) -> None:
     first = world.run(world.lost, 7)
     world.hear(CancelCalls(world.lost, (CallId(7),), running=True))
-    world.hear(StopLibrary(world.lost, "cpu:1 is quarantined: TaskVine has no worker for it"))
+    world.hear(StopLibrary(world.lost, "cpu:1 is quarantined: TaskVine has no worker for this slot"))
     second = world.run(world.other, 7)
     assert [spec.call for spec in second.calls] == [CallId(7)]
     assert world.stops(first, 7)
