@@ -41,7 +41,7 @@ class BaseShapes(msgspec.Struct, frozen=True):
     projections: Shapes
 
 
-class LowRank(msgspec.Struct, frozen=True):
+class LoraPair(msgspec.Struct, frozen=True):
     """The LoRA of one projection: the names of two tensors, and the factor of their product."""
 
     layer: int
@@ -56,7 +56,7 @@ class AdapterFiles(msgspec.Struct, frozen=True):
 
     folder: str
     virtual_tokens: int
-    low_rank: tuple[LowRank, ...]
+    low_rank: tuple[LoraPair, ...]
     shapes: dict[str, tuple[int, ...]]
 
     @property
@@ -65,12 +65,12 @@ class AdapterFiles(msgspec.Struct, frozen=True):
 
     def check_fits_base_model(self, base: BaseShapes | None) -> None:
         """Raise ValueError if the base model has other sizes."""
-        if base is not None and (why := self._misfit(base)):
+        if base is not None and (why := self._find_mismatch(base)):
             raise ValueError(
                 f"{self.folder} is an adapter of another base model: {why}; use the base model of this adapter"
             )
 
-    def _misfit(self, base: BaseShapes) -> str:
+    def _find_mismatch(self, base: BaseShapes) -> str:
         found = self.shapes.get(VECTORS)
         if found is not None and found[1] != base.width:
             return f"its soft prompt has {found[1]} numbers per token, and the base model has {base.width}"
@@ -137,7 +137,7 @@ def base_shapes(source: str) -> BaseShapes | None:
     })  # fmt: skip
 
 
-def _find_lora_pairs(there: Path, config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> tuple[LowRank, ...]:
+def _find_lora_pairs(there: Path, config: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> tuple[LoraPair, ...]:
     found: dict[tuple[int, str, str], dict[str, str]] = {}
     known = {name for names in GROUPS.values() for name in names}
     for name in shapes:
@@ -150,7 +150,7 @@ def _find_lora_pairs(there: Path, config: dict[str, Any], shapes: dict[str, tupl
         down, up = (shapes.get(names.get(part, ""), ()) for part in "AB")
         if len(down) != 2 or len(up) != 2 or not down[0] or down[0] != up[1]:
             raise ValueError(f"{there / WEIGHTS}: the shapes of lora_A and lora_B of {module} do not match")
-        pairs.append(LowRank(layer, projection, names["A"], names["B"], _scale(there, config, module, rank=down[0])))
+        pairs.append(LoraPair(layer, projection, names["A"], names["B"], _scale(there, config, module, rank=down[0])))
     if not pairs:
         raise ValueError(f"{there / WEIGHTS} holds no LoRA weights")
     return tuple(pairs)

@@ -142,7 +142,7 @@ SnapshotHook = Callable[[str, str, float], None]
 """Takes a snapshot's form (its name), its folder, and the seconds of its creation."""
 
 
-class _ProcessScope(NamedTuple):
+class _LibraryScope(NamedTuple):
     devices: tuple[str, ...]
     context: Any
     objects: dict[str, str]
@@ -151,7 +151,7 @@ class _ProcessScope(NamedTuple):
 
 
 @dataclass(eq=False, slots=True)
-class _SlotScope:
+class _CallScope:
     hook: ProgressHook | None
     folder: str
     state: bytes
@@ -161,10 +161,10 @@ class _SlotScope:
     place: Gang | None = None
 
 
-_library: _ProcessScope | None = None
-_call: contextvars.ContextVar[_SlotScope | None] = contextvars.ContextVar("stoker_call", default=None)
-_latest_call: _SlotScope | None = None
-_running: dict[_SlotScope, None] = {}
+_library: _LibraryScope | None = None
+_call: contextvars.ContextVar[_CallScope | None] = contextvars.ContextVar("stoker_call", default=None)
+_latest_call: _CallScope | None = None
+_running: dict[_CallScope, None] = {}
 
 
 def device() -> str:
@@ -256,7 +256,7 @@ def gang(*, limit_s: float = 60.0) -> Gang:
     return scope.place
 
 
-def token_dues(prompt_tokens: int) -> tuple[float, float]:
+def token_due_times(prompt_tokens: int) -> tuple[float, float]:
     """Return the time when the call's first token is due, and the seconds between later tokens."""
     scope = _current()
     return scope.dues(prompt_tokens) if scope is not None and scope.dues is not None else (math.inf, 0.0)
@@ -309,10 +309,10 @@ def offer_snapshot(form: str, folder: str | os.PathLike[str], *, made_s: float) 
 
 def device_memory_bytes() -> int:
     """Return the declared bytes of memory on each PyTorch device of this library; 0 if undeclared."""
-    return memory_of(_library.device_memory_bytes) if _library is not None else 0
+    return bytes_per_torch_device(_library.device_memory_bytes) if _library is not None else 0
 
 
-def memory_of(device_bytes: int) -> int:
+def bytes_per_torch_device(device_bytes: int) -> int:
     """Convert bytes per device of the pilot to bytes per PyTorch device. PyTorch has one CPU device, `cpu`."""
     names = devices()
     return device_bytes * (len(names) if names[0] == "cpu" else 1)
@@ -334,7 +334,7 @@ def enter_library(
         named.append("cpu" if kind == "cpu" else f"{kind}:{sum(n.startswith(kind + ':') for n in named)}")
     if objects is None:
         objects = _library.objects if _library is not None else {}
-    _library = _ProcessScope(tuple(named), context, dict(objects), offer, device_memory_bytes)
+    _library = _LibraryScope(tuple(named), context, dict(objects), offer, device_memory_bytes)
 
 
 def leave_library() -> None:
@@ -348,7 +348,7 @@ def enter_call_scope(
     dues: TokenDues | None = None, stop: CallStop | None = None,
 ) -> None:  # fmt: skip
     global _latest_call
-    _latest_call = scope = _SlotScope(hook, folder, state, seat, dues, stop or CallStop())
+    _latest_call = scope = _CallScope(hook, folder, state, seat, dues, stop or CallStop())
     _running[scope] = None
     _call.set(scope)
 
@@ -364,5 +364,5 @@ def leave_call_scope() -> None:
         _call.set(None)
 
 
-def _current() -> _SlotScope | None:
+def _current() -> _CallScope | None:
     return _call.get() or _latest_call

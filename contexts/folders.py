@@ -62,7 +62,7 @@ def program_folder(path: str | os.PathLike[str] = ".") -> ProgramFolder | None:
     return ProgramFolder(whole, facts.st_ino, facts.st_dev, _boot_id(), umask_now())
 
 
-def is_seen_here(folder: ProgramFolder) -> bool:
+def is_visible_here(folder: ProgramFolder) -> bool:
     with suppress(OSError):
         facts = os.stat(folder.path)
         is_its_machine = folder.boot == _boot_id() != "" and facts.st_dev == folder.device

@@ -241,7 +241,7 @@ class ModelRunner:
         wanted = last = torch.tensor([length - start - 1 for length in lengths], device=self.device)
         tree = None
         if tails is not None:
-            tree = _Tree(tails, start=start, longest=longest, lengths=lengths)
+            tree = _TailTree(tails, start=start, longest=longest, lengths=lengths)
             ids = torch.cat([ids, torch.tensor(tree.ids, device=self.device)], dim=1)
             positions = torch.cat([positions, torch.tensor(tree.positions, device=self.device)], dim=1)
             inputs["attention_mask"] = tree.mask(dtype=self.model.dtype).to(self.device)
@@ -343,7 +343,7 @@ class ModelRunner:
         return scores
 
 
-class _Tree:
+class _TailTree:
     def __init__(self, tails: Sequence[Sequence[Ids]], *, start: int, longest: int, lengths: list[int]) -> None:
         self._tails = [list(dict.fromkeys(tail for tail in some if tail)) for some in tails]
         self._wanted = tails

@@ -20,7 +20,7 @@ def device_map(config: Any, devices: Sequence[str]) -> dict[str, str]:
     if len(layers) < len(devices):
         raise ValueError(f"the model has {len(layers)} layers, which cannot be split over {len(devices)} devices")
     sizes = [_bytes(layer) for layer in layers]
-    found = {f"{path}.{number}": device for number, device in enumerate(_spread_layers(sizes, _bytes(model), devices))}
+    found = {f"{path}.{number}": device for number, device in enumerate(_assign_layers(sizes, _bytes(model), devices))}
     parent, before = model, ""
     for name in path.split("."):
         for other, _ in [*parent.named_children(), *parent.named_parameters(recurse=False)]:
@@ -59,7 +59,7 @@ def _bytes(part: Any) -> int:
     return sum(weight.numel() * weight.element_size() for weight in part.parameters())
 
 
-def _spread_layers(sizes: Sequence[int], total: int, devices: Sequence[str]) -> list[str]:
+def _assign_layers(sizes: Sequence[int], total: int, devices: Sequence[str]) -> list[str]:
     begins, numbers = total - sum(sizes), []
     for size in sizes:
         numbers.append(min(int((begins + size / 2) * len(devices) / total), len(devices) - 1))

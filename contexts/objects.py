@@ -43,7 +43,7 @@ def object_of(path: str | os.PathLike[str], *, memo: Path | None = None) -> Obje
     try:
         real = given.resolve(strict=True)
         str(real).encode()  # the path must be UTF-8, because it is sent as text
-        with _Memo(memo or state_folder() / "objects.sqlite") as remembered:
+        with _DigestCache(memo or state_folder() / "objects.sqlite") as remembered:
             if real.is_file():  # sync cached changes to disk before reading
                 with suppress(OSError), real.open("rb") as opened:
                     os.fsync(opened.fileno())
@@ -71,7 +71,7 @@ def manifest_of(ref: ObjectRef, *, memo: Path | None = None) -> bytes:
     if kept is not None:
         return kept
     try:
-        with _Memo(memo or state_folder() / "objects.sqlite") as remembered:
+        with _DigestCache(memo or state_folder() / "objects.sqlite") as remembered:
             data = encode(_build_manifest(Path(ref.source).resolve(strict=True), remembered))
     except (OSError, RuntimeError) as error:
         raise RecipeError(f"{ref.source} cannot be read: {error}", path=ref.source) from error
@@ -89,7 +89,7 @@ def is_object_name(name: str) -> bool:
 def matches(path: str | os.PathLike[str], ref: ObjectRef) -> bool:
     """Read the file or folder and compare its content with `ref`."""
     try:
-        with _Memo(None) as nothing:
+        with _DigestCache(None) as nothing:
             return proves(ref.name, encode(_build_manifest(Path(path), nothing)))
     except (OSError, RecipeError):
         return False
@@ -132,25 +132,25 @@ def _is_owner_executable(facts: os.stat_result) -> bool:
     return bool(facts.st_mode & stat.S_IXUSR)
 
 
-def _build_manifest(root: Path, remembered: _Memo) -> Manifest:
+def _build_manifest(root: Path, remembered: _DigestCache) -> Manifest:
     if not root.is_dir():
         return Manifest(EntryKind.FILE, (_file(root, b"", remembered),))
     return Manifest(EntryKind.FOLDER, tuple(_entry(*found, remembered) for found in _entries(root)))
 
 
-def _entry(name: bytes, path: Path, kind: EntryKind, remembered: _Memo) -> Entry:
+def _entry(name: bytes, path: Path, kind: EntryKind, remembered: _DigestCache) -> Entry:
     if kind is EntryKind.FILE:
         return _file(path, name, remembered)
     return Entry(name, kind, target=os.fsencode(os.readlink(path)) if kind is EntryKind.LINK else b"")
 
 
-def _file(path: Path, name: bytes, remembered: _Memo) -> Entry:
+def _file(path: Path, name: bytes, remembered: _DigestCache) -> Entry:
     facts = path.stat()
     if not stat.S_ISREG(facts.st_mode):
         raise RecipeError(f"{path} is neither a file nor a folder, so it cannot be sent; leave it out", path=str(path))
     parts = remembered.get(path, facts)
     if parts is None:
-        parts = _read_parts(path)
+        parts = _digest_parts(path)
         after = path.stat()
         if (after.st_size, after.st_mtime_ns, after.st_ino) != (facts.st_size, facts.st_mtime_ns, facts.st_ino):
             raise RecipeError(f"{path} changed while it was read; wait until it is written", path=str(path))
@@ -158,7 +158,7 @@ def _file(path: Path, name: bytes, remembered: _Memo) -> Entry:
     return Entry(name, EntryKind.FILE, executable=_is_owner_executable(facts), size_bytes=facts.st_size, parts=parts)
 
 
-def _read_parts(path: Path) -> bytes:
+def _digest_parts(path: Path) -> bytes:
     digests: list[bytes] = []
     view = memoryview(bytearray(PART_BYTES))
     with path.open("rb", buffering=0) as file:
@@ -195,13 +195,13 @@ def _entries(root: Path) -> list[tuple[bytes, Path, EntryKind]]:
     return sorted(found, key=lambda entry: entry[0])
 
 
-class _Memo:
+class _DigestCache:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._db: sqlite3.Connection | None = None
         self._fresh: list[tuple[str, int, int, int, int, bytes]] = []
 
-    def __enter__(self) -> _Memo:
+    def __enter__(self) -> _DigestCache:
         if self._path is not None:
             try:
                 self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

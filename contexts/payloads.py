@@ -58,7 +58,7 @@ class _ClassUnpickler(pickle.Unpickler):
         return instead if instead is not None else super().find_class(module, name)
 
 
-def _found_or_made(make: Callable[..., Any], *parts: Any) -> Any:
+def _find_or_create_class(make: Callable[..., Any], *parts: Any) -> Any:
     identity = parts[-2]
     with _inside._DYNAMIC_CLASS_TRACKER_LOCK:
         found = _inside._DYNAMIC_CLASS_TRACKER_BY_ID.get(identity)
@@ -78,8 +78,8 @@ def _set_attributes(kind: Any, state: Any) -> Any:
 
 
 _INSTEAD: dict[tuple[str, str], Callable[..., Any]] = {
-    ("cloudpickle", "_make_skeleton_class"): functools.partial(_found_or_made, _inside._make_skeleton_class),
-    ("cloudpickle", "_make_skeleton_enum"): functools.partial(_found_or_made, _inside._make_skeleton_enum),
+    ("cloudpickle", "_make_skeleton_class"): functools.partial(_find_or_create_class, _inside._make_skeleton_class),
+    ("cloudpickle", "_make_skeleton_enum"): functools.partial(_find_or_create_class, _inside._make_skeleton_enum),
     ("cloudpickle", "_class_setstate"): _set_attributes,
     ("stoker", "class_by_name"): lambda module, name, _attributes: class_by_name(module, name, {}),
 }

@@ -80,14 +80,14 @@ class Measurements:
                 db.execute(self._shape)
                 return db
             except (OSError, sqlite3.DatabaseError) as error:
-                if not _is_damage(error) and "no such column" not in str(error):
+                if not _is_database_damage(error) and "no such column" not in str(error):
                     log.warning("%s cannot be opened (%s); measurements are not stored", self.path, error)
                     return None
                 self._rename_damaged_database(error)
         return None
 
     def _trouble(self, error: sqlite3.Error) -> None:
-        if self._db is not None and _is_damage(error):
+        if self._db is not None and _is_database_damage(error):
             with closing(self._db):
                 self._db = None
             self._rename_damaged_database(error)
@@ -103,7 +103,7 @@ class Measurements:
         log.warning("%s was damaged (%s) and is renamed to %s; measuring starts again", self.path, error, aside.name)
 
 
-def _is_damage(error: Exception) -> bool:
+def _is_database_damage(error: Exception) -> bool:
     return isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)
 
 
@@ -153,7 +153,7 @@ class Wait(msgspec.Struct, frozen=True):
     devices: DeviceSet
 
 
-class Stay(msgspec.Struct, frozen=True):
+class PilotLifetime(msgspec.Struct, frozen=True):
     """Lifetime of a pilot in seconds, its `PilotEnd` and its `LossReason`."""
 
     stay_s: float
@@ -172,7 +172,7 @@ class Availability(msgspec.Struct, frozen=True):
 
     source: str
     waits: tuple[Wait, ...] = ()
-    stays: tuple[Stay, ...] = ()
+    stays: tuple[PilotLifetime, ...] = ()
     counts: tuple[PilotCount, ...] = ()
 
     @property
@@ -203,7 +203,9 @@ class AvailabilityStore:
             source,
             tuple(Wait(wait_s, boot_s, DeviceSet(*of)) for wait_s, boot_s, *of in waits),
             # `record_pilot_stay` writes both parts as in `lost: preempted`.
-            tuple(Stay(stay_s, *ended.partition(": ")[::2]) for stay_s, ended in rows("stays", "stay_s, ended")),
+            tuple(
+                PilotLifetime(stay_s, *ended.partition(": ")[::2]) for stay_s, ended in rows("stays", "stay_s, ended")
+            ),
             tuple(PilotCount(*row) for row in rows("counts", "at, session, pilots")),
         )
 
@@ -315,7 +317,7 @@ class Estimate(msgspec.Struct, frozen=True):
     speed: float = 0.0
 
 
-class Remembered(msgspec.Struct, frozen=True):
+class RecipeRecord(msgspec.Struct, frozen=True):
     recipe: str
     kinds: tuple[str, ...]
     at: float
@@ -369,13 +371,13 @@ class PerformanceStore:
         speeds = relative_speeds(ratios)
         return {kind: _estimate(found.get(kind, {}), speed=speeds.get(kind, 0.0)) for kind in {**found, **speeds}}
 
-    def recipes_of(self, function: str) -> list[Remembered]:
+    def recipes_of(self, function: str) -> list[RecipeRecord]:
         rows = self._file.read(
             "SELECT recipe, group_concat(kind, char(10)), max(at) FROM measured WHERE what = 'run_s' AND function = ?"
             " GROUP BY recipe ORDER BY max(at) DESC",
             (function,),
         )
-        return [Remembered(recipe, tuple(sorted(kinds.split("\n"))), at) for recipe, kinds, at in rows]
+        return [RecipeRecord(recipe, tuple(sorted(kinds.split("\n"))), at) for recipe, kinds, at in rows]
 
     def functions(self) -> list[str]:
         rows = self._file.read(

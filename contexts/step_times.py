@@ -130,7 +130,7 @@ class StepTable:
             return seconds * tokens / most if tokens > most else seconds
         at = sum(self._at(place, length)[0] <= tokens for place in order)
         low = min(max(at - 1, 0), len(order) - 2)
-        return _between(self._at(order[low], length), self._at(order[low + 1], length), tokens)
+        return _interpolate(self._at(order[low], length), self._at(order[low + 1], length), tokens)
 
     def floor(self, *, length: float, most: int) -> tuple[float, float]:
         """Return lower bounds of a step's seconds, in total and per token. The step has 1 to `most` tokens that each
@@ -163,7 +163,7 @@ class StepTable:
         low = min(max(at - 1, 0), len(line) - 2)
         a, b = line[low], line[low + 1]
         share = (length - a.length) / (b.length - a.length) if b.length > a.length else 0.0
-        seconds = _between((a.length, a.seconds), (b.length, b.seconds), length)
+        seconds = _interpolate((a.length, a.seconds), (b.length, b.seconds), length)
         return a.tokens + (b.tokens - a.tokens) * min(max(share, 0.0), 1.0), seconds
 
     def _seconds_per_length(self, place: int, only: StepCell) -> float:
@@ -271,7 +271,7 @@ def rounded_log2(value: float) -> int:
     return round(math.log2(value)) if value > 1 else 0
 
 
-def _between(a: tuple[float, float], b: tuple[float, float], at: float) -> float:
+def _interpolate(a: tuple[float, float], b: tuple[float, float], at: float) -> float:
     if b[0] <= a[0]:
         return (a[1] + b[1]) / 2
     slope = (b[1] - a[1]) / (b[0] - a[0])

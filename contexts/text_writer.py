@@ -163,7 +163,7 @@ class TextWriter:
     def _submit(
         self, row: Ids, sampling: Sampling, *, pieces: bool = False, sink: ambient.TextSink | None = None
     ) -> Generation:
-        due_at, tpot_s = ambient.token_dues(len(row))
+        due_at, tpot_s = ambient.token_due_times(len(row))
         return self._thread.submit(row, sampling, pieces=pieces, due_at=due_at, tpot_s=tpot_s, sink=sink)
 
     def _row(self, prompt: Prompt, sampling: Sampling) -> Ids:

@@ -16,10 +16,10 @@ from functools import partial
 
 from stoker import connections
 from stoker.errors import StokerError
-from stoker.log_files import keep_log
+from stoker.log_files import log_to_file
 from stoker.manager.live import interfaces, journal, keeper, lease
 from stoker.manager.live.lease import TAKEN_OVER, TakenError
-from stoker.manager.live.peer_watch import Patience
+from stoker.manager.live.peer_watch import PeerTimeLimits
 from stoker.manager.live.presence import check_folder, restore_session_file
 from stoker.manager.live.server import ManagerServer
 from stoker.manager.live.session_policies import policies_of, read_chosen_policies
@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     """
     options = _parser().parse_args(arguments)
     folder = SessionFolder(options.session)
-    keep_log(folder.manager_log)
+    log_to_file(folder.manager_log)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the client handles Ctrl-C, and ends the session
     if options.kept:
         given = [each for each in (sys.argv[1:] if arguments is None else arguments) if each != "--kept"]
@@ -109,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _server(folder: SessionFolder, options: argparse.Namespace, *, sure: Callable[[], None]) -> ManagerServer:
     heartbeat_s = options.heartbeat
-    patience = Patience(heartbeat_s, 3 * heartbeat_s, pilot_lease_s=options.pilot_lease, idle_s=options.idle)
+    patience = PeerTimeLimits(heartbeat_s, 3 * heartbeat_s, pilot_lease_s=options.pilot_lease, idle_s=options.idle)
     logging.info("policy: %s", read_chosen_policies(folder))
     return ManagerServer(
         folder,

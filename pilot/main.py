@@ -22,7 +22,7 @@ import zmq
 from stoker import connections
 from stoker.contexts.folders import SNAPSHOTS
 from stoker.errors import ConfigError, StokerError
-from stoker.log_files import keep_log
+from stoker.log_files import log_to_file
 from stoker.pilot.agent import objects, observing
 from stoker.pilot.agent.agent import PROBE_EVERY_S, Agent, ManagerLink, Peers, PilotOptions
 from stoker.pilot.agent.loop import TOLD_TO_GO, Loop
@@ -95,7 +95,7 @@ def _make(given: argparse.Namespace) -> Agent:
     there = session.read()
     pilot = _claim_name(session)
     logs = session.pilot(pilot)
-    keep_log(logs / "pilot.log")
+    log_to_file(logs / "pilot.log")
     found = find_devices(
         given.devices, gpus_asked=given.asked_gpus, gpu_cores=given.gpu_cores, limit_s=given.driver_limit
     )

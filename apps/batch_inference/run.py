@@ -120,7 +120,7 @@ def _infer(
 
     def results(jobs: Sequence[Job]) -> Iterator[BatchAnswer | FailedCall]:
         permits = options.permits
-        return run_paced(jobs, Permits(Path(permits))) if permits else run_calls(jobs, keep_errors=True)
+        return run_with_permits(jobs, Permits(Path(permits))) if permits else run_calls(jobs, keep_errors=True)
 
     work.infer(jobs, contexts=each, take=take, noun="requests", also="tokens", results=results)
     return failed
@@ -247,7 +247,7 @@ class Permits:
         self._file.write_batch_use(self._use)
 
 
-def run_paced(jobs: Sequence[Job], permits: Permits) -> Iterator[BatchAnswer | FailedCall]:
+def run_with_permits(jobs: Sequence[Job], permits: Permits) -> Iterator[BatchAnswer | FailedCall]:
     """Run the calls of all jobs in order, like `run_calls` with `keep_errors`. Each call waits for a permit."""
     done: queue.SimpleQueue[tuple[int, int, Future[BatchAnswer]]] = queue.SimpleQueue()
     left = ((job, item, app, each) for job, (app, items) in enumerate(jobs) for item, each in enumerate(items))

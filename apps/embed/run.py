@@ -53,7 +53,7 @@ def write_parquet(path: Path, items: Iterable[DataItem], log: Records, failed: R
     schema = pyarrow.schema(
         [("id", pyarrow.string()), ("embedding", pyarrow.list_(pyarrow.float32())), ("error", pyarrow.string())]
     )
-    left = _pairs(items, log, failed)
+    left = _read_vectors_or_errors(items, log, failed)
     with pyarrow.parquet.ParquetWriter(path, schema, compression="zstd") as file:
         while chunk := list(itertools.islice(left, _CHUNK_ROWS)):
             ids, vectors, errors = zip(*chunk, strict=True)
@@ -69,11 +69,13 @@ def write_parquet(path: Path, items: Iterable[DataItem], log: Records, failed: R
 
 def write_npy(path: Path, items: Iterable[DataItem], log: Records, failed: Records, *, rows: int) -> None:
     """Write a float32 array `[rows, width]` in NumPy's format (version 1.0), in file order."""
-    width = next((len(vector) for _, vector, _ in _pairs(items, log, failed) if vector), 0) // _FLOAT_BYTES
+    width = (
+        next((len(vector) for _, vector, _ in _read_vectors_or_errors(items, log, failed) if vector), 0) // _FLOAT_BYTES
+    )
     missing = struct.pack("<f", float("nan")) * width
     with path.open("wb") as file:
         file.write(_npy_header(rows, width))
-        for _, vector, _ in _pairs(items, log, failed):
+        for _, vector, _ in _read_vectors_or_errors(items, log, failed):
             file.write(vector or missing)
 
 
@@ -84,7 +86,9 @@ def first_error(items: Iterable[DataItem], failed: Records, *, file: Path) -> st
     return ""
 
 
-def _pairs(items: Iterable[DataItem], log: Records, failed: Records) -> Iterator[tuple[str, bytes, str]]:
+def _read_vectors_or_errors(
+    items: Iterable[DataItem], log: Records, failed: Records
+) -> Iterator[tuple[str, bytes, str]]:
     for item in items:
         if (record := log.get((item.id,))) is not None:
             yield item.id, base64.b64decode(record["vector"]), ""

@@ -53,9 +53,9 @@ def advice(model: str, profile: EncoderProfile, pay: RuntimeLengths) -> list[str
     if not profile.is_compiled:
         lines += [
             "",
-            "  note  nothing was compiled on this device: encoder(...) without a length pads no text that is computed"
             "  note  nothing was compiled on this device: encoder(...) without a length is at least as fast, because it"
             " does not pad a text that is computed alone",
+        ]
     return lines
 
 

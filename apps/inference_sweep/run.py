@@ -149,7 +149,7 @@ def _infer(work: OpenRun, options: SweepOptions, sweep: Sweep, recipes: Mapping[
     for name, recipe in recipes.items():
         mine = [one for one in sweep.combinations if one.model.name == name]
         calls = plan_calls(mine, sweep.rows, work.log, batch_size=options.batch_size)
-        requests = send_requests(calls, numbers, sent, tensor_batch=options.tensor_batch)
+        requests = make_requests(calls, numbers, sent, tensor_batch=options.tensor_batch)
         first = next(requests, None)
         if first is not None:  # do not load a model whose results are complete
             jobs.append((generate.with_options(context=recipe), itertools.chain([first], requests)))
@@ -193,7 +193,7 @@ def plan_calls(
             yield combination, batch
 
 
-def send_requests(
+def make_requests(
     calls: Iterable[tuple[Combination, tuple[DataItem, ...]]], numbers: Iterator[int], sent: SentRows, *,
     tensor_batch: int,
 ) -> Iterator[Request]:  # fmt: skip

@@ -20,7 +20,7 @@ _RECENT = 20
 """Number of finished jobs to show."""
 
 
-def gang_range(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, int]:
+def parse_gang_range(context: click.Context, parameter: click.Parameter, value: str) -> tuple[int, int]:
     """Parse the smallest and the largest number of devices, as in `4` or `1-4`."""
     least, dash, most = value.partition("-")
     if not least.isdigit() or (dash and not most.isdigit()):
@@ -35,7 +35,12 @@ def gang_range(context: click.Context, parameter: click.Parameter, value: str) -
 @click.argument("jobs", nargs=-1, required=True, type=_FOLDER, metavar="JOB.toml...")
 @add_site_and_session_options
 @click.option(
-    "--gang", metavar="N-M", callback=gang_range, default=f"1-{DEVICES}", show_default=True, help="Replicas per job."
+    "--gang",
+    metavar="N-M",
+    callback=parse_gang_range,
+    default=f"1-{DEVICES}",
+    show_default=True,
+    help="Replicas per job.",
 )
 @click.option(
     "--late", type=click.Choice(["run", "drop"]), default="run", show_default=True,

@@ -114,15 +114,15 @@ class FakePilot:
         match command:
             case commands.Tell(message=message):
                 self.frame.append(message)
-            case commands.TellLibrary(library=number, message=message):
+            case commands.SendToLibrary(library=number, message=message):
                 self.tell(number, message)
-            case commands.Acknowledged(sequence=sequence):
+            case commands.DropAcknowledgedFrames(sequence=sequence):
                 self.outbox.acked(sequence)
-            case commands.PassOn(message=pieces):
+            case commands.SendPieces(message=pieces):
                 self.socket.send(wire.encode([pieces]))
-            case commands.Beat(message=heartbeat):
+            case commands.SendHeartbeat(message=heartbeat):
                 self.socket.send(wire.encode([heartbeat]))
-            case commands.Greet(hello=hello):
+            case commands.SendHello(hello=hello):
                 self.socket.send(wire.encode([hello]))
                 for frame in self.outbox.unacked():
                     self.socket.send(frame)

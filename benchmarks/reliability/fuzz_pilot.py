@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from benchmarks.reliability.fuzz_inputs import Values
 from stoker.contexts.recipe import Awareness, Needs, ObjectRef, Recipe
 from stoker.pilot.core import events
-from stoker.pilot.core.commands import Tell, TellLibrary
+from stoker.pilot.core.commands import SendToLibrary, Tell
 from stoker.pilot.core.reactor import PilotCore
 from stoker.pilot.core.state import PilotFacts
 from stoker.protocol import to_agent, to_pilot
@@ -42,12 +42,12 @@ _OF_NODE = [
     inspect.type_info(kind)
     for kind in (
         events.ProcessEnded, events.Observed, events.Pinned, events.ObjectArrived, events.ObjectLost,
-        events.SourceFailed, events.CacheListed, events.LibraryPrepared, events.ProcessMade, events.LibraryGarbled,
-        events.LibraryHungUp, events.ArgumentsBrought, events.Probed, events.DriverSaid, events.UsageMeasured,
+        events.SourceFailed, events.CacheListed, events.LibraryPrepared, events.ProcessMade, events.LibraryBytesInvalid,
+        events.LibrarySocketClosed, events.ArgumentsFetched, events.Probed, events.DriverReported, events.UsageMeasured,
         events.Tick, events.HelloDue,
     )
 ]  # fmt: skip
-_OF_JOB = [inspect.type_info(kind) for kind in (events.ManagerAway, events.Signalled, events.ResourceLost)]
+_OF_JOB = [inspect.type_info(kind) for kind in (events.ManagerAway, events.SignalReceived, events.ResourceLost)]
 _NAMES = {
     "call": ("call", "calls", "running", "paths", "lacks"),
     "library": ("library", "resident_bytes", "cpu_s", "lines", "in_use_bytes"),
@@ -94,7 +94,7 @@ class Life(Values):
 
     def give(self, event: events.Event) -> None:
         for command in self.core.handle(event, self.now):
-            match command.message if isinstance(command, Tell | TellLibrary) else None:
+            match command.message if isinstance(command, Tell | SendToLibrary) else None:
                 case told.CallsEnded(ends=ends):
                     self.left(end.call for end in ends)
                 case told.CallsReturned(calls=calls):

@@ -25,7 +25,7 @@ from stoker.contexts.forward import Layers, PrefixCache
 from stoker.contexts.inference.adapter import EngineLoad, EngineMemory, GenerationRequest, ModelTexts, NewToken
 from stoker.contexts.inference.decode_graphs import DecodeGraphs, LaunchedStep, RowInput, StepShape
 from stoker.contexts.inference.decoder import DecodePart, KVStore, LeanDecoder, ReadPart
-from stoker.contexts.inference.kernels import NOT_FINITE, Writing, next_tokens, positions_scored_at_once
+from stoker.contexts.inference.kernels import NOT_FINITE, RequestText, next_tokens, positions_scored_at_once
 from stoker.contexts.inference.peft_adapters import AdaptedTokens, Adapter, AdapterBank, AdapterCache
 
 
@@ -36,7 +36,7 @@ class StepsAhead:
     graphs: DecodeGraphs
     batch: RunningBatch
     store: KVStore
-    writing: Mapping[int, Writing]
+    writing: Mapping[int, RequestText]
     _unread: LaunchedStep | None = None
 
     def begin(self, step: Step) -> bool:
@@ -120,7 +120,7 @@ class ContinuousEngine:
         self._took = took
         self._store = decoder.new_store()
         self._batch = RunningBatch(limits)
-        self._writing: dict[int, Writing] = {}
+        self._writing: dict[int, RequestText] = {}
         self._load = EngineLoad()
         self._asleep = False
         self._budget = 0
@@ -138,7 +138,7 @@ class ContinuousEngine:
         why = self._batch.why_not(prompt=length, most=most)
         if why:
             raise ValueError(f"{why}; give the model more memory, or ask for fewer tokens")
-        self._writing[request.id] = Writing(request, self._texts, adapter=adapter)
+        self._writing[request.id] = RequestText(request, self._texts, adapter=adapter)
         self._batch.add(request.id, prompt=length, most=most, due_at=request.due_at, tpot_s=request.tpot_s)
 
     def abort(self, request: int) -> None:
@@ -368,7 +368,7 @@ class ContinuousEngine:
 
     # ---- prefixes
 
-    def _begin(self, writing: Writing, array: Any, row: int) -> int:
+    def _begin(self, writing: RequestText, array: Any, row: int) -> int:
         if writing.scores is not None:  # scores need hidden states, which a kept prefix does not have
             return 0
         prefix, length = self._prefixes.find([writing.prefix()])
@@ -379,7 +379,7 @@ class ContinuousEngine:
             array.values[number][row, :, :length] = values[0, :, :length]
         return length
 
-    def _keep(self, writing: Writing) -> None:
+    def _keep(self, writing: RequestText) -> None:
         length = writing.prompt_tokens
         size = length * self._store.token_bytes
         if size * 2 > self._prefixes.limit_bytes:

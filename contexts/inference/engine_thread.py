@@ -388,7 +388,7 @@ class EngineThread:
             log.exception("a step of the engine failed, so its %d requests failed", len(self._open))
             ended, self._open = self._open, {}
             for generation in ended.values():
-                generation.fail(_copy_of(error))
+                generation.fail(_copy_of_exception(error))
             for id in ended:
                 self.engine.abort(id)
             return
@@ -433,7 +433,7 @@ def _close_at_exit(engine: weakref.ref[EngineThread], thread: threading.Thread, 
     thread.join(_EXIT_S)
 
 
-def _copy_of(error: BaseException) -> BaseException:
+def _copy_of_exception(error: BaseException) -> BaseException:
     try:
         copy = type(error)(*error.args)
     except Exception:

@@ -31,15 +31,15 @@ from stoker.contexts.inference.peft_adapters import Adapter
 from stoker.contexts.inference.token_rules import apply_token_rules, build_token_rules
 
 
-def multiplies_tiles() -> bool:
+def uses_matrix_tiles() -> bool:
     """True if PyTorch uses the processor's matrix registers (Intel's AMX)."""
     asked = getattr(torch.cpu, "_is_amx_tile_supported", None)
     return bool(asked and asked())
 
 
-def multiplies_half() -> bool:
+def has_fast_bfloat16() -> bool:
     asked = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
-    return asked is None or platform.machine() not in ("x86_64", "AMD64") or bool(asked()) or multiplies_tiles()
+    return asked is None or platform.machine() not in ("x86_64", "AMD64") or bool(asked()) or uses_matrix_tiles()
 
 
 _ROWS_EXPECTED = 64
@@ -47,7 +47,7 @@ _ROWS_EXPECTED = 64
 
 def packed_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
     """Return the dtypes for a weight copy on a CPU, fastest first."""
-    if dtype == torch.bfloat16 and not multiplies_half():
+    if dtype == torch.bfloat16 and not has_fast_bfloat16():
         return torch.float32, dtype
     return (dtype,) if dtype in (torch.float32, torch.bfloat16) else ()
 
@@ -125,9 +125,9 @@ def choose_decode_attention(dtype: torch.dtype, device: Any) -> DecodeAttention:
         return ON_GPU
     if dtype == torch.float32:
         return attend_by_matrix_products
-    if multiplies_tiles():
+    if uses_matrix_tiles():
         return attend_with_shared_keys
-    return attend_by_matrix_products if multiplies_half() else attend_with_grouped_queries
+    return attend_by_matrix_products if has_fast_bfloat16() else attend_with_grouped_queries
 
 
 def attend_with_shared_keys(
@@ -268,7 +268,7 @@ class PromptScores:
             self._tokens[at] = PromptToken(token, logprob, tuple(map(TokenChance, ids, logprobs)))
 
 
-class Writing:
+class RequestText:
     """A request and its text so far. `ids`: tokens of prompt and text (0 in a soft prompt). `scores`: scores of the
     prompt, if requested.
     """
@@ -312,7 +312,7 @@ class Writing:
         return NewToken(id, token, text, self.written.finish, logprob, likeliest, prompt=prompt)
 
 
-def next_tokens(writings: Sequence[Writing], logits: torch.Tensor) -> list[int | Exception]:
+def next_tokens(writings: Sequence[RequestText], logits: torch.Tensor) -> list[int | Exception]:
     """Return each request's next token, or an exception. May change `logits` if no request needs likelihoods."""
     ruled = [at for at, writing in enumerate(writings) if writing.rules is not None]
     draws = [writing.draw for writing in writings]

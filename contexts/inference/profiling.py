@@ -96,7 +96,7 @@ _WEIGHT = 20  # a profiler's median counts as much as this number of measured st
 _FIRST_ID = 1 << 60
 
 
-class _Effort(msgspec.Struct, frozen=True):
+class _ProfileEffort(msgspec.Struct, frozen=True):
     repeats: int
     longest: int
     stride: int
@@ -104,8 +104,8 @@ class _Effort(msgspec.Struct, frozen=True):
     workloads_s: float
 
 
-_FULL = _Effort(repeats=5, longest=PROFILED_LENGTH, stride=1, samples_s=240.0, workloads_s=240.0)
-_QUICK = _Effort(repeats=3, longest=_QUICK_LENGTH, stride=2, samples_s=30.0, workloads_s=30.0)
+_FULL = _ProfileEffort(repeats=5, longest=PROFILED_LENGTH, stride=1, samples_s=240.0, workloads_s=240.0)
+_QUICK = _ProfileEffort(repeats=3, longest=_QUICK_LENGTH, stride=2, samples_s=30.0, workloads_s=30.0)
 
 
 class EngineProfiler:

@@ -29,7 +29,7 @@ from stoker.contexts.inference.adapter import (
 from stoker.contexts.inference.continuous import ContinuousEngine, TookStep
 from stoker.contexts.inference.decode_graphs import CudaGraphs, DecodeGraphs, cuda_graphs
 from stoker.contexts.inference.decoder import LeanDecoder, build_lean_decoder
-from stoker.contexts.inference.kernels import Writing, next_tokens, packed_dtypes, positions_scored_at_once
+from stoker.contexts.inference.kernels import RequestText, next_tokens, packed_dtypes, positions_scored_at_once
 
 # ---- static
 
@@ -44,8 +44,8 @@ class StaticEngine:
         self._runner = runner
         self._texts = texts
         self._rows = rows
-        self._waiting: deque[Writing] = deque()
-        self._batch: list[Writing] = []
+        self._waiting: deque[RequestText] = deque()
+        self._batch: list[RequestText] = []
         self._cache: Any = None
         self._positions = self._seen = torch.empty(0)
         self._load = EngineLoad()
@@ -55,7 +55,7 @@ class StaticEngine:
         if self._asleep:
             raise ValueError("the model is asleep; wake it first")
         self._texts.check(request)
-        self._waiting.append(Writing(request, self._texts))
+        self._waiting.append(RequestText(request, self._texts))
 
     def abort(self, request: int) -> None:
         self._waiting = deque(writing for writing in self._waiting if writing.request.id != request)

@@ -109,7 +109,7 @@ def apply_token_rules(rules: Sequence[TokenRules], logits: torch.Tensor) -> torc
     """Apply the rules of each row to `logits`, which may change. Return `float32`; -inf forbids a token."""
     logits = logits.float()
     _bias(rules, logits)
-    _penalise(rules, logits)
+    _penalize(rules, logits)
     _apply_grammar_masks(rules, logits)
     _cut(rules, logits)
     return logits
@@ -125,7 +125,7 @@ def _bias(rules: Sequence[TokenRules], logits: torch.Tensor) -> None:
         logits[_places(short, [rules[row].ends for row in short], logits)] = -torch.inf
 
 
-def _penalise(rules: Sequence[TokenRules], logits: torch.Tensor) -> None:
+def _penalize(rules: Sequence[TokenRules], logits: torch.Tensor) -> None:
     some = [(row, rule, rule.seen) for row, rule in enumerate(rules) if rule.seen is not None]
     if not some:
         return

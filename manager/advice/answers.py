@@ -17,7 +17,7 @@ from stoker.config import read_sites
 from stoker.contexts.folders import state_folder
 from stoker.contexts.performance import PerformanceStore
 from stoker.errors import ConfigError
-from stoker.log_files import keep_log
+from stoker.log_files import log_to_file
 from stoker.manager.advice.endpoint import ModelEndpoint
 from stoker.manager.advice.judging import Opinion, diagnose_failed_call
 from stoker.manager.advice.logs.opinion import DOUBTED, second_opinion
@@ -52,7 +52,7 @@ class Advisor:
             self._formats = LineFormats(state_folder() / "sources.sqlite", model=endpoint.model.model)
         self._learning = ThreadPoolExecutor(1, thread_name_prefix="formats")
         self.learned: Future[None] | None = None
-        self._followed: dict[tuple[int, int], _Followed] = {}
+        self._followed: dict[tuple[int, int], _FollowedCall] = {}
         self._facts: dict[tuple[str, str], WorkloadFacts] = {}
 
     @cached_property
@@ -139,7 +139,7 @@ class Advisor:
         key = (about.library, about.call)
         followed = self._followed.pop(key, None)
         if followed is None:
-            followed = _Followed(question.log, start=question.start, formats=self._formats)
+            followed = _FollowedCall(question.log, start=question.start, formats=self._formats)
         self._followed[key] = followed  # the log that was used last moves to the end of the dictionary
         if len(self._followed) > _MOST_LOGS:
             del self._followed[next(iter(self._followed))]
@@ -155,7 +155,7 @@ def _found(about: OfContext | OfFunction, by_kind: Mapping[str, events.ContextAd
     return AdviceArrived(about, events.CostAdvice(dict(by_kind)), SIMILAR) if by_kind else None
 
 
-class _Followed:
+class _FollowedCall:
     """Follows the log of a library that runs one call, and remembers the call's fastest progress."""
 
     def __init__(self, path: str, *, start: int, formats: LineFormats | None) -> None:
@@ -183,7 +183,7 @@ class _Followed:
 def serve(session: str, channel: socket.socket) -> None:
     """Answer questions until the manager closes the channel, then end the process."""
     folder = SessionFolder(session)
-    keep_log(folder.path / "advisor.log")
+    log_to_file(folder.path / "advisor.log")
     log.info("the advisor starts: pid %d", os.getpid())
     model = model_of(folder)
     answer_until_closed(channel, Advisor(folder, endpoint=ModelEndpoint(model) if model is not None else None))

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from stoker.contexts.performance import Estimate, Measured, PerformanceStore, Remembered
+from stoker.contexts.performance import Estimate, Measured, PerformanceStore, RecipeRecord
 from stoker.errors import ConfigError
 from stoker.manager.advice.similar import SimilarSource, SimilarSources, SourceHistory, numbers_of
 from stoker.manager.advice.source.extractor import SourceText, extract_facts, loader_of
@@ -322,8 +322,8 @@ class EstimatedFunction:
         self._function = function
         self._by_kind = by_kind
 
-    def recipes_of(self, function: str) -> list[Remembered]:
-        return [Remembered(_RECIPE, tuple(self._by_kind), 0.0)] if function == self._function else []
+    def recipes_of(self, function: str) -> list[RecipeRecord]:
+        return [RecipeRecord(_RECIPE, tuple(self._by_kind), 0.0)] if function == self._function else []
 
     def estimates(self, recipe_key: str) -> dict[str, Estimate]:
         return self._by_kind if recipe_key == _RECIPE else {}

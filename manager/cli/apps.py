@@ -126,7 +126,7 @@ def run_program(path: Path, arguments: Sequence[str]) -> None:
 # ---- stoker run
 
 
-class FromEntryPoints(click.Group):
+class EntryPointGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows: list[tuple[str, str]] = []
         for name in self.list_commands(ctx):
@@ -153,7 +153,7 @@ class FromEntryPoints(click.Group):
         return f"no command {name!r}; {hint}"
 
 
-class Apps(FromEntryPoints):
+class ApplicationGroup(EntryPointGroup):
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's interface
         return names(APPS)
 
@@ -232,7 +232,7 @@ def _program_command(path: Path) -> click.Command:
     return program
 
 
-@click.group(cls=Apps, short_help="Run an application, or a program of your own.")
+@click.group(cls=ApplicationGroup, short_help="Run an application, or a program of your own.")
 @click.option("--session", metavar="ID", help=_SESSION_HELP)
 @click.option("--detach", is_flag=True, help="Run the program in a process that continues after you log out.")
 @click.option("--name", metavar="NAME", default="", help="Name of a detached run. [the program's name-NUMBER]")
@@ -245,5 +245,5 @@ def run(context: click.Context, /, *, session: str | None, detach: bool, name: s
     With --detach before the program's name, the program continues after the terminal closes. stoker attach NAME follows
     the run, stoker down NAME stops the run, and stoker sessions lists all runs with their exit status.
     """
-    del detach, name  # `Apps.invoke` uses these options
+    del detach, name  # `ApplicationGroup.invoke` uses these options
     context.meta[_SESSION] = session

@@ -206,7 +206,7 @@ def doctor(
         _run_site_suites(sites, wait_s=wait_s, chosen=chosen, as_json=as_json)
         return
     ask = functools.partial(doctor_site.probe, wait_s=_PROBE_WITHIN_S if wait_s is None else wait_s, say=console.note)
-    questions = [("site", "Does site {} fit this cluster?", doctor_site.site_fits)]
+    questions = [("site", "Does site {} fit this cluster?", doctor_site.check_site_file)]
     questions += [("probe", "Do pilots of {} reach this host?", ask)] if probe else []
     checks = [
         Check(f"{name} {site.name}", question.format(site.name), functools.partial(run, site))

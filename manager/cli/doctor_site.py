@@ -181,8 +181,8 @@ def batch_system() -> Iterator[Finding]:
         yield warn(text, "if compute nodes do not see this folder: stoker up --folder DIR, or export STOKER_HOME=DIR")
 
 
-def site_fits(site: Site) -> Iterator[Finding]:
-    for checks in (check_advice_endpoint(site), _engine_and_network_fit(site), _batch_site_fits(site)):
+def check_site_file(site: Site) -> Iterator[Finding]:
+    for checks in (check_advice_endpoint(site), _check_engine_and_network(site), _check_batch_site(site)):
         for finding in checks:
             yield msgspec.structs.replace(finding, text=f"site {site.name}: {finding.text}")
 
@@ -209,7 +209,7 @@ def check_advice_endpoint(site: Site) -> Iterator[Finding]:
         yield warn(f"{endpoint.name} has no model {named.model}", fix)
 
 
-def _engine_and_network_fit(site: Site) -> Iterator[Finding]:
+def _check_engine_and_network(site: Site) -> Iterator[Finding]:
     if site.engine is Engine.TASKVINE:
         try:
             worker, factory = taskvine_factory.find_programs()
@@ -228,7 +228,7 @@ def _engine_and_network_fit(site: Site) -> Iterator[Finding]:
             yield need(str(error), "fix [session] interface")
 
 
-def _batch_site_fits(site: Site) -> Iterator[Finding]:
+def _check_batch_site(site: Site) -> Iterator[Finding]:
     if msgspec.structs.replace(site, engine=Engine.STOKER).is_local:
         return
     ask, is_condor = site.provider, site.provider.kind is ProviderKind.CONDOR
@@ -251,7 +251,7 @@ def _batch_site_fits(site: Site) -> Iterator[Finding]:
     if shares_python:
         yield from warn_about_folders_in_tmp(python, state_folder())
     if is_condor and ask.shared_files:
-        yield from slot_users(around)
+        yield from check_slot_users(around)
     if around.slurm is not None and ask.kind is ProviderKind.SLURM and not around.slurm.trouble:
         faults = [text for text, _ in slurm_faults(site, around.slurm)]
         for text in faults:
@@ -285,7 +285,7 @@ def warn_about_folders_in_tmp(python: Path, state: Path) -> Iterator[Finding]:
             yield warn(f"{what} {path}, which jobs do not see if each job has its own {private}", fix)
 
 
-def slot_users(around: HostFacts) -> Iterator[Finding]:
+def check_slot_users(around: HostFacts) -> Iterator[Finding]:
     known = [node for node in around.nodes if node.user_domain]
     others = [node.user_domain for node in known if node.user_domain.lower() != around.user_domain.lower()]
     if not around.user_domain or not others:

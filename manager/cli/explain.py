@@ -135,7 +135,7 @@ def diagnose_story_failure(folder: SessionFolder, story: Story) -> FailureVerdic
     done = dict.fromkeys(words.format(**hit.groupdict()) for words, hit in hits)
     return FailureVerdict(
         fault.kind, fault.component, fault.sure, fault.means, proof, remedy(fault, subject),
-        tuple(done)[-_SHOWN:], _what_happened(story, said), _suggest_log_command(subject, texts),
+        tuple(done)[-_SHOWN:], _describe_failure(story, said), _suggest_log_command(subject, texts),
     )  # fmt: skip
 
 
@@ -154,7 +154,7 @@ def verdict_lines(verdict: FailureVerdict) -> list[str]:
     return [head, *proof, *done, f"  do        {verdict.do}"]
 
 
-def _what_happened(story: Story, said: list[str]) -> str:
+def _describe_failure(story: Story, said: list[str]) -> str:
     place, sent_at, happened = None, 0.0, ""
     for line in story.lines:
         if sent := _SENT.fullmatch(line.text):

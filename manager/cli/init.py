@@ -32,7 +32,7 @@ _COMMENT_AT = 32
 _WITHOUT_QUEUES = (ProviderKind.LOCAL, ProviderKind.CONDOR, ProviderKind.KUBERNETES)
 
 
-class Draft(msgspec.Struct, frozen=True):
+class SiteFileDraft(msgspec.Struct, frozen=True):
     """A site file. Its comments give the reasons for the settings. `notes`: what else the user must know."""
 
     text: str
@@ -40,7 +40,7 @@ class Draft(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-def draft(around: HostFacts, *, partition: str = "") -> Draft:
+def draft(around: HostFacts, *, partition: str = "") -> SiteFileDraft:
     """Return a site file for this host. Raises ConfigError for an unknown partition or queue."""
     if partition and around.kind in _WITHOUT_QUEUES:
         here = "no batch system is here" if around.kind is ProviderKind.LOCAL else f"{around.kind.title} has none"
@@ -64,7 +64,7 @@ def choose(slurm: Slurm) -> Partition | None:
     return max(slurm.partitions, key=worth, default=None)
 
 
-def _slurm(around: HostFacts, slurm: Slurm, named: str) -> Draft:
+def _slurm(around: HostFacts, slurm: Slurm, named: str) -> SiteFileDraft:
     chosen = next((each for each in slurm.partitions if each.name == named), None) if named else choose(slurm)
     if named and chosen is None:
         there = ", ".join(each.name for each in slurm.partitions) or f"none ({slurm.trouble})"
@@ -73,7 +73,7 @@ def _slurm(around: HostFacts, slurm: Slurm, named: str) -> Draft:
     if chosen is None:
         why = f"its partitions could not be listed ({slurm.trouble})" if slurm.trouble else "it shows no partition"
         note = f"Slurm is here, but {why}: write a partition into the file"
-        return Draft(_text([*lines, '# partition = "NAME"']), "Slurm", (note,))
+        return SiteFileDraft(_text([*lines, '# partition = "NAME"']), "Slurm", (note,))
     others = ", ".join(describe(slurm, each) for each in slurm.partitions if each is not chosen)
     idle = "; uses idle nodes, and preemption costs only running calls" if slurm.is_preemptible(chosen) else ""
     also = f"also: {others}" if others else "the only partition that is up"
@@ -92,11 +92,11 @@ def _slurm(around: HostFacts, slurm: Slurm, named: str) -> Draft:
     known = chosen.memory_bytes > _NO_MEMORY
     has = f"the smallest node has {chosen.cores}, {show_bytes(chosen.memory_bytes)}" if known else ""
     lines += _size(*chosen.share, has or _GUESS, gpus=bool(chosen.gpus))
-    rest, notes = _pilot_and_session(around, cpu=None if chosen.gpus else chosen.share)
-    return Draft(_text([*lines, *rest]), f"Slurm, partition {chosen.name}", tuple(notes))
+    rest, notes = _pilot_and_session_tables(around, cpu=None if chosen.gpus else chosen.share)
+    return SiteFileDraft(_text([*lines, *rest]), f"Slurm, partition {chosen.name}", tuple(notes))
 
 
-def _queue(around: HostFacts, named: str) -> Draft:
+def _queue(around: HostFacts, named: str) -> SiteFileDraft:
     kind = around.kind.value
     if named and around.queues and named not in around.queues:
         raise ConfigError(f"there is no queue {named}; known queues: {', '.join(around.queues)}", key="queue")
@@ -118,8 +118,8 @@ def _queue(around: HostFacts, named: str) -> Draft:
         lines.append(_with_comment('# gpus = "1"', "no machine of the pool has a GPU"))
     cores, memory, has = _share(around.nodes)
     lines += _size(cores, memory, has, gpus=has_gpus)
-    rest, notes = _pilot_and_session(around, cpu=None if has_gpus else (cores, memory))
-    return Draft(_text([*lines, *rest]), kind, tuple(notes))
+    rest, notes = _pilot_and_session_tables(around, cpu=None if has_gpus else (cores, memory))
+    return SiteFileDraft(_text([*lines, *rest]), kind, tuple(notes))
 
 
 _GUESS = "a guess, because the machines are not known; change it"
@@ -146,7 +146,7 @@ def _size(cores: int, memory: int, has: str, *, gpus: bool) -> list[str]:
     return [line, _line("memory", shown, "for loading models and caching their files")]
 
 
-def _local(around: HostFacts) -> Draft:
+def _local(around: HostFacts) -> SiteFileDraft:
     lines = [
         *_head(around, "local", "no batch system"),
         'kind = "local"',
@@ -155,7 +155,7 @@ def _local(around: HostFacts) -> Draft:
         _with_comment('devices = "auto"', 'all GPUs, else one CPU device per core; "gpu+cpu:1"'),
         _with_comment("", 'also offers the spare cores, to contexts with kinds="cpu"'),
     ]
-    return Draft(_text(lines), "this machine", ("no batch system is on PATH: pilots run on this machine",))
+    return SiteFileDraft(_text(lines), "this machine", ("no batch system is on PATH: pilots run on this machine",))
 
 
 def _head(around: HostFacts, name: str, system: str) -> list[str]:
@@ -164,7 +164,7 @@ def _head(around: HostFacts, name: str, system: str) -> list[str]:
     return [found, f'name = "{safe}"', "", "[provider]"]
 
 
-def _pilot_and_session(around: HostFacts, *, cpu: tuple[int, int] | None) -> tuple[list[str], list[str]]:
+def _pilot_and_session_tables(around: HostFacts, *, cpu: tuple[int, int] | None) -> tuple[list[str], list[str]]:
     lines = ["", "[pilot]", _with_comment(f"max_blocks = {_BLOCKS}", "jobs at once; your share of the cluster")]
     cores, memory = cpu or (0, 0)
     if memory > _NO_MEMORY and (count := max(1, memory // _CPU_DEVICE_BYTES)) < cores:
@@ -232,7 +232,7 @@ def init(*, output: Path, partition: str) -> None:
     console.lines(render(made, output=output))
 
 
-def render(made: Draft, *, output: Path) -> list[str]:
+def render(made: SiteFileDraft, *, output: Path) -> list[str]:
     return [
         f"wrote {output}: {made.headline}",
         "",

@@ -11,7 +11,7 @@ import click
 from stoker.errors import StokerError
 from stoker.folders import FOLDER_REMOVED, is_working_folder_removed
 from stoker.manager.cli import apps, console
-from stoker.manager.cli.apps import FromEntryPoints
+from stoker.manager.cli.apps import EntryPointGroup
 from stoker.startup import RELEASE
 
 OWN = {
@@ -22,7 +22,7 @@ OWN = {
 """The module that defines each of Stoker's own commands. The module is imported when the command runs."""
 
 
-class CommandGroup(FromEntryPoints):
+class CommandGroup(EntryPointGroup):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*OWN, *super().list_commands(ctx), *apps.names(apps.COMMANDS)})
 

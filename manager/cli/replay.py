@@ -18,7 +18,7 @@ from stoker.protocol.session import SessionFolder
 from stoker.units import show_seconds
 
 if TYPE_CHECKING:
-    from stoker.manager.live.replay import FirstDifference, Replayed
+    from stoker.manager.live.replay import FirstDifference, ReplayResult
     from stoker.manager.study.calibrate import MakespanComparison
 
 _SEEDS = 9
@@ -91,7 +91,7 @@ def replay(*, run: str, simulate: bool, perfetto: Path | None, as_json: bool) ->
         )
 
 
-def render(found: Replayed, *, took_s: float, live: bool = False) -> list[str]:
+def render(found: ReplayResult, *, took_s: float, live: bool = False) -> list[str]:
     times = "once" if found.restarts == 1 else f"{found.restarts} times"
     came_back = f", the manager was restarted {times}" if found.restarts else ""
     lived, took = show_seconds(found.lasted_s), show_seconds(took_s)

@@ -186,7 +186,7 @@ Command = Callable[..., None]
 def add_session_argument(*, default: str) -> Callable[[Command], Command]:
     """Add SESSION to a command, as an argument and as an option. `default`: help text about the default session."""
 
-    def with_both(command: Command) -> Command:
+    def add_argument_and_option(command: Command) -> Command:
         @click.argument("session", default="")
         @click.option("--session", "by_option", default="", metavar="SESSION", help=f"{_NAMES} [{default}]")
         @functools.wraps(command)
@@ -197,7 +197,7 @@ def add_session_argument(*, default: str) -> Callable[[Command], Command]:
 
         return call
 
-    return with_both
+    return add_argument_and_option
 
 
 _NAMES = "The same as the argument SESSION: the session's id, a prefix of the id, or its folder."
@@ -231,14 +231,14 @@ def find_story_of_subject(name: str, subject: str) -> tuple[SessionFolder, to_cl
     """Return the session of a subject (such as a call), the subject's history, and why the session has ended. Without
     `name`, also search other sessions. Raises SessionError."""
     chosen = session_to_show(name)
-    story, over = _story_in(chosen, subject)
+    story, over = _read_story_of_session(chosen, subject)
     if name or story.found or is_ambiguous_subject(story):
         return chosen, story, over
     searched = [chosen.read().session]
     others = [SessionFolder(each.folder) for each in _ranked("") if each.folder != chosen.path]
     for folder in others[: _SEARCHED - 1]:
         with contextlib.suppress(SessionError):
-            found, its_over = _story_in(folder, subject)
+            found, its_over = _read_story_of_session(folder, subject)
             session = folder.read().session
             if found.found:
                 console.note(f"{subject} is not in session {searched[0]}; this is session {session} ({folder.path})")
@@ -255,7 +255,7 @@ def is_ambiguous_subject(story: to_client.Story) -> bool:
     return not story.found and story.headline.startswith("could be")
 
 
-def _story_in(folder: SessionFolder, subject: str) -> tuple[to_client.Story, str]:
+def _read_story_of_session(folder: SessionFolder, subject: str) -> tuple[to_client.Story, str]:
     from stoker.manager.live.replay import complete_story_from_journal, story_of_ended_session
 
     try:

@@ -105,7 +105,7 @@ def known_sessions() -> list[KnownSession]:
     found = {place.resolve() for place in [*filter(is_session_folder, places), *begun]}
     newest_first = sorted((_idle_s(path), path) for path in found)
     with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:  # checking a manager on another machine may take seconds
-        return [each for each in pool.map(_read_known, newest_first) if each is not None]
+        return [each for each in pool.map(_read_known_session, newest_first) if each is not None]
 
 
 def render(found: Sequence[KnownSession]) -> list[str]:
@@ -135,7 +135,7 @@ def render_pruned(pruned: Sequence[session_remains.Pruned], *, older: str) -> li
     return [*out, "nothing was removed" if out else f"nothing was removed: no session ended {older} ago or earlier"]
 
 
-def _read_known(idle_s_and_path: tuple[float, Path]) -> KnownSession | None:
+def _read_known_session(idle_s_and_path: tuple[float, Path]) -> KnownSession | None:
     idle_s, path = idle_s_and_path
     folder = SessionFolder(path)
     try:

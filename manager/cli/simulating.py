@@ -204,7 +204,7 @@ def simulate(
     out: Path | None,
     as_json: bool,
 ) -> int:
-    scenario = _scenario(given, policies=policies, seeds=seeds, changes=changes)
+    scenario = _load_checked_scenario(given, policies=policies, seeds=seeds, changes=changes)
     total = len(scenario.policies) * scenario.seeds
     jobs = min(jobs or len(os.sched_getaffinity(0)), total)
     folder = run_folder.make(scenario.name, out=out)
@@ -245,7 +245,9 @@ def simulate(
     return INTERRUPTED if stopped is not None else 0
 
 
-def _scenario(given: str, *, policies: tuple[str, ...], seeds: int | None, changes: tuple[str, ...]) -> Scenario:
+def _load_checked_scenario(
+    given: str, *, policies: tuple[str, ...], seeds: int | None, changes: tuple[str, ...]
+) -> Scenario:
     scenario = load_scenario(find_scenario(given), changes=changes)
     named = tuple(make_policy_path_absolute(policy, working_folder()) for policy in dict.fromkeys(policies))
     try:

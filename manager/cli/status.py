@@ -38,7 +38,7 @@ def status(*, session: str, as_json: bool, watch: bool) -> None:
         raise click.UsageError("--watch and --json: use only one of these options; a program can run --json repeatedly")
     if watch:
         try:
-            StatusPicture(session_choice.session_to_show(session)).run(restarts=False)
+            StatusDisplay(session_choice.session_to_show(session)).run(restarts=False)
         except SessionEndedError as ended:
             console.line(str(ended))
         return
@@ -60,7 +60,7 @@ def status(*, session: str, as_json: bool, watch: bool) -> None:
     console.lines(render(answer.status, over=bool(answer.over), policy=policy, served=served))
 
 
-class StatusPicture:
+class StatusDisplay:
     """Displays a session until the session ends; on a pipe, prints only changes."""
 
     def __init__(self, folder: SessionFolder) -> None:
@@ -164,7 +164,7 @@ def attach(*, session: str) -> None:
         return
     folder = session_choice.session_to_show(session) if session else session_choice.session_to_change()
     restart_dead_manager(folder)
-    picture = StatusPicture(folder)
+    picture = StatusDisplay(folder)
     try:
         picture.run(restarts=True)
     except SessionEndedError as ended:

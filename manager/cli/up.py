@@ -104,7 +104,7 @@ def up(*, sites: tuple[Path, ...], dry_run: bool, idle: str, folder: str, no_wai
     if refused(status) and not no_wait:
         _refused(made, status, wanted, files=sites, as_json=as_json)
     ended = status.ended_blocks and not status.jobs and not status.pilots
-    why = _story(made) if ended else ""
+    why = _first_block_headline(made) if ended else ""
     if as_json:
         console.json({"session": status.session, "folder": str(made.path), "manager": holder, "status": status})
     else:
@@ -116,7 +116,7 @@ def up(*, sites: tuple[Path, ...], dry_run: bool, idle: str, folder: str, no_wai
 def _refused(
     folder: SessionFolder, status: Status, sites: Sequence[Site], *, files: Sequence[Path], as_json: bool
 ) -> NoReturn:
-    why = _story(folder)
+    why = _first_block_headline(folder)
     named = (site.provider.kind.title for site in sites if why.startswith(f"block of source {site.name}"))
     words = f"{next(named, 'the batch system')} refused the first job: {why.partition('refused: ')[2] or why}"
     down.end(folder, reason=words.partition("\n")[0])
@@ -134,7 +134,7 @@ def _refused(
     raise SessionError("\n".join([*lines, *(down.render(remains, name=status.session) if remains else [])]))
 
 
-def _story(folder: SessionFolder) -> str:
+def _first_block_headline(folder: SessionFolder) -> str:
     with Observer(folder) as observer:
         return observer.story("b1").headline
 

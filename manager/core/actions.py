@@ -9,7 +9,7 @@ from typing import TypeVar
 from stoker.manager.core import blame, block_orders, ending, events, holding, libraries, pilots, queues, seams
 from stoker.manager.core.deadlines import apply_forecast_action
 from stoker.manager.core.manager import Manager
-from stoker.manager.core.nodes import judge_pilot
+from stoker.manager.core.nodes import exclude_node_if_devices_failed
 from stoker.manager.core.nouns import Call, CallState, Gang, Library, LibraryState, PilotState
 from stoker.manager.core.seams import Action, PolicyError
 from stoker.protocol.bounds import is_sound
@@ -220,7 +220,7 @@ def _quarantine_pilot_devices(manager: Manager, action: seams.Quarantine) -> Non
     if not devices:
         raise PolicyError(f"{pilot.id} has no device {action.device}")
     pilots.quarantine_devices(manager, pilot, devices, reason=action.reason, until=manager.state.now + action.for_s)
-    judge_pilot(manager, pilot)
+    exclude_node_if_devices_failed(manager, pilot)
 
 
 def _load(manager: Manager, action: seams.Load) -> None:

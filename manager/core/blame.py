@@ -188,14 +188,14 @@ MOST = 64  # Maximum number of questions to the advisor per timer event. Later e
 def ask_advisor_about_output(manager: Manager, _: str) -> None:
     state = manager.state
     busy = [library for library in state.libraries.values() if library.held and library.pilot.folder]
-    asked = [question for library in busy if (question := _question(manager, library)) is not None]
+    asked = [question for library in busy if (question := _build_output_question(manager, library)) is not None]
     first = int(state.now / EVERY_S) * MOST % max(1, len(asked))
     manager.out += (asked[first:] + asked[:first])[:MOST]
     if busy:
         manager.set_timer(PRINTING_TIMER, state.now + EVERY_S)
 
 
-def _question(manager: Manager, library: Library) -> AskAdvice | None:
+def _build_output_question(manager: Manager, library: Library) -> AskAdvice | None:
     state = manager.state
     if library.slots > 1 or library.zombies or library.state is not LibraryState.READY:
         return None

@@ -74,7 +74,7 @@ def pilot_joined(manager: Manager, pilot: Pilot, *, again: bool = False) -> None
         if useless := blocks.attach_pilot(manager, block, pilot):
             release_block(manager, block, useless)
         if block.brought == 1 and not block.probes:
-            manager.out.append(blocks.wait_record(block, pilot))
+            manager.out.append(blocks.build_wait_record(block, pilot))
     blocks.record_pilot_count(manager, block.source)
     if block.leaving:
         pilots.release_pilot(manager, pilot, block.leaving)
@@ -167,7 +167,7 @@ def _handle_ended_block(manager: Manager, block: Block) -> None:
     blocks.remove_block(state, block)
     for id in tuple(block.pilots):
         if state.pilots[id].state is PilotState.CUT:
-            pilots.pilot_lost(manager, id, f"its block {block.id} is over: {block.reason or block.phase.value}")
+            pilots.remove_ended_pilot(manager, id, f"its block {block.id} is over: {block.reason or block.phase.value}")
     manager.demand_changed = True
     manager.supply_changed |= bool(state.waiting_contexts)
 

@@ -287,7 +287,7 @@ def pilot_left(manager: Manager, pilot: Pilot, *, loss: LossReason | None) -> No
         source.last_failure = "lost"
 
 
-def wait_record(block: Block, pilot: Pilot) -> RecordWait:
+def build_wait_record(block: Block, pilot: Pilot) -> RecordWait:
     first = next((device.facts for device in pilot.devices.values()), None)
     kind, memory = (first.kind, first.memory_bytes) if first is not None else ("", 0)
     asked_at = block.notes[0][0]

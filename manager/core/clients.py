@@ -331,7 +331,7 @@ def handle_refused_event(manager: Manager, event: events.EventRefused) -> None:
         case "pilot":
             _ban_event_peer(manager, event)
             why = f"the manager failed on one of its messages: {event.reason}"
-            pilots.pilot_lost(manager, PilotId(event.name), why)
+            pilots.remove_ended_pilot(manager, PilotId(event.name), why)
         case "timer":
             state.timers.pop(event.name, None)
             if event.name.startswith("round/"):

@@ -25,7 +25,7 @@ from stoker.protocol.to_pilot import EvictCall
 ASK_PAUSE_S = 0.05  # Minimum seconds between two residency decisions for a context without a library
 
 
-def feed_library(manager: Manager, library: Library) -> None:
+def send_queued_calls_to_library(manager: Manager, library: Library) -> None:
     state, context = manager.state, library.context
     dispatch, queue = manager.policies.dispatch, library.context.queue
     if library.state is not LibraryState.READY or library.pilot.state is not PilotState.HERE:
@@ -112,7 +112,7 @@ def serve_queue(manager: Manager, context: Context) -> None:
         if not queue.count:
             return
         if queues.has_room(manager, library):
-            feed_library(manager, library)
+            send_queued_calls_to_library(manager, library)
     for other in context.lists.values():
         for library in dispatch.serve_order(manager.state, other):
             if not queue.count:
@@ -218,7 +218,9 @@ def calls_ended(manager: Manager, library: Library, message: CallsEnded) -> None
             continue
         if call.group is not group:
             if group is not None:
-                total += ending.account_runs(manager, library, group, good, others=others, seconds=seconds)
+                total += ending.count_runs_and_send_results(
+                    manager, library, group, good, others=others, seconds=seconds
+                )
             group, good, others, seconds = call.group, [], 0, 0.0
         seconds += outcome.run_s
         if plain and outcome.ok:
@@ -227,11 +229,13 @@ def calls_ended(manager: Manager, library: Library, message: CallsEnded) -> None
             continue
         others += 1
         if not outcome.ok:
-            total += ending.account_runs(manager, library, group, good, others=others, seconds=seconds, failed=True)
+            total += ending.count_runs_and_send_results(
+                manager, library, group, good, others=others, seconds=seconds, failed=True
+            )
             good, others, seconds = [], 0, 0.0
         ending.end_call(manager, call, outcome)  # count watched calls like other calls, or a replay would differ
     if group is not None:
-        total += ending.account_runs(manager, library, group, good, others=others, seconds=seconds)
+        total += ending.count_runs_and_send_results(manager, library, group, good, others=others, seconds=seconds)
         if first and library.context.queue.count:
             manager.dirty[library.context] = None
     state, now = manager.state, manager.state.now
@@ -257,7 +261,7 @@ def calls_ended(manager: Manager, library: Library, message: CallsEnded) -> None
                 counts[-1][1] += total
             else:
                 pace.add_recent_count(counts, total, now=now)
-    feed_library(manager, library)
+    send_queued_calls_to_library(manager, library)
 
 
 def _handle_unexpected_end(manager: Manager, library: Library, call: Call | None, outcome: CallEnd) -> int:
@@ -317,7 +321,7 @@ def requeue_returned_calls(manager: Manager, library: Library, message: CallsRet
         library.taking = 0
         holding.requeue(manager, back, why=f"taken back from lib-{library.id}, which had not started it")
     if not library.held and library.state is LibraryState.READY and not message.refused:
-        feed_library(manager, library)
+        send_queued_calls_to_library(manager, library)
 
 
 def handle_accepted_offer(manager: Manager, library: Library, message: OfferAccepted) -> None:
@@ -381,7 +385,7 @@ def call_evicted(manager: Manager, library: Library, message: CallEvicted) -> No
         manager.state.reports[progress.call] = progress
         why = f"evicted from lib-{library.id} with its progress kept ({progress.done:g} done)"
         _retry_call(manager, call, why=why)
-    feed_library(manager, library)
+    send_queued_calls_to_library(manager, library)
 
 
 # ---- stuck libraries

@@ -131,14 +131,14 @@ def _close_call(manager: Manager, call: Call, *, waits: bool = True) -> None:
         queues.remove_call_from_queue(manager, call)
         if group.options.gang[1] > 1:
             holding.schedule_queue_serving(manager, group.context)
-    holding.release_ended(manager, call)
+    holding.release_ended_call(manager, call)
     holding.drop_records(state, (call.id,))
     if state.trials:
         holding.remove_call_trial(manager, call.id)
-    _count_closed(manager, group, 1)
+    _count_closed_calls(manager, group, 1)
 
 
-def _count_closed(manager: Manager, group: Group, count: int) -> None:
+def _count_closed_calls(manager: Manager, group: Group, count: int) -> None:
     state = manager.state
     group.open_calls -= count
     group.client.open_calls -= count
@@ -205,7 +205,7 @@ def cancel_call(manager: Manager, call: Call, *, reason: str, running: bool) -> 
 _REORDER_FACTOR = 1.5
 
 
-def account_runs(
+def count_runs_and_send_results(
     manager: Manager, library: Library, group: Group, good: list[CallEnd], *, others: int, seconds: float,
     failed: bool = False,
 ) -> int:  # fmt: skip
@@ -215,7 +215,7 @@ def account_runs(
     """
     state, count = manager.state, len(good) + others
     if good:
-        _count_closed(manager, group, len(good))
+        _count_closed_calls(manager, group, len(good))
         manager.results_of(group.client).extend(good)
         _record_slowest_run(state, library, group, good)
     if not count:

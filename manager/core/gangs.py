@@ -106,7 +106,7 @@ def _record_gang_run(manager: Manager, call: Call, gang: Gang) -> None:
     if known is not None:
         record = RecordPace(RecipeKey(context.recipe.key), rank0.kind, len(gang.members), known[0])
         manager.out.append(record)
-    ending.account_runs(manager, rank0, call.group, [], others=1, seconds=first.run_s)
+    ending.count_runs_and_send_results(manager, rank0, call.group, [], others=1, seconds=first.run_s)
 
 
 def _seconds_until_first_item(call: Call, gang: Gang) -> float:

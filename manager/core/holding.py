@@ -204,7 +204,7 @@ def remove_held_call(library: Library, id: int) -> Call | None:
     return library.held.pop(id, None)
 
 
-def release_ended(manager: Manager, call: Call) -> None:
+def release_ended_call(manager: Manager, call: Call) -> None:
     _detach_call_from_libraries(manager, call)
     call.state = CallState.ENDED
     del manager.state.calls[call.id]

@@ -26,7 +26,7 @@ AGAIN_S = 600.0  # Seconds until the next check if a probe is due, but there are
 
 
 # ---- faults of pilots
-def judge_pilot(manager: Manager, pilot: Pilot) -> None:
+def exclude_node_if_devices_failed(manager: Manager, pilot: Pilot) -> None:
     state = manager.state
     source, why = state.sources.get(pilot.source), useless_pilot_reason(pilot)
     if source is None or not source.source.exclude_nodes or not is_node_name(pilot.node) or not why:
@@ -37,9 +37,9 @@ def judge_pilot(manager: Manager, pilot: Pilot) -> None:
         _release_useless_block(manager, pilot)
 
 
-def judge_pilot_after_test(manager: Manager, pilot: Pilot) -> None:
+def check_devices_after_test(manager: Manager, pilot: Pilot) -> None:
     """Exclude the node of a pilot whose devices failed, or allow it again if all devices work."""
-    judge_pilot(manager, pilot)
+    exclude_node_if_devices_failed(manager, pilot)
     known = manager.state.nodes.get((pilot.source, pilot.node))
     if known is not None and known.excluded and not any(device.fault for device in pilot.devices.values()):
         _allow_node(manager, known, "its devices work again")
@@ -98,7 +98,7 @@ def _release_useless_block(manager: Manager, pilot: Pilot) -> None:
 def handle_node_event(manager: Manager, event: NodesHeard | ProbeClaimed) -> None:
     state = manager.state
     if isinstance(event, ProbeClaimed):
-        _begin_probe(manager, event)
+        _request_probe_block(manager, event)
         return
     for record in event.records:
         known = state.nodes.get((record.source, record.node))
@@ -139,7 +139,7 @@ def check_nodes_of_source(manager: Manager, name: str) -> None:
         manager.set_timer(f"{NODES_TIMER}/{name}", min(next_at))
 
 
-def _begin_probe(manager: Manager, event: ProbeClaimed) -> None:
+def _request_probe_block(manager: Manager, event: ProbeClaimed) -> None:
     state = manager.state
     source, record = state.sources.get(event.source), state.nodes.get((event.source, event.node))
     if source is not None and record is not None and _is_excluded(state, source, event.node):
@@ -147,11 +147,11 @@ def _begin_probe(manager: Manager, event: ProbeClaimed) -> None:
         block_orders.request_blocks(manager, source, 1, probed=event.node)
 
 
-def judge_pilot_at_hello(manager: Manager, pilot: Pilot) -> None:
+def check_devices_at_hello(manager: Manager, pilot: Pilot) -> None:
     """Exclude the node of a pilot whose devices have failed. Record the result of a probe, and release its block."""
     block = manager.state.blocks.get(BlockId(pilot.block))
     if block is None or not block.probes:
-        judge_pilot(manager, pilot)
+        exclude_node_if_devices_failed(manager, pilot)
         check_nodes_of_source(manager, pilot.source)  # the source is in use, so a probe may be due
     elif not block.leaving:
         _record_probe_result(manager, block, pilot)

@@ -180,7 +180,7 @@ def handle_failed_fetch(manager: Manager, pilot: Pilot, message: FetchFailed) ->
     object = fetch.object
     object.reason = message.reason or object.reason
     if fetch.way is Way.FOLLOWING:
-        transfers.take_over(fetch)  # the shared cache has lost the object again
+        transfers.become_leader(fetch)  # the shared cache has lost the object again
     for id in message.peers:
         fetch.failed[id] = None
         source = fetch.sources.get(id)

@@ -95,7 +95,7 @@ def estimate_session_time_left(state: State) -> tuple[float, float]:
     devices, pilot_in_s = _count_present_devices(state), 0.0
     if not devices:
         pilot_in_s = _seconds_until_first_pilot(state)
-        devices = _devices_expected(state)
+        devices = _count_expected_devices(state)
     longest = device_s = 0.0
     for context in state.contexts.values():
         if not (open_calls := _open(state, context)):
@@ -168,7 +168,7 @@ def _rate(state: State, context: Context) -> tuple[float, int]:
     if libraries and count < gang:
         return 0.0, count
     if not libraries:
-        devices = _count_present_devices(state) or _devices_expected(state)
+        devices = _count_present_devices(state) or _count_expected_devices(state)
         count = max(1, devices // max(1, context.recipe.needs.devices))
         slots = context.slots * count
     is_measured = pace.seconds_since_first_count(context.rate, now=state.now) >= _MEASURED_S
@@ -196,7 +196,7 @@ def _count_present_devices(state: State) -> int:
     return sum(not device.facts.spare for pilot in here for device in pilot.devices.values())
 
 
-def _devices_expected(state: State) -> int:
+def _count_expected_devices(state: State) -> int:
     sources = [block.source for block in state.blocks.values() if block.coming]
     known = [sum(not facts.spare for facts in source.devices) or source.source.slots for source in sources]
     return max(1, min((count for count in known if count), default=1))

@@ -155,7 +155,7 @@ class LoadIndex(Generic[L]):
         for level in self._order:
             yield from self._levels[level].values()
 
-    def most_backlogged(self) -> Iterator[L]:
+    def libraries_by_backlog(self) -> Iterator[L]:
         """Yield libraries in which calls wait. The library with the most waiting calls is first."""
         for level in reversed(self._order):
             if level > FULL:

@@ -21,7 +21,7 @@ from stoker.manager.core import (
 from stoker.manager.core.ending import record_runs
 from stoker.manager.core.events import ContextAdvice, FromPilot, RecordLoad, ToPilot
 from stoker.manager.core.manager import Manager
-from stoker.manager.core.nodes import judge_pilot_after_test
+from stoker.manager.core.nodes import check_devices_after_test
 from stoker.manager.core.nouns import Call, CallState, Context, Device, Library, LibraryState, Pilot, PilotState
 from stoker.manager.core.state import State
 from stoker.protocol import bounds, to_manager, to_pilot
@@ -56,7 +56,7 @@ def refuse_unknown(manager: Manager, id: PilotId) -> None:
 def reject_invalid_pilot(manager: Manager, pilot: Pilot, wrong: str) -> None:
     manager.state.refuse("message of a pilot with an invalid value")
     manager.say(pilot, to_pilot.PilotRefused(wrong))
-    pilots.pilot_lost(manager, pilot.id, f"it sent an invalid value: {wrong}", may_return=False)
+    pilots.remove_ended_pilot(manager, pilot.id, f"it sent an invalid value: {wrong}", may_return=False)
 
 
 def request_newer_hello(manager: Manager, pilot: Pilot, message: to_manager.PilotHello) -> bool:
@@ -170,7 +170,7 @@ def _resume_library_after_hello(manager: Manager, library: Library, facts: to_ma
     elif library.state is LibraryState.LOADING and facts.ready:
         _handle_loaded_library(manager, library)
     else:
-        dispatch.feed_library(manager, library)
+        dispatch.send_queued_calls_to_library(manager, library)
 
 
 def handle_hello_device_faults(manager: Manager, pilot: Pilot, faults: Mapping[DeviceId, str], *, lost: bool) -> None:
@@ -186,7 +186,7 @@ def handle_device_fault(manager: Manager, pilot: Pilot, message: to_manager.Devi
         manager.state.refuse("fault of a device that the pilot does not have")
     else:
         pilots.record_device_health(manager, device, message.reason)
-        judge_pilot_after_test(manager, pilot)
+        check_devices_after_test(manager, pilot)
 
 
 _CHANGE_DIVISOR = 16  # A memory measurement is recorded if it differs from the last measurement by at least 1/16
@@ -266,7 +266,7 @@ def _handle_loaded_library(manager: Manager, library: Library) -> None:
     _start_serving(manager, library)
 
 
-def library_awake(manager: Manager, library: Library, message: to_manager.LibraryAwake) -> None:
+def handle_awake_library(manager: Manager, library: Library, message: to_manager.LibraryAwake) -> None:
     if libraries.record_library_awake(manager, library, message):
         _start_serving(manager, library)
 
@@ -278,7 +278,7 @@ def _start_serving(manager: Manager, library: Library) -> None:
     manager.changed("libraries", library.id)
     queues.update_load_index(manager, library)
     holding.mark_special_placement_due(manager, context)
-    dispatch.feed_library(manager, library)
+    dispatch.send_queued_calls_to_library(manager, library)
 
 
 def handle_ended_library(manager: Manager, library: Library, message: to_manager.LibraryGone) -> None:
@@ -328,7 +328,7 @@ def handle_ended_library(manager: Manager, library: Library, message: to_manager
         blame.mark_pilot_unfit(state, library, failure, loading=message.loading, waits_s=again_s)
         manager.changed("contexts", context.recipe.key)
     elif message.loading and failure is not None:
-        _load_failed(manager, context, library, failure)
+        _handle_failed_load(manager, context, library, failure)
         blame.ask_why_load_failed(manager, library, failure)
     if unasked:
         pilots.pilot_leaves(manager, library.pilot)
@@ -348,7 +348,7 @@ def _handle_memory_killed_call(manager: Manager, library: Library, call: Call, f
 _MAY_SERVE = (LibraryState.LOADING, LibraryState.READY, LibraryState.ASLEEP)
 
 
-def _load_failed(manager: Manager, context: Context, library: Library, failure: Failure) -> None:
+def _handle_failed_load(manager: Manager, context: Context, library: Library, failure: Failure) -> None:
     is_over = libraries.record_failed_load(library, failure)
     manager.changed("contexts", context.recipe.key)
     if not is_over:

@@ -66,7 +66,7 @@ def mark_pilot_disconnected(manager: Manager, id: PilotId) -> None:
     supply_changed(manager, pilot)
 
 
-def pilot_lost(
+def remove_ended_pilot(
     manager: Manager, id: PilotId, reason: str, *, loss: LossReason | None = LossReason.UNEXPLAINED,
     may_return: bool = True,
 ) -> None:  # fmt: skip
@@ -95,13 +95,13 @@ def pilot_lost(
 
 
 def remove_leaving_pilot(manager: Manager, pilot: Pilot, message: PilotLeaving) -> None:
-    pilot_lost(manager, pilot.id, message.reason, loss=message.loss, may_return=False)
+    remove_ended_pilot(manager, pilot.id, message.reason, loss=message.loss, may_return=False)
 
 
 def lose_pilots_of_ended_blocks(manager: Manager, blocks: Collection[str]) -> None:
     for pilot in [each for each in manager.state.pilots.values() if each.block in blocks]:
         if pilot.state is PilotState.CUT:
-            pilot_lost(manager, pilot.id, f"its block {pilot.block} has ended")
+            remove_ended_pilot(manager, pilot.id, f"its block {pilot.block} has ended")
 
 
 def release_block_pilots(manager: Manager, block: str) -> None:

@@ -111,7 +111,7 @@ def react(manager: Manager, event: Event) -> None:
         case events.PilotCut(pilot=pilot):
             pilots.mark_pilot_disconnected(manager, pilot)
         case events.PilotLost(pilot=pilot, reason=reason):
-            pilots.pilot_lost(manager, pilot, reason)
+            pilots.remove_ended_pilot(manager, pilot, reason)
         case events.ClientGone(client=client):
             clients.handle_gone_client(manager, client)
         case events.TimerFired(key=key):
@@ -219,7 +219,7 @@ def on_pilot_hello(manager: Manager, id: PilotId, message: PilotHello) -> Pilot 
     manager.say(pilot, welcome)
     pilot_reports.reconcile_pilot_with_hello(manager, pilot, message)
     pilot_reports.handle_hello_device_faults(manager, pilot, message.faults, lost=lost)
-    nodes.judge_pilot_at_hello(manager, pilot)
+    nodes.check_devices_at_hello(manager, pilot)
     pilots.supply_changed(manager, pilot)
     return pilot
 
@@ -258,7 +258,7 @@ _LIBRARY_STEPS: dict[type, Callable[[Manager, Library, Any], object]] = {
     to_manager.LibraryGone: pilot_reports.handle_ended_library,
     to_manager.LibraryResized: libraries.resized,
     to_manager.LibraryAsleep: libraries.record_library_asleep,
-    to_manager.LibraryAwake: pilot_reports.library_awake,
+    to_manager.LibraryAwake: pilot_reports.handle_awake_library,
     to_manager.LibraryBatch: libraries.record_engine_load,
     to_manager.CallYielded: lambda manager, *_: manager.state.refuse("pieces of results in a frame for the journal"),
 }
@@ -453,7 +453,7 @@ def settle(manager: Manager) -> None:
     if manager.state.reserved and retries.has_idle_reserved_pilot(manager.state):
         manager.apart_due = True
     if manager.returned or manager.dirty or manager.supply_changed or manager.demand_changed or manager.apart_due:
-        _ask_policies(manager)
+        _serve_queues_and_run_policies(manager)
     transfers = manager.state.transfers
     if transfers.leaving or transfers.unsettled or transfers.freed or transfers.changed:
         object_plan.plan_pending_transfers(manager)
@@ -469,7 +469,7 @@ def settle(manager: Manager) -> None:
         manager.resume_resting_policies()
 
 
-def _ask_policies(manager: Manager) -> None:
+def _serve_queues_and_run_policies(manager: Manager) -> None:
     """Serve queues of requeued calls, place calls that wait apart, and run policies until no work is left."""
     state = manager.state
     for _ in range(_SETTLE_TURNS):

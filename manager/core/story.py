@@ -122,7 +122,7 @@ def _by_name(state: State, subject: str) -> _HeadlineAndNotes | None:
             return _pilot_headline_and_notes(state, on_host[0])
     for context in state.contexts.values():
         if subject in (context.recipe.name, context.recipe.key, context.recipe.title):
-            return _of_context(state, context)
+            return _context_headline_and_notes(state, context)
     block = state.blocks.get(BlockId(subject)) or state.past_blocks.get(BlockId(subject))
     if block is not None:
         return _block_headline_and_notes(state, block)
@@ -406,7 +406,7 @@ def _batch(load: EngineLoad) -> str:
     return f"batch: {rows} running{waiting}{mean}{speed}"
 
 
-def _of_context(state: State, context: Context) -> tuple[str, list[Note]]:
+def _context_headline_and_notes(state: State, context: Context) -> tuple[str, list[Note]]:
     hot = sum(x.state is LibraryState.READY for x in context.libraries.values())
     loads = f"{context.loads} load{'s' * (context.loads != 1)}"
     asleep = sum(x.state is LibraryState.ASLEEP for x in context.libraries.values())

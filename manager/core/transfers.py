@@ -227,7 +227,7 @@ class Transfers:
         self.unsettled[fetch] = None
         self.send(fetch, Way.WAITING)
 
-    def take_over(self, fetch: Fetch) -> None:
+    def become_leader(self, fetch: Fetch) -> None:
         """Make a following fetch the leader, because its pilot reported a failed source."""
         near = self._fetches_into_cache(fetch.peer.cache, fetch.object)
         self.go(fetch)

@@ -198,7 +198,7 @@ def _archive(
                 if path.exists():
                     os.utime(facts)
                     return found
-            _forget_old(place)
+            _remove_old_archives(place)
             known = members()
             size_bytes = sum(member.size_bytes for member in known)
             # The draft has a fixed name, so that killed writers leave at most one large draft.
@@ -215,7 +215,7 @@ def _archive(
         ) from error
 
 
-def _forget_old(place: Path) -> None:
+def _remove_old_archives(place: Path) -> None:
     here = sorted(place.glob("*.json"), key=lambda facts: facts.stat().st_mtime, reverse=True)
     for facts in here[_KEPT:]:
         if time.time() - facts.stat().st_mtime > _KEPT_S:

@@ -200,7 +200,7 @@ class BlockUpkeep:
         return True
 
 
-def tell_nodes(
+def report_nodes_to_monitoring(
     radio: Any, pilots: Iterable[PilotStatus], before: Mapping[str, PilotStatus], *, run_id: str
 ) -> dict[str, PilotStatus]:
     """Tell Parsl's monitoring which pilots have joined or left since `before`. Return the current pilots by name."""

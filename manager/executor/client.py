@@ -28,7 +28,7 @@ import msgspec
 
 from stoker.dealer import COPY_BELOW, ConnectionChange, Dealer, Keys
 from stoker.errors import ProtocolError, SessionError, StreamDiffersError
-from stoker.log_files import SeldomLog
+from stoker.log_files import RateLimitedLog
 from stoker.manager.executor.membership import CHECK_EVERY_S, Membership
 from stoker.manager.executor.outgoing import OpenCall, OpenCalls, Outgoing, Questions, Submission, Waiter
 from stoker.manager.executor.pieces import PieceInbox, wake_tasks
@@ -81,7 +81,7 @@ class Link:
         self._stop = self._woken = False
         self._lock = threading.Lock()
         self._decode = wire.to_client_decoder()
-        self._refusals = SeldomLog(logger)
+        self._refusals = RateLimitedLog(logger)
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         pair = folder.read_key("client")
         self._dealer = Dealer(

@@ -212,8 +212,8 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             return
         if self.submit_monitoring_radio is not None:
             if (answer := self.ask_status()) is not None:
-                self._tell_nodes(answer.pilots)
-            self._tell_nodes(())
+                self._report_nodes_to_monitoring(answer.pilots)
+            self._report_nodes_to_monitoring(())
         self._stopped = True
         if self._news is not None:
             self._news.stop()
@@ -387,7 +387,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         answer = self.ask_status()
         if answer is not None:
             self.seen_blocks.update(pilot.block for pilot in answer.pilots)
-            self._tell_nodes(answer.pilots)
+            self._report_nodes_to_monitoring(answer.pilots)
             for block, job in status.items():
                 if job.state is JobState.COMPLETED and block not in self.seen_blocks and not answer.gone_pilots:
                     job.state = JobState.MISSING
@@ -396,9 +396,11 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         self.send_block_states()
         return status
 
-    def _tell_nodes(self, pilots: Iterable[PilotStatus]) -> None:
+    def _report_nodes_to_monitoring(self, pilots: Iterable[PilotStatus]) -> None:
         if self.submit_monitoring_radio is not None:
-            self._nodes = blocks.tell_nodes(self.submit_monitoring_radio, pilots, self._nodes, run_id=self.run_id)
+            self._nodes = blocks.report_nodes_to_monitoring(
+                self.submit_monitoring_radio, pilots, self._nodes, run_id=self.run_id
+            )
 
     def send_block_states(self) -> None:
         """Send the states of this executor's blocks to the manager."""

@@ -112,7 +112,7 @@ class KeepingInbox(MapInbox):
         self.flush()
 
 
-class Keeping:
+class ResultKeeper:
     """The open file in which a map keeps its results."""
 
     def __init__(self, path: Path, calls: MapCalls, *, reuse: bool) -> None:

@@ -105,7 +105,7 @@ def _quoted_base64_chunks(data: Any) -> Iterator[bytes]:
 DAMAGED = object()
 
 
-class _Lines:
+class _KeptLineIndex:
     """Keys (64 bits), item indices and offsets of the whole lines of a file."""
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
@@ -238,7 +238,7 @@ class KeptFile:
             raise refused(
                 path, f"{holders} is writing results to this file; wait until that program ends, or name another file"
             )
-        found = self._lines = _Lines(self._reader, path)
+        found = self._lines = _KeptLineIndex(self._reader, path)
         found.sort(found.keys)
         self._taken = array("Q", bytes(8 * len(found.keys)))
         """Number of a key's records that were taken, at the index of the key's first record."""
@@ -338,7 +338,7 @@ class KeptResults:
             self._file: BinaryIO = self._path.open("rb")
         except OSError as error:
             raise ConfigError.in_file(self._path, f"cannot be read: {error.strerror}") from None
-        lines = _Lines(self._file, self._path)
+        lines = _KeptLineIndex(self._file, self._path)
         lines.sort(lines.items)
         self._places, self.items = lines.places, lines.items
         self.function = lines.header.function if lines.header is not None else ""

@@ -24,7 +24,7 @@ from stoker.errors import ConfigError
 # ---- futures and batches
 
 
-class LostItem:
+class FailedInput:
     def __init__(self, error: Exception) -> None:
         self.error = error
 
@@ -37,7 +37,7 @@ def settled(items: Iterable[Any]) -> Iterator[Any]:
         try:
             result = item.result()
         except Exception as error:
-            result = LostItem(error)
+            result = FailedInput(error)
         yield result
 
 
@@ -127,11 +127,11 @@ FORGOTTEN_S = 60.0
 _JOIN_S = 0.2
 
 
-class NotYet(Exception):
+class ItemNotArrived(Exception):
     """The next item has not arrived. Its arrival wakes the consumer."""
 
 
-class SlowItems:
+class SlowItemCounter:
     def __init__(self) -> None:
         self._count = 0
         self._last_at = -math.inf
@@ -142,8 +142,8 @@ class SlowItems:
         return self._count >= SLOW_ITEMS
 
 
-class PulledInputs(Iterator[Any]):
-    """The items of a slow input, read on a thread. Instead of blocking, `next` raises NotYet."""
+class ThreadedInputs(Iterator[Any]):
+    """The items of a slow input, read on a thread. Instead of blocking, `next` raises ItemNotArrived."""
 
     def __init__(self, inputs: Iterator[Any], *, bell: queue.SimpleQueue[None]) -> None:
         self._inputs: Iterator[Any] | None = inputs
@@ -171,7 +171,7 @@ class PulledInputs(Iterator[Any]):
     def __next__(self) -> Any:
         if not self._pulled:
             if self._end is None:
-                raise NotYet
+                raise ItemNotArrived
             if not self._pulled:  # no item arrived between the two checks
                 raise self._end
         self._room -= 1

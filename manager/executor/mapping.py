@@ -25,10 +25,10 @@ from stoker.errors import ConfigError
 from stoker.manager.executor import map_inputs
 from stoker.manager.executor.executor import StokerExecutor
 from stoker.manager.executor.failures import outcome
-from stoker.manager.executor.keeping import Keeping, KeptItem, path_of
+from stoker.manager.executor.keeping import KeptItem, ResultKeeper, path_of
 from stoker.manager.executor.kept_file import kept_key
 from stoker.manager.executor.map_calls import MapCalls, find_kernel_and_executor, unwrap_parsl_app
-from stoker.manager.executor.map_inputs import SLOW_S, LostItem, NotYet, PulledInputs, SlowItems
+from stoker.manager.executor.map_inputs import SLOW_S, FailedInput, ItemNotArrived, SlowItemCounter, ThreadedInputs
 from stoker.manager.executor.map_window import CHUNK, WINDOW_BYTES, MapInbox, MapReports, Window, size_of
 from stoker.manager.executor.options import check, check_boolean_option, check_integer_option
 from stoker.manager.executor.outgoing import Submission
@@ -99,7 +99,7 @@ def map(
         size = min(size, MOST_NUMBER)
         inputs = map_inputs.batches(inputs, size)
     calls = MapCalls(executor, function, batch_size=size)
-    keeping = None if path is None else Keeping(path, calls, reuse=reuse)
+    keeping = None if path is None else ResultKeeper(path, calls, reuse=reuse)
     follow: Follow | None = progress if callable(progress) else None
     if progress is True:
         kept = 0 if keeping is None else len(keeping.file) * (size or 1)
@@ -110,7 +110,7 @@ def map(
     )  # fmt: skip
 
 
-class _NotSent(msgspec.Struct, eq=False):
+class _UnsentItem(msgspec.Struct, eq=False):
     error: Exception
     items: int
     place: int = -1
@@ -124,7 +124,7 @@ class _Batch(msgspec.Struct, eq=False):
     submissions: list[Submission] = []
     keys: list[str] = []
     last: int = 0
-    unsent: tuple[None, Exception] | _NotSent | KeptItem | None = None
+    unsent: tuple[None, Exception] | _UnsentItem | KeptItem | None = None
 
 
 class ResultStream(Iterator[Any]):
@@ -138,7 +138,7 @@ class ResultStream(Iterator[Any]):
 
     def __init__(
         self, executor: StokerExecutor, calls: MapCalls, inputs: Iterator[Any], *, ordered: bool, window: int,
-        total: int | None, follow: Follow | None, return_exceptions: bool, retries: int, keeping: Keeping | None,
+        total: int | None, follow: Follow | None, return_exceptions: bool, retries: int, keeping: ResultKeeper | None,
     ) -> None:  # fmt: skip
         self._link = executor.link
         self._calls = calls
@@ -146,7 +146,7 @@ class ResultStream(Iterator[Any]):
         self._batch_size = size = calls.batch_size
         self._what = "results" if size is None else "items' results"
         self._inputs = inputs
-        self._slow_items = SlowItems()
+        self._slow_items = SlowItemCounter()
         self._ordered = ordered
         self._window = Window(window)
         self._total = total
@@ -282,12 +282,12 @@ class ResultStream(Iterator[Any]):
                 raise StopIteration
             self._wait()
 
-    def _hand_over(self, end: CallEnd | _NotSent | KeptItem) -> Any:
+    def _hand_over(self, end: CallEnd | _UnsentItem | KeptItem) -> Any:
         if isinstance(end, KeptItem):
             value, size = end.value(), end.items
             if isinstance(self._follow, MapProgress):
                 self._follow.kept_taken += size
-        elif isinstance(end, _NotSent):
+        elif isinstance(end, _UnsentItem):
             self.failed_item = end.place
             if not self._return_exceptions:
                 raise end.error
@@ -318,7 +318,7 @@ class ResultStream(Iterator[Any]):
             self._bell.get_nowait()
         if self._arrived or self._is_stopped:
             return
-        if isinstance(self._inputs, PulledInputs) and self._inputs.is_ready and self._room() and not self._exhausted:
+        if isinstance(self._inputs, ThreadedInputs) and self._inputs.is_ready and self._room() and not self._exhausted:
             return
         if not self._ready:
             self._window.raise_limit_after_starvation()
@@ -354,9 +354,9 @@ class ResultStream(Iterator[Any]):
         """Send calls while the window has capacity, several at a time."""
         if self._exhausted or len(self._window.in_flight) >= self._window.most_calls:
             return
-        room = self._window.room(ready=len(self._ready), together=not isinstance(self._inputs, PulledInputs))
+        room = self._window.room(ready=len(self._ready), together=not isinstance(self._inputs, ThreadedInputs))
         while room and not self._exhausted:
-            if isinstance(self._inputs, PulledInputs):
+            if isinstance(self._inputs, ThreadedInputs):
                 self._inputs.allow(room)
                 if not self._inputs.is_ready:
                     return
@@ -364,7 +364,7 @@ class ResultStream(Iterator[Any]):
             self._send(batch)
             if batch.unsent is not None:
                 place = next(self._places)
-                if isinstance(batch.unsent, _NotSent):
+                if isinstance(batch.unsent, _UnsentItem):
                     batch.unsent.place = place
                 elif isinstance(batch.unsent, KeptItem):
                     self._reports.kept()
@@ -383,7 +383,7 @@ class ResultStream(Iterator[Any]):
         while len(batch.packed) < min(room, CHUNK) and size < WINDOW_BYTES // 16 and before - started <= PATIENCE_S:
             try:
                 item = next(self._inputs)
-            except NotYet:
+            except ItemNotArrived:
                 break
             except StopIteration:
                 self._exhausted = True
@@ -394,8 +394,8 @@ class ResultStream(Iterator[Any]):
                 break
             now = time.monotonic()
             is_slow = now - before > SLOW_S and self._window.in_flight and self._slow_items.took(before, now)
-            if is_slow and self._window.most_calls > 1 and not isinstance(self._inputs, PulledInputs):
-                self._inputs = PulledInputs(self._inputs, bell=self._bell)
+            if is_slow and self._window.most_calls > 1 and not isinstance(self._inputs, ThreadedInputs):
+                self._inputs = ThreadedInputs(self._inputs, bell=self._bell)
             batch.unsent = self._pack_item(item, batch)
             if batch.unsent is not None:
                 break
@@ -403,12 +403,12 @@ class ResultStream(Iterator[Any]):
             before = time.monotonic()
         return batch
 
-    def _pack_item(self, item: Any, batch: _Batch) -> _NotSent | KeptItem | None:
+    def _pack_item(self, item: Any, batch: _Batch) -> _UnsentItem | KeptItem | None:
         is_batch = self._batch_size is not None
         size = len(item) if is_batch else 1
         try:
             for each in item if is_batch else (item,):
-                if type(each) is LostItem:
+                if type(each) is FailedInput:
                     raise each.error
             if self._keeping is not None:
                 key = kept_key(item)
@@ -420,7 +420,7 @@ class ResultStream(Iterator[Any]):
                 batch.submissions.append(self._calls.submission_for_arguments((item,), {}))
         except Exception as error:  # raise or return this error instead of a result
             self._exhausted = not self._return_exceptions
-            return _NotSent(error, size)
+            return _UnsentItem(error, size)
         batch.packed.append(payload)
         batch.last = size
         return None
@@ -450,7 +450,7 @@ class ResultStream(Iterator[Any]):
     def _finish(self) -> None:
         self._closed = True
         _open_streams.discard(self)
-        if isinstance(self._inputs, PulledInputs):
+        if isinstance(self._inputs, ThreadedInputs):
             self._inputs.close()
         self._inputs = iter(())
         if self._keeping is not None:

@@ -172,7 +172,7 @@ class WaitNotices:
         since = self._since.setdefault("wait", now)
         trouble = self._journal_trouble()
         if trouble:  # log no other reason while the journal cannot be written
-            self._say_seldom("journal", "", trouble, now)
+            self._log_rarely("journal", "", trouble, now)
         elif self._of_journal:
             self._said.pop(("journal", ""), None)
             self._say("the session's journal can be written again: calls and results continue")
@@ -181,8 +181,8 @@ class WaitNotices:
             return
         status = self._ask()
         why = "" if status is not None else self._why_silent()
-        if self._lasts("silence", bool(why), now):
-            self._say_seldom("silence", "", why, now)
+        if self._has_lasted("silence", bool(why), now):
+            self._log_rarely("silence", "", why, now)
         if status is None:
             return
         if self._faults_only:
@@ -203,11 +203,11 @@ class WaitNotices:
         if slow is not None and slow.loading_s >= FIRST_S:
             last = f"; the last line of its log: {slow.line}" if slow.line else ""
             text = f"context {slow.recipe} is loading ({show_seconds(slow.loading_s)}){last}"
-            self._say_seldom("load", f"{slow.recipe} {slow.line}", text, now)
-        if self._lasts("stuck", bool(stuck), now):
-            self._say_seldom("stuck", stuck, f"{stuck}; more: stoker status {status.session}", now)
+            self._log_rarely("load", f"{slow.recipe} {slow.line}", text, now)
+        if self._has_lasted("stuck", bool(stuck), now):
+            self._log_rarely("stuck", stuck, f"{stuck}; more: stoker status {status.session}", now)
 
-    def _lasts(self, what: str, is_true: bool, now: float) -> bool:
+    def _has_lasted(self, what: str, is_true: bool, now: float) -> bool:
         """Return True if a condition has been true for `FIRST_S`."""
         if not is_true:
             self._since.pop(what, None)
@@ -216,7 +216,7 @@ class WaitNotices:
             return False
         return now - self._since.setdefault(what, now) >= FIRST_S
 
-    def _say_seldom(self, subject: str, reason: str, text: str, now: float) -> None:
+    def _log_rarely(self, subject: str, reason: str, text: str, now: float) -> None:
         """Log a line, unless this subject was logged within `FIRST_S` or this reason within `AGAIN_S`."""
         reason = _NUMBER.sub("", reason)
         self._said = {key: at for key, at in self._said.items() if now - at < AGAIN_S}

@@ -42,14 +42,14 @@ def stream(function: Callable[..., Any], *args: Any, rerun_may_differ: bool = Fa
         raise ConfigError(f"stoker.stream: {function!r:.80} is not a function; write stoker.stream(function, item)")
     _, executor = find_kernel_and_executor(function, "stoker.stream", inside="loop over the function itself")
     calls = MapCalls(executor, function, streams=True)
-    end = StreamEnd(PieceInbox(keeps_all=False, may_differ=rerun_may_differ))
+    end = StreamWaiter(PieceInbox(keeps_all=False, may_differ=rerun_may_differ))
     payload = calls.pack_call(args, kwargs)
     submission = calls.submission_for_arguments(args, kwargs)
     call = executor.link.submit(submission, payload, end, features=calls.features, inbox=end.inbox)
     return PieceStream(executor.link, end, call, name=calls.name)
 
 
-class StreamEnd:
+class StreamWaiter:
     def __init__(self, inbox: PieceInbox) -> None:
         self.inbox = inbox
         self.failed: CallEnd | None = None
@@ -76,7 +76,7 @@ class PieceStream(PieceReader):
         taken: Number of pieces that the program has read.
     """
 
-    def __init__(self, link: Link, end: StreamEnd, call: CallId, *, name: str) -> None:
+    def __init__(self, link: Link, end: StreamWaiter, call: CallId, *, name: str) -> None:
         session = link.session.session
         super().__init__(
             end.inbox,

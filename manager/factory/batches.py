@@ -45,7 +45,7 @@ def make_batch(
 
     def command(block: BlockId) -> str:
         issue_block_key(folder, block)
-        _carried(folder, site)
+        _pilot_files_to_copy(folder, site)
         return pilot_command(site, folder=folder, block=block, python_path=python_path)
 
     submits = folder.submit
@@ -58,7 +58,7 @@ def make_batch(
                 session=session,
                 folder=submits,
                 command=command,
-                files=_carried(folder, site),
+                files=_pilot_files_to_copy(folder, site),
                 key=None if site.provider.shared_files else folder.block_key_file,
                 pacer=pacer,
             )
@@ -74,7 +74,7 @@ def make_batch(
             assert_never(kind)
 
 
-def _carried(folder: SessionFolder, site: Site) -> list[Path]:
+def _pilot_files_to_copy(folder: SessionFolder, site: Site) -> list[Path]:
     if site.provider.shared_files:
         return []
     from stoker.manager.environment.carrying import prepare_pilot_files

@@ -23,7 +23,7 @@ from uuid import uuid4
 
 from stoker.dealer import Dealer, Keys
 from stoker.errors import ProtocolError, SessionError
-from stoker.log_files import SeldomLog
+from stoker.log_files import RateLimitedLog
 from stoker.manager.factory.batch import JOBS_LEFT, Batch, job_name
 from stoker.manager.factory.batches import make_batch
 from stoker.manager.factory.keeper import BlockKeeper, FactoryUpdate
@@ -62,7 +62,7 @@ class FactoryLink:
         self._folder = folder
         self.session = folder.read()
         self.outbox = Outbox()
-        self._refusals = SeldomLog(log)
+        self._refusals = RateLimitedLog(log)
         self._decode = wire.to_client_decoder()
         pair = folder.read_key("client")
         keys = Keys(self.session.server_key, pair.public, pair.secret)

@@ -83,7 +83,7 @@ class KeptBlock:
         return not self.job or not self.cancelled_at or now - self.cancelled_at >= CANCEL_AGAIN_S
 
 
-class Absences:
+class MissingJobCounter:
     """Counts listings that lack a job, because a listing may come from a cache. A job is lost after `LISTINGS` such
     listings over at least `lag_s` seconds. If `lag_s` is 0, one listing suffices.
     """
@@ -147,7 +147,7 @@ class BlockKeeper:
         self._unanswered, self._no_answer = 0, ""
         """Consecutive submissions without an answer, and their last output."""
         self._was_tried = was_tried
-        self._absences = Absences(lag_s=lag_s, clock=clock)
+        self._absences = MissingJobCounter(lag_s=lag_s, clock=clock)
         self._unresolved: set[BlockId] = set()
         """Blocks with an unanswered submission, whose jobs a listing may still show."""
         self._given_up: set[str] = set()

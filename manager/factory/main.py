@@ -22,7 +22,7 @@ from pathlib import Path
 from stoker import locks
 from stoker.config import read_python_path, read_sites
 from stoker.errors import SessionError, StokerError
-from stoker.log_files import keep_log
+from stoker.log_files import log_to_file
 from stoker.manager.factory import commands
 from stoker.manager.factory.factory import END_LIMIT_S, Ending, Factory
 from stoker.protocol.session import SessionFolder
@@ -44,7 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--end-limit-s", type=float, default=END_LIMIT_S, help="seconds for the session's jobs to end")
     options = parser.parse_args(arguments)
     folder = SessionFolder(options.session)
-    keep_log(folder.path / "factory.log")
+    log_to_file(folder.path / "factory.log")
     # The client handles Ctrl-C in the user's terminal. SIGTERM ends the factory and leaves all jobs.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     log.info("the factory starts: pid %d, started by pid %d", os.getpid(), options.parent)

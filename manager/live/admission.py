@@ -19,9 +19,9 @@ import msgspec
 from zmq.utils import z85
 
 from stoker import connections
-from stoker.connections import UnprovenPlaces
+from stoker.connections import UnprovenPeers
 from stoker.errors import SessionError
-from stoker.log_files import SeldomLog
+from stoker.log_files import RateLimitedLog
 from stoker.manager.core.state import State
 from stoker.protocol.ids import PilotId
 from stoker.protocol.session import SessionFolder
@@ -66,7 +66,7 @@ class KnownKeys:
         self._users: dict[bytes, User] = {}
         self._seen: tuple[int, int] = (0, 0)
         self._read_at = 0.0
-        self._lines = SeldomLog(log)
+        self._lines = RateLimitedLog(log)
         self._read()
 
     def user_of_public_key(self, public: bytes) -> User | None:
@@ -136,10 +136,10 @@ class UnprovenConnections:
                 f"{KEPT_FREE + _LEAST}, and one for each pilot and program; raise the limit, for example: ulimit -n"
                 " 1024"
             )
-        self.places: UnprovenPlaces[int] = UnprovenPlaces(most=max(_LEAST, min(_MOST, (limit - KEPT_FREE) // 2)))
+        self.places: UnprovenPeers[int] = UnprovenPeers(most=max(_LEAST, min(_MOST, (limit - KEPT_FREE) // 2)))
         self._ceiling = limit - KEPT_FREE
         self._peers: dict[int, Peer] = {}
-        self._lines = SeldomLog(log)
+        self._lines = RateLimitedLog(log)
 
     def accepted(self, descriptor: int) -> None:
         self.settled(descriptor)

@@ -22,7 +22,7 @@ PILOT_ACK_S = 4.0
 Ack = to_pilot.Ack | to_client.Ack
 
 
-class _Kept(msgspec.Struct, frozen=True):
+class _StoredOffset(msgspec.Struct, frozen=True):
     """Offset to a monotonic clock, and that clock's identity."""
 
     monotonic: str
@@ -39,14 +39,14 @@ class Clock:
     """
 
     def __init__(self, *, not_before: float = 0.0, file: Path | None = None) -> None:
-        kept = read_json(file, _Kept) if file is not None else None
+        kept = read_json(file, _StoredOffset) if file is not None else None
         ahead_s = kept.ahead_s if kept is not None and kept.monotonic == _monotonic_clock_id() else -math.inf
         if ahead_s + time.monotonic() < not_before:
             ahead_s = max(time.time(), not_before) - time.monotonic()
         self._ahead_s = ahead_s
         if file is not None:
             with contextlib.suppress(OSError):  # if the disk is full, the next manager reads the wall clock
-                file.write_bytes(msgspec.json.encode(_Kept(_monotonic_clock_id(), ahead_s)))
+                file.write_bytes(msgspec.json.encode(_StoredOffset(_monotonic_clock_id(), ahead_s)))
                 file.chmod(0o600)
 
     def now(self) -> float:
@@ -83,7 +83,7 @@ class TimerHeap:
                 yield key
 
 
-class Acks:
+class PendingAcks:
     """The last unsent acknowledgement of each peer. It is sent with the next frame to the peer, or alone after
     `longest_s / 2` to `longest_s` seconds."""
 

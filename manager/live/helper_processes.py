@@ -51,7 +51,7 @@ def start_helper(
     return process
 
 
-class Attendant:
+class HelperSupervisor:
     def __init__(
         self,
         folder: SessionFolder,
@@ -118,14 +118,14 @@ class Attendant:
 
 class HelperProcesses:
     def __init__(self, folder: SessionFolder, sites: tuple[Site, ...], *, is_factory_here: Callable[[], bool]) -> None:
-        self._factory: Attendant | None = None
-        self._each: list[Attendant] = []
+        self._factory: HelperSupervisor | None = None
+        self._each: list[HelperSupervisor] = []
         if sites:
             limit_s = HELLO_S + max(site.provider.command_limit_s for site in sites)
-            self._factory = Attendant(folder, FACTORY, is_heard=is_factory_here, hello_limit_s=limit_s)
+            self._factory = HelperSupervisor(folder, FACTORY, is_heard=is_factory_here, hello_limit_s=limit_s)
             self._each.append(self._factory)
         if any(not site.provider.shared_files or site.environment.kind is EnvironmentKind.PACKED for site in sites):
-            self._each.append(Attendant(folder, SEED))
+            self._each.append(HelperSupervisor(folder, SEED))
         self._check_at = 0.0
         self.factory_trouble = ""
         """Reason why no blocks are submitted, or empty."""

@@ -50,7 +50,7 @@ ENDING_S = 2.0
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-class Synced(NamedTuple):
+class SyncResult(NamedTuple):
     """Result of a sync: the safe journal position, the number of synced loop turns, and the error."""
 
     position: int
@@ -65,7 +65,7 @@ class Syncing:
         self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._asked = threading.Semaphore(0)
         self._order: tuple[int, int, int] | None = None
-        self._result = Synced(0, 0)
+        self._result = SyncResult(0, 0)
         self._under_way = False
         """True from `begin` until `done` reads `wake_fd`."""
         self._closed = False
@@ -76,7 +76,7 @@ class Syncing:
         self._under_way, self._order = True, (fd, position, turns)
         self._asked.release()
 
-    def done(self) -> Synced | None:
+    def done(self) -> SyncResult | None:
         """Return the last result, with 0 turns if it was returned before, or None while a sync runs."""
         if self._under_way:
             try:
@@ -84,7 +84,7 @@ class Syncing:
             except BlockingIOError:
                 return None
             self._under_way = False
-        result, self._result = self._result, Synced(self._result.position, 0)
+        result, self._result = self._result, SyncResult(self._result.position, 0)
         return result
 
     def wait(self, timeout_s: float) -> None:
@@ -105,9 +105,9 @@ class Syncing:
             fd, position, turns = self._order
             try:
                 os.fdatasync(fd)
-                self._result = Synced(position, turns)
+                self._result = SyncResult(position, turns)
             except OSError as error:
-                self._result = Synced(0, turns, error)
+                self._result = SyncResult(0, turns, error)
             os.eventfd_write(self.wake_fd, 1)
 
 
@@ -132,7 +132,7 @@ class Journal:
         self.position = self.written = self.safe = 0
         self._checks, self._first = array("I"), 0
         self._checked_at = self._now = self._retry_at = 0.0
-        self.head, self.events, self.size = end or find_end(path) or JournalEnd(new_head(), 0, 0)
+        self.head, self.events, self.size = end or find_journal_end(path) or JournalEnd(new_head(), 0, 0)
         self._fd = _open_and_lock(path)
         self._unsynced: list[bytes] = []
         """Data of each loop turn since the last sync, which is written again if a sync fails."""
@@ -286,7 +286,7 @@ class Journal:
             raise SessionError(f"the journal {self.path} cannot be written: {self.trouble or SLOW}; make room there")
 
 
-def find_end(path: Path) -> JournalEnd | None:
+def find_journal_end(path: Path) -> JournalEnd | None:
     head = read_segment_head(path) if path.exists() else None
     if head is None:
         return None

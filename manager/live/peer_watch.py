@@ -1,7 +1,7 @@
 """Track which peers send messages, are disconnected, or count as lost.
 
-A pilot is lost if it is silent for `Patience.silence_s`. A disconnected peer must send a message before its time limit,
-like each peer in the journal after a restart.
+A pilot is lost if it is silent for `PeerTimeLimits.silence_s`. A disconnected peer must send a message before its time
+limit, like each peer in the journal after a restart.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FIRST_CLIENT = (Role.CLIENT, "")
 PeerKey = tuple[Role, str]
 
 
-class Patience(msgspec.Struct, frozen=True):
+class PeerTimeLimits(msgspec.Struct, frozen=True):
     """Time limits in seconds. `silence_s`: until a silent pilot is lost. `pilot_back_s`, `client_back_s`: for a peer to
     reconnect. `restart_s`: to reconnect after a restart of the manager. `pilot_lease_s`: until a pilot stops waiting
     for a lost manager. `idle_s`: until a session without clients and calls ends (0 = never).
@@ -40,7 +40,7 @@ class Patience(msgspec.Struct, frozen=True):
 
 
 class PeerWatch:
-    def __init__(self, patience: Patience, *, parent: int = 0) -> None:
+    def __init__(self, patience: PeerTimeLimits, *, parent: int = 0) -> None:
         self._patience = patience
         self._parent = parent
         self._heard_at: dict[PeerKey, float] = {}

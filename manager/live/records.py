@@ -204,7 +204,7 @@ def read_segment_head(path: Path) -> SegmentHead | None:
     return SegmentHead(max([after, *(number for number, _ in list_snapshots(path))]), 0, "", "")
 
 
-def half_made_files(journal: Path) -> Iterator[Path]:
+def incomplete_files(journal: Path) -> Iterator[Path]:
     for path in _files_beside(journal):
         if path.name.endswith(".draft") or path.name == f"{journal.name}.{NEXT}":
             yield path
@@ -234,7 +234,7 @@ def _files_beside(journal: Path) -> list[Path]:
         raise SessionError(f"no journal at {journal}: {error.strerror}") from error
 
 
-def remove_old_kept(journal: Path, *, needed: Collection[Path] = ()) -> None:
+def remove_old_damaged_files(journal: Path, *, needed: Collection[Path] = ()) -> None:
     """Delete the oldest files that were renamed because they were damaged. Files in `needed` stay."""
     damaged = sorted(journal.parent.glob(f"{journal.name}.damaged-*"))
     for path in damaged[:-KEPT]:

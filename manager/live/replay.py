@@ -27,7 +27,7 @@ from stoker.manager.core.events import (
 from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Policies
 from stoker.manager.live.decisions import decision_checksum
-from stoker.manager.live.restore import EventFailed, JournalPast
+from stoker.manager.live.restore import EventFailed, JournalReplay
 from stoker.manager.live.session_policies import policies_of
 from stoker.protocol import to_client
 from stoker.protocol.calls import ListedState
@@ -77,7 +77,7 @@ def calls_of_ended_session(folder: SessionFolder, *, limit: int, only: ListedSta
 
 
 def _replay_session(folder: SessionFolder, watch: frozenset[int] = frozenset()) -> tuple[Core, float]:
-    past = JournalPast(folder.journal, folder.read().session, policies_of(folder), watch=watch)
+    past = JournalReplay(folder.journal, folder.read().session, policies_of(folder), watch=watch)
     for now, event in past.events():
         past.handle(event, now)
     if past.core is None:
@@ -97,7 +97,7 @@ class FirstDifference(msgspec.Struct, frozen=True):
     decides: tuple[str, ...]
 
 
-class Replayed(msgspec.Struct, frozen=True):
+class ReplayResult(msgspec.Struct, frozen=True):
     """`checked`: number of confirmed decisions. `since`: time before which events are not in the journal (0 = none).
     `lost`: number of damaged parts."""
 
@@ -117,11 +117,11 @@ class Replayed(msgspec.Struct, frozen=True):
 
 def verify(
     path: Path, *, session: str, policies: Policies, tell: Callable[[int, float], None] | None = None
-) -> Replayed:
+) -> ReplayResult:
     """Replay a journal and compare its decisions. `tell` receives the number of events and the elapsed seconds. Raises
     SessionError if the journal is missing or empty, or if a policy raises an exception.
     """
-    past = JournalPast(path, session, policies)
+    past = JournalReplay(path, session, policies)
     events = restarts = lost = 0
     began = last = past.since
     try:
@@ -147,7 +147,7 @@ def verify(
     if (mine := past.difference) is not None:
         decides = _shortened([_command(each) for each in mine.commands if decision_checksum([each])]) or ("nothing",)
         found = FirstDifference(mine.number, mine.now - began, _shortened(_event(mine.event)), decides)
-    return Replayed(session, events, past.checked, restarts, last - began, found, past.since, lost)
+    return ReplayResult(session, events, past.checked, restarts, last - began, found, past.since, lost)
 
 
 def find_journal_and_session(path: Path) -> tuple[Path, str]:
@@ -155,7 +155,7 @@ def find_journal_and_session(path: Path) -> tuple[Path, str]:
     if path.is_dir():
         folder = SessionFolder(path)
         return folder.journal, folder.read().session
-    past = JournalPast(path)
+    past = JournalReplay(path)
     if past.core is not None:
         return path, past.core.state.session
     for _, event in past.records():

@@ -59,7 +59,7 @@ class EventFailed(Exception):
         self.number, self.now = number, now
 
 
-class JournalPast:
+class JournalReplay:
     """The newest readable snapshot of a journal, or its first segment, and the later records. `since`: time of the
     snapshot (0 = none). `unreadable`: unreadable snapshots, with the reason. `lost`: damaged bytes so far.
     `is_comparable`: False from a damaged record until the restart of a manager that also lacked the event. `checked`,
@@ -230,11 +230,11 @@ class RestoredManager(msgspec.Struct):
 
 def restore_manager(journal: Path, session: str, policies: Policies) -> RestoredManager:
     """Restore a manager from its journal. Raises SessionError if the file is not a journal."""
-    for path in records.half_made_files(journal):
+    for path in records.incomplete_files(journal):
         path.unlink(missing_ok=True)
     if not records.journal_exists(journal):
         return RestoredManager()
-    past = JournalPast(journal, session, policies)
+    past = JournalReplay(journal, session, policies)
     is_from_snapshot = past.core is not None
     if not past.is_whole:
         why = next(iter(past.unreadable.values()), _NO_SNAPSHOT)
@@ -276,7 +276,7 @@ def restore_manager(journal: Path, session: str, policies: Policies) -> Restored
     )
 
 
-def _keep_damaged(past: JournalPast) -> list[str]:
+def _keep_damaged(past: JournalReplay) -> list[str]:
     """Keep copies of damaged files, and continue in a new segment. Return notices for users."""
     notices, copies = [], set[Path]()
     for segment, damage in past.damage:
@@ -296,7 +296,7 @@ def _keep_damaged(past: JournalPast) -> list[str]:
         os.truncate(past.journal, past.whole)
         past.journal.rename(records.numbered_segment_path(past.journal, past.head.number))
         sync_folder(past.journal.parent)
-    records.remove_old_kept(past.journal, needed=copies)
+    records.remove_old_damaged_files(past.journal, needed=copies)
     return notices
 
 
@@ -316,7 +316,7 @@ def _keep_file(path: Path, name: Path) -> str:
     return ""
 
 
-def _put_journal_aside(past: JournalPast, why: str) -> RestoredManager:
+def _put_journal_aside(past: JournalReplay, why: str) -> RestoredManager:
     """Rename all journal files. Return a manager with only the unconfirmed call results."""
     ends = {end.call: end for end in past.unconfirmed}
     files = records.journal_files(past.journal)
@@ -327,7 +327,7 @@ def _put_journal_aside(past: JournalPast, why: str) -> RestoredManager:
     for path in files:
         name = path.name.removeprefix(past.journal.name)
         path.rename(path.with_name(f"{past.journal.name}.aside-{stamp}{name.replace('.', '-')}"))
-    records.remove_old_kept(past.journal)
+    records.remove_old_damaged_files(past.journal)
     kept = f"its files are kept as {past.journal.name}.aside-{stamp}*"
     notice = f"{why}: {kept}, and clients and pilots report their state again"
     log.error("%s", notice)

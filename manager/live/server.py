@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from stoker.log_files import SeldomLog
+from stoker.log_files import RateLimitedLog
 from stoker.manager.core import events, report
 from stoker.manager.core.blocks import factory_of
 from stoker.manager.core.clients import has_only_result_pieces, refusal_of
@@ -25,13 +25,13 @@ from stoker.manager.core.reactor import Core
 from stoker.manager.core.seams import Policies
 from stoker.manager.live.admission import Role, User
 from stoker.manager.live.advisor import LIMIT_S, AdvisorLink, History
-from stoker.manager.live.clock import CLIENT_ACK_S, PILOT_ACK_S, Acks, Clock, TimerHeap
+from stoker.manager.live.clock import CLIENT_ACK_S, PILOT_ACK_S, Clock, PendingAcks, TimerHeap
 from stoker.manager.live.compaction import Compaction
 from stoker.manager.live.decisions import decision_checksum
 from stoker.manager.live.helper_processes import HelperProcesses, sites_of, source_of
 from stoker.manager.live.journal import HeldCommands, Journal, JournalTrouble
 from stoker.manager.live.keeper import RestartProgress
-from stoker.manager.live.peer_watch import Patience, PeerWatch
+from stoker.manager.live.peer_watch import PeerTimeLimits, PeerWatch
 from stoker.manager.live.presence import write_session_file
 from stoker.manager.live.restore import restore_manager
 from stoker.manager.live.sockets import (
@@ -57,7 +57,7 @@ FULL_S = 0.1
 MOST_FAILURES, FAILURES_S = 20, 600.0
 """The session ends after this many failures of the core within these seconds."""
 _LONGEST_REASON = 500
-_discard_log = SeldomLog(log)
+_discard_log = RateLimitedLog(log)
 
 
 class CoreFailedError(Exception):
@@ -75,7 +75,7 @@ class ManagerServer:
         *,
         session: str,
         policies: Policies,
-        patience: Patience,
+        patience: PeerTimeLimits,
         interface: str = "127.0.0.1",
         ports: tuple[int, int] = PORTS,
         any_port: bool = False,
@@ -89,7 +89,7 @@ class ManagerServer:
         self._wait_until_sure = sure
         self._timers = TimerHeap()
         self._ended = ""
-        self._acks = {Role.CLIENT: Acks(CLIENT_ACK_S), Role.PILOT: Acks(PILOT_ACK_S)}
+        self._acks = {Role.CLIENT: PendingAcks(CLIENT_ACK_S), Role.PILOT: PendingAcks(PILOT_ACK_S)}
         self._peers = PeerWatch(patience, parent=parent)
         before = folder.read() if folder.file.exists() else None
         back = restore_manager(folder.journal, session, policies)

@@ -75,7 +75,7 @@ def import_policy(name: str, *, folder: Path) -> ModuleType:
         if not path.is_file():
             raise ConfigError(f"policy {name}: {path}: no such file", file=str(path))
         root = _import_root(path)
-        return _import_alone(path) if root == path.parent else _import_in_package(path, root)
+        return _import_single_file(path) if root == path.parent else _import_in_package(path, root)
     except ConfigError:
         raise
     except Exception as error:
@@ -125,7 +125,7 @@ def _package_copy(root: Path) -> Path:
     return Path(PACKAGES) / blake2b(str(root).encode(), digest_size=4).hexdigest()
 
 
-def _import_alone(path: Path) -> ModuleType:
+def _import_single_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"stoker_policy_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"{path} is not a Python file", file=str(path))

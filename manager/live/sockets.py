@@ -20,7 +20,7 @@ import zmq
 from stoker.contexts.folders import state_folder
 from stoker.dealer import next_event, open_monitor_socket
 from stoker.errors import ProtocolError, SessionError
-from stoker.log_files import SeldomLog
+from stoker.log_files import RateLimitedLog
 from stoker.manager.core.events import FromClient, FromPilot
 from stoker.manager.core.state import State
 from stoker.manager.live import lease
@@ -261,7 +261,7 @@ class EventReader:
     """Decodes frames into events, and counts refused frames."""
 
     def __init__(self, sockets: ManagerSockets, state: State, *, now: float) -> None:
-        self.log = SeldomLog(log)
+        self.log = RateLimitedLog(log)
         self._sockets = sockets
         self._state = state
         self._read_client = wire.from_client_decoder()

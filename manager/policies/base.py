@@ -24,11 +24,11 @@ def free_libraries_fastest_first(context: Context) -> Iterator[Library]:
     if not by_speed:
         return context.index.hottest()
     some = [library for free in by_speed for library in islice(free, _MOST_COMPARED)]
-    some.sort(key=_slowness)
+    some.sort(key=_load_per_speed)
     return chain(some, context.index.hottest())
 
 
-def _slowness(library: Library) -> float:
+def _load_per_speed(library: Library) -> float:
     neighbours = (other for device in library.devices for other in device.libraries.values() if other is not library)
     calls = 1 + library.load / library.slots + sum(bool(other.held) for other in neighbours)
     return calls / library.context.speeds.get(library.kind)

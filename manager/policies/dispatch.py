@@ -122,7 +122,7 @@ class HottestFirst(Quiet):
     def dry(self, view: View, library: Library) -> Iterable[Action]:
         """Take back half of the backlog of another library, if this saves time."""
         context = library.context
-        most = list(islice(context.index.most_backlogged(), _MOST_COMPARED))
+        most = list(islice(context.index.libraries_by_backlog(), _MOST_COMPARED))
         if not most or _next_gang(context) is not None:
             return ()
         victim = max(most, key=lambda other: other.load - other.taking)

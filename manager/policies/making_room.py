@@ -78,7 +78,7 @@ def preempt_for_starved_context(
 
 def _libraries_beside(sleeper: Library, may_go: _May, rank: _Rank) -> list[Library]:
     needed = extra_bytes_to_wake(sleeper)
-    ways = [_way_to_free_bytes(device, needed, may_go, rank) for device in sleeper.devices]
+    ways = [_choose_libraries_on_device(device, needed, may_go, rank) for device in sleeper.devices]
     if None in ways:
         return []
     return list({x.id: x for way in ways if way is not None for x in way[1]}.values())
@@ -90,7 +90,7 @@ def _libraries_to_stop_for_context(
     def way_on(device: Device) -> Way | None:
         if not can_use_device(context, device) or holds(device, context):
             return None
-        return _way_to_free_bytes(device, minimum(context, device), may_go, rank)
+        return _choose_libraries_on_device(device, minimum(context, device), may_go, rank)
 
     return libraries_to_stop_on_one_pilot(view, context, way_on)
 
@@ -115,7 +115,7 @@ def libraries_to_stop_on_one_pilot(
     return [] if best is None else best[1]
 
 
-def _way_to_free_bytes(device: Device, needed: int, may_go: _May, rank: _Rank) -> Way | None:
+def _choose_libraries_on_device(device: Device, needed: int, may_go: _May, rank: _Rank) -> Way | None:
     short = needed - device.free_bytes
     short -= sum(x.promised_bytes for x in device.libraries.values() if x.state is LibraryState.STOPPING)
     candidates = sorted((x for x in device.libraries.values() if may_go(x)), key=rank, reverse=True)

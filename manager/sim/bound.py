@@ -60,7 +60,7 @@ def useful(steps: Steps, *, setup_s: float) -> Steps:
     return found
 
 
-class Supply:
+class DeviceTimeSupply:
     """The work that devices can do over time: a sum of rates, each multiplied by a price."""
 
     def __init__(self, parts: Sequence[tuple[Steps, float]]) -> None:
@@ -309,7 +309,7 @@ class _BoundProblem:
             else:
                 steps = clipped(useful(steps, setup_s=setup_s), from_s=min(place.begins_at for place in mine))
             parts.append((steps, prices[number] * source.nodes * source.devices * share))
-        devices, calls, needed, later = Supply(parts), self.calls, 0.0, 0.0
+        devices, calls, needed, later = DeviceTimeSupply(parts), self.calls, 0.0, 0.0
         worth = {place: prices[place.source] * place.devices for place in self.places}
         for place, call in enumerate(reversed(calls), start=1):
             at_s, where = call.arrival.at_s, self.of[call.arrival.context]

@@ -273,7 +273,7 @@ class SimLibrary(RunningLibrary):
             if model.item_cv:
                 seconds *= sim.chance_of_calls.factor(spec.call, cv=model.item_cv)
         if self._items < model.warm_items:
-            seconds += self.warm_up(items) * model.warm_item_s
+            seconds += self.count_cold_items(items) * model.warm_item_s
         return seconds
 
     def _finish_solo_run(self, spec: CallSpec) -> None:

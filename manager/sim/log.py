@@ -1,7 +1,8 @@
 """The events of a simulated run: one row per event, in columns.
 
 A row has a time in seconds, an event, the numbers of a call, library, pilot and block (-1 = none), and a value.
-`EachCall` writes every event of a call. `CountedCalls` writes sums every second, and histograms of times at the end.
+`EachCallLog` writes every event of a call. `CountedCallsLog` writes sums every second, and histograms of times at the
+end.
 """
 
 from __future__ import annotations
@@ -167,7 +168,7 @@ class LibraryPlace(NamedTuple):
     devices: int
 
 
-class EachCall:
+class EachCallLog:
     """Writes a row for every event of a call, and of the members of a gang."""
 
     def __init__(self, log: EventLog) -> None:
@@ -208,7 +209,7 @@ class EachCall:
     def close(self, at_s: float) -> None: ...
 
 
-class CountedCalls:
+class CountedCallsLog:
     """Writes sums per second of virtual time, and histograms of times at the end."""
 
     def __init__(self, log: EventLog) -> None:
@@ -220,8 +221,10 @@ class CountedCalls:
         self._again: set[int] = set()  # Calls that have completed more than once
         self._sums = [0.0] * len(Happened)
         self._ends = 0
-        self._waits, self._takes = _Times(), _Times()
-        self._tokens = {what: _Times() for what in (Happened.TOKEN_FIRST, Happened.TOKEN_MEAN, Happened.TOKEN_GAP)}
+        self._waits, self._takes = _TimeHistogram(), _TimeHistogram()
+        self._tokens = {
+            what: _TimeHistogram() for what in (Happened.TOKEN_FIRST, Happened.TOKEN_MEAN, Happened.TOKEN_GAP)
+        }
         self._objectives = [0, 0]
         self._write_at = 0.0
         self._first = True
@@ -315,14 +318,14 @@ class CountedCalls:
         self._write_at = at_s + EVERY_S
 
 
-CallsLog = EachCall | CountedCalls
+CallsLog = EachCallLog | CountedCallsLog
 
 
 def items_of(spec: CallSpec) -> int:
     return spec.features.items if spec.features is not None else 1
 
 
-class _Times:
+class _TimeHistogram:
     """A histogram of times, which adds values in bulk."""
 
     def __init__(self) -> None:

@@ -40,7 +40,7 @@ class _Fetch:
         self.bytes_here = False
 
 
-class Fetching:
+class PilotFetches:
     def __init__(self, pilot: SimPilot) -> None:
         self._pilot = pilot
         self._fetches: dict[str, _Fetch] = {}
@@ -203,7 +203,7 @@ class SimPilot:
         self.device_turns = DeviceTurns(sim.agenda)
         self.libraries: dict[LibraryId, SimLibrary] = {}
         """Libraries, from the start order until the core forgets them."""
-        self.fetching = Fetching(self)
+        self.fetching = PilotFetches(self)
         self.here = True
         self.left = False
         self._ends_at = ends_at
@@ -233,7 +233,7 @@ class SimPilot:
         match command:
             case commands.Tell(message=message):
                 self._send(message)
-            case commands.TellLibrary(library=number, message=to_library):
+            case commands.SendToLibrary(library=number, message=to_library):
                 library = self.libraries.get(number)
                 if library is not None:
                     library.hear(to_library)
@@ -246,7 +246,7 @@ class SimPilot:
                 self.libraries[ordered.library].start()
             case commands.KillProcess(library=number) | commands.KillZygote(library=number):
                 self.libraries[number].end()
-            case commands.Forget(library=number):
+            case commands.RemoveLibrary(library=number):
                 library = self.libraries.pop(number, None)
                 if library is not None:
                     library.vanish()
@@ -254,7 +254,7 @@ class SimPilot:
                 library = self.libraries.get(number)
                 running = [(call, 0.0) for call in library.running] if library is not None else []  # no time limits
                 self.handle(events.Observed([events.Observation(number, running)]))
-            case commands.WeighOffer(order=order):
+            case commands.InspectOffer(order=order):
                 self.handle(self._weighed(order))
             case commands.StartFetch(order=order):
                 self.fetching.told(order)
@@ -267,23 +267,23 @@ class SimPilot:
                     cancel(self._timers[key])
                 agenda = self.sim.agenda
                 self._timers[key] = agenda.at(max(at, agenda.now), self._handle_fired_timer, key)
-            case commands.Greet(hello=hello):
+            case commands.SendHello(hello=hello):
                 self._send(hello)
             case commands.Leave():
                 self._exit()
             case (
-                commands.WriteLog() | commands.Acknowledged() | commands.Beat() | commands.PassOn() |
-                commands.TidySnapshots() | commands.OfferSnapshot() | commands.Probe() | commands.BringArguments() |
-                commands.ReleaseArguments() | commands.UploadResults()
+                commands.WriteLog() | commands.DropAcknowledgedFrames() | commands.SendHeartbeat() |
+                commands.SendPieces() | commands.RemoveEvictedSnapshots() | commands.OfferSnapshot() |
+                commands.Probe() | commands.FetchArguments() | commands.ReleaseArguments() | commands.UploadResults()
             ):  # fmt: skip
                 pass
             case _:
                 assert_never(command)
 
-    def _weighed(self, order: to_pilot.RunCalls) -> events.OfferWeighed:
+    def _weighed(self, order: to_pilot.RunCalls) -> events.OfferInspected:
         library = self.libraries.get(order.library)
         if library is None or library.batch is None:
-            return events.OfferWeighed(order)
+            return events.OfferInspected(order)
         mine, beside = set(library.batch.device_ids), list[ServedBatch]()
         for other in self.libraries.values():
             if other.batch is not None and not other.is_over and not mine.isdisjoint(other.batch.device_ids):
@@ -294,7 +294,7 @@ class SimPilot:
         required = library.batch.required_bytes(spec, model) if model is not None and model.token_bytes else 0
         pause_s = library.resize_s(order.reserve_bytes) if order.reserve_bytes else 0.0
         engines = [each.outlook(pause_s=pause_s if each is library.batch else 0.0) for each in beside]
-        return events.OfferWeighed(order, library.batch.unread(spec), engines, free_at, required)
+        return events.OfferInspected(order, library.batch.unread(spec), engines, free_at, required)
 
     def _send(self, message: to_manager.FromPilot) -> None:
         """Send a message to the manager. Later messages join its frame until it arrives."""

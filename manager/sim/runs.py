@@ -26,7 +26,7 @@ from stoker.manager.core.events import Event
 from stoker.manager.sim.agenda import Agenda, Entry, cancel
 from stoker.manager.sim.device import RunningWork, SimulatedDevice, begin_together
 from stoker.manager.sim.flows import Network, SharedFiles
-from stoker.manager.sim.log import CallsLog, CountedCalls, EachCall, EventLog, LibraryPlace, TokenTimes, items_of
+from stoker.manager.sim.log import CallsLog, CountedCallsLog, EachCallLog, EventLog, LibraryPlace, TokenTimes, items_of
 from stoker.manager.sim.virtual_engine import StepCounts
 from stoker.manager.sim.world import TICK_S, ContextModel, World
 from stoker.protocol import to_agent
@@ -46,7 +46,7 @@ class Surroundings:
         self.network = Network(self.agenda)
         self.shared = SharedFiles(world.links)
         self.log = EventLog()
-        self.calls_log: CallsLog = CountedCalls(self.log) if counted else EachCall(self.log)
+        self.calls_log: CallsLog = CountedCallsLog(self.log) if counted else EachCallLog(self.log)
         self.operations_of = {
             files.name: files.operations for model in world.contexts.values() for files in model.files
         }
@@ -162,7 +162,7 @@ class RunningLibrary:
         self.is_over = False
         self._items = 0
 
-    def warm_up(self, items: int) -> int:
+    def count_cold_items(self, items: int) -> int:
         """Count `items` more items as begun. Return how many of these items take longer because the process is new."""
         cold = min(items, self.model.warm_items - self._items) if self._items < self.model.warm_items else 0
         self._items += items
@@ -227,7 +227,7 @@ class CallRun:
             devices = [device for member in self.members.values() for device in member.devices]
         self.begun = True
         plan = planned(sim, spec, tuple(self.members.values()))
-        cold = max([member.warm_up(sim.items_of(spec)) for member in self.members.values()])
+        cold = max([member.count_cold_items(sim.items_of(spec)) for member in self.members.values()])
         self._course = replace(plan, whole_s=plan.whole_s + cold * library.model.warm_item_s)
         self._began_at = self._kept_at = sim.agenda.now
         self.work = begin_together(devices, self._course.whole_s, part=library.part, then=self._ended, args=())

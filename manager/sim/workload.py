@@ -96,7 +96,7 @@ class SweepCalls(_Calls, frozen=True, forbid_unknown_fields=True, kw_only=True, 
     inputs: Many
 
 
-class _Stretch(_Calls, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class _TimedCalls(_Calls, frozen=True, forbid_unknown_fields=True, kw_only=True):
     for_s: Duration = msgspec.field(default=NO_TIME, name="for")
     count: AsMany = 0
 
@@ -106,17 +106,17 @@ class _Stretch(_Calls, frozen=True, forbid_unknown_fields=True, kw_only=True):
             raise ValueError('count: set the number of calls, or for = "10 min", the time in which they arrive')
 
 
-class Constant(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="constant"):
+class Constant(_TimedCalls, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="constant"):
     """Calls at equal intervals from time 0."""
 
     rate_per_s: PerSecond = msgspec.field(name="rate")
 
 
-class Poisson(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="poisson"):
+class Poisson(_TimedCalls, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="poisson"):
     rate_per_s: PerSecond = msgspec.field(name="rate")
 
 
-class Bursts(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="bursts"):
+class Bursts(_TimedCalls, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="bursts"):
     """Alternating calm periods and bursts of calls. `calm`, `burst`: their mean durations."""
 
     rate_per_s: Annotated[float, msgspec.Meta(ge=0.0, le=10_000_000.0)] = msgspec.field(name="rate")
@@ -131,7 +131,7 @@ class Bursts(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, ta
                 raise ValueError(f"{setting}: the mean time must be at least 1 ms, not {mean_s:g} s")
 
 
-class Diurnal(_Stretch, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="diurnal"):
+class Diurnal(_TimedCalls, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="diurnal"):
     """Calls whose rate changes over the day. `swing`: height of the peak above the mean, as a share of the mean."""
 
     rate_per_s: PerSecond = msgspec.field(name="rate")
@@ -272,7 +272,7 @@ def _times(workload: Constant | Poisson | Bursts | Diurnal, seed: int) -> Iterat
         case Bursts():
             return _bursts(workload, gaps, Stream(seed, "arrivals/stays"))
         case Diurnal():
-            return _diurnal(workload, gaps, Stream(seed, "arrivals/thinning"))
+            return _diurnal_times(workload, gaps, Stream(seed, "arrivals/thinning"))
         case _:
             assert_never(workload)
 
@@ -293,7 +293,7 @@ def _bursts(workload: Bursts, gaps: Stream, stays: Stream) -> Iterator[int]:
         now_ns, bursting = ends_ns, not bursting
 
 
-def _diurnal(workload: Diurnal, gaps: Stream, thinning: Stream) -> Iterator[int]:
+def _diurnal_times(workload: Diurnal, gaps: Stream, thinning: Stream) -> Iterator[int]:
     swing, turn = workload.swing, 2.0 * math.pi / (workload.period_s * _NANO)
     peak_ns, now_ns = _to_nanoseconds(workload.peak_s), 0
     for number in count():

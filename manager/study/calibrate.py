@@ -25,7 +25,7 @@ from stoker.manager.core import events
 from stoker.manager.core.events import Command, ContextAdvice, Event
 from stoker.manager.core.seams import Policies
 from stoker.manager.core.state import State
-from stoker.manager.live.restore import JournalPast
+from stoker.manager.live.restore import JournalReplay
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import items_of
 from stoker.manager.sim.run import Simulation
@@ -208,7 +208,7 @@ class RecordedSession:
 def read_session(path: Path, *, session: str, policies: Policies) -> RecordedSession:
     """Return the session that a journal recorded under `policies`. Raises SessionError if no call completed."""
     found = RecordedSession(session)
-    again = JournalPast(path, session, policies)
+    again = JournalReplay(path, session, policies)
     if again.core is not None:
         found.begin(again.core.state, since=again.since)
     for now, event in again.events():

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import msgspec
 
-from stoker.contexts.performance import Availability, Estimate, Remembered
+from stoker.contexts.performance import Availability, Estimate, RecipeRecord
 from stoker.errors import SessionError
 from stoker.protocol.blocks import PilotEnd
 from stoker.site import Site
@@ -108,7 +108,7 @@ class Evidence(msgspec.Struct, frozen=True):
 
 
 class MeasuredCosts(Protocol):
-    def recipes_of(self, function: str) -> list[Remembered]: ...
+    def recipes_of(self, function: str) -> list[RecipeRecord]: ...
 
     def estimates(self, recipe_key: str) -> dict[str, Estimate]: ...
 

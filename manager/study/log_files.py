@@ -186,7 +186,7 @@ class _Rows:
                     row = yield from self._free_row(number, library)
                     library.busy[call] = row, at_s, int(value) if what == Happened.PART_BEGAN else 0
                 case Happened.CALL_ENDED if library is not None and call in library.busy:
-                    yield from self._join(library, call, at_s, value)
+                    yield from self._add_to_bar(library, call, at_s, value)
                 case Happened.PART_ENDED if library is not None and call in library.busy:
                     yield self._bar(library, call, at_s, "")
                 case Happened.CALL_LEFT | Happened.PART_LEFT if library is not None and call in library.busy:
@@ -213,7 +213,7 @@ class _Rows:
         for block in list(self._blocks):
             yield self._block_phase(block, at_s, "")
 
-    def _join(self, library: _LibraryRows, call: int, at_s: float, items: float) -> Iterator[TraceEvent]:
+    def _add_to_bar(self, library: _LibraryRows, call: int, at_s: float, items: float) -> Iterator[TraceEvent]:
         """Add an ended call to the bar of its row, and draw the bar when it has enough calls."""
         row, began_at, _ = library.busy.pop(call)
         span = library.spans.get(row)

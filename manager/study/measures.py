@@ -92,10 +92,10 @@ class Measures(msgspec.Struct, frozen=True):
 
 def measure(log: EventLog, *, until_s: float | None = None) -> Measures:
     """`until_s`: time at which the run was stopped."""
-    return _Pass(log).result(until_s)
+    return _MeasuringPass(log).result(until_s)
 
 
-class _Pass:
+class _MeasuringPass:
     def __init__(self, log: EventLog) -> None:
         self.log = log
         self.completed, self.devices, self.queue = Steps(), Steps(), Steps()

@@ -14,7 +14,7 @@ from stoker.manager.core.events import Event, FromPilot, PilotLost
 from stoker.manager.core.nouns import Library, LibraryState
 from stoker.manager.core.seams import Policies
 from stoker.manager.core.state import State
-from stoker.manager.live.restore import JournalPast
+from stoker.manager.live.restore import JournalReplay
 from stoker.manager.study.log_files import TraceEvent, name_event, slice_event, write_events
 from stoker.protocol import to_manager
 from stoker.protocol.calls import CallEnd
@@ -30,7 +30,7 @@ _SHORT_S = 1e-6
 def write_session_timeline(file: Path, journal: Path, *, session: str, policies: Policies) -> int:
     """Write a session's timeline, gzipped if the name ends in `.gz`, and return its number of calls."""
     timeline = _Timeline()
-    past = JournalPast(journal, session, policies)
+    past = JournalReplay(journal, session, policies)
 
     def events() -> Iterator[TraceEvent]:
         yield name_event("process_name", f"session {session}", pid=_SESSION)

@@ -176,7 +176,7 @@ def read_trace(trace: Trace, *, folder: Path, contexts: Collection[str] = ()) ->
     """Return the calls of a trace in order of time. Raises ConfigError, for a wrong later row during the iteration."""
     path = (folder / Path(trace.file).expanduser()).absolute()
     is_plain = trace.format is TraceFormat.CSV
-    found = _plain(path, trace, contexts) if is_plain else _READERS[trace.format](path, trace, _Names(trace))
+    found = _plain(path, trace, contexts) if is_plain else _READERS[trace.format](path, trace, _TraceContexts(trace))
     calls = _cut(found, trace)
     first = next(calls, None)
     if first is None:
@@ -199,7 +199,7 @@ def _cut(calls: Iterable[Arrival], trace: Trace) -> Iterator[Arrival]:
     return islice(wanted(), trace.count or None)
 
 
-class _Names:
+class _TraceContexts:
     def __init__(self, trace: Trace) -> None:
         given = (trace.context,) if isinstance(trace.context, str) else trace.context
         self._turns = cycle(given) if all(given) else None
@@ -220,7 +220,7 @@ class _Names:
         return context
 
 
-class _Clock:
+class _RowClock:
     """Converts the times of rows to seconds since the first row. Rejects decreasing times."""
 
     def __init__(self, field: str) -> None:
@@ -237,16 +237,16 @@ class _Clock:
         return round(time_s - self._first, 6)
 
 
-def _read_philly_trace(path: Path, trace: Trace, names: _Names) -> Iterator[Arrival]:
+def _read_philly_trace(path: Path, trace: Trace, names: _TraceContexts) -> Iterator[Arrival]:
     rows = read_table(path, needs=("timestamp", "duration", "num_gpus", "cluster"))
     wanted = (row for row in rows if trace.cluster in ("", row.text("cluster")))
-    clock = _Clock("timestamp")
+    clock = _RowClock("timestamp")
     for time_s, row in sorted(((row.date("timestamp"), row) for row in wanted), key=lambda each: each[0]):
         yield from _job(row, trace, at_s=clock.at(row, time_s), context=names.of(row, "cluster"))
 
 
-def _read_elasticflow_trace(path: Path, trace: Trace, names: _Names) -> Iterator[Arrival]:
-    clock = _Clock("submission_time")
+def _read_elasticflow_trace(path: Path, trace: Trace, names: _TraceContexts) -> Iterator[Arrival]:
+    clock = _RowClock("submission_time")
     needs = ("submission_time", "model_name", "deadline", "num_gpu", "duration")
     for row in read_table(path, needs=needs):
         submitted_s, deadline_s = row.number("submission_time"), row.number("deadline")
@@ -270,8 +270,8 @@ def _job(
         yield Arrival(at_s, context, items, priority=trace.priority, deadline_s=deadline_s)
 
 
-def _read_azure_llm_trace(path: Path, trace: Trace, names: _Names) -> Iterator[Arrival]:
-    context, clock = names.context("") or "", _Clock("TIMESTAMP")
+def _read_azure_llm_trace(path: Path, trace: Trace, names: _TraceContexts) -> Iterator[Arrival]:
+    context, clock = names.context("") or "", _RowClock("TIMESTAMP")
     for row in read_table(path, needs=("TIMESTAMP", "ContextTokens", "GeneratedTokens")):
         at_s = clock.at(row, row.date("TIMESTAMP"))
         yield _request(trace, at_s, context, row.whole("ContextTokens"), row.whole("GeneratedTokens"))
@@ -285,7 +285,7 @@ def _request(trace: Trace, at_s: float, context: str, input_length: int, output:
 
 
 def _plain(path: Path, trace: Trace, contexts: Collection[str]) -> Iterator[Arrival]:
-    clock, objective = _Clock("at_s"), trace.tokens.objective
+    clock, objective = _RowClock("at_s"), trace.tokens.objective
     context = trace.context if isinstance(trace.context, str) else ""
     for row in read_table(path, needs=("at_s",), knows=_COLUMNS):
         if "context" in row.columns:
@@ -328,7 +328,7 @@ class _TracedFunction(msgspec.Struct, frozen=True):
             raise ValueError(f"input, output and timestamps need equal lengths, not {lengths}")
 
 
-def _slinfer(path: Path, trace: Trace, names: _Names) -> Iterator[Arrival]:
+def _slinfer(path: Path, trace: Trace, names: _TraceContexts) -> Iterator[Arrival]:
     def first_s(function: _TracedFunction) -> float:
         return next(iter(function.timestamps), math.inf)
 
@@ -376,7 +376,7 @@ def _functions(path: Path) -> list[_TracedFunction]:
         raise wrong(path, line, "", f"is not JSON: {error}") from None
 
 
-_READERS: dict[TraceFormat, Callable[[Path, Trace, _Names], Iterator[Arrival]]] = {
+_READERS: dict[TraceFormat, Callable[[Path, Trace, _TraceContexts], Iterator[Arrival]]] = {
     TraceFormat.PHILLY: _read_philly_trace,
     TraceFormat.ELASTICFLOW: _read_elasticflow_trace,
     TraceFormat.AZURE_LLM: _read_azure_llm_trace,

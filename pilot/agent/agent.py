@@ -27,18 +27,25 @@ from stoker.connections import split_address
 from stoker.dealer import Dealer, Keys
 from stoker.errors import ProtocolError, SessionError
 from stoker.folders import working_folder_if_exists
-from stoker.log_files import SeldomLog
+from stoker.log_files import RateLimitedLog
 from stoker.pilot.agent.offers import BOARD, OfferInspector
-from stoker.pilot.agent.process import LibraryProcess, Wires, Zygotes
+from stoker.pilot.agent.process import AgentPoller, LibraryProcess, Zygotes
 from stoker.pilot.agent.scratch import Parent, Scratch
-from stoker.pilot.cache import Bringing, ObjectCache, Pin, ServedCache
+from stoker.pilot.cache import CacheFetch, ObjectCache, Pin, ServedCache
 from stoker.pilot.core.commands import Command
-from stoker.pilot.core.events import Event, FromLibrary, LibraryGarbled, LibraryHungUp, ManagerAway, UnacknowledgedFacts
+from stoker.pilot.core.events import (
+    Event,
+    FromLibrary,
+    LibraryBytesInvalid,
+    LibrarySocketClosed,
+    ManagerAway,
+    UnacknowledgedFacts,
+)
 from stoker.pilot.core.reactor import EventQueue, PilotCore
 from stoker.pilot.core.state import CoreState, PilotFacts, Timers
 from stoker.pilot.devices import PilotDevice, monitor
 from stoker.pilot.devices.gpu import DRIVER_LIMIT_S
-from stoker.pilot.devices.monitor import Monitor, OomKills, anonymous_bytes
+from stoker.pilot.devices.monitor import GpuMonitor, OomKills, anonymous_bytes
 from stoker.pilot.transfer import wire as transfer_wire
 from stoker.pilot.transfer.fetch import SEED_FILE, read_key
 from stoker.pilot.transfer.server import ObjectServer
@@ -68,7 +75,7 @@ class ManagerLink:
         self.session = folder.read()
         self.refused_frames = 0
         self._search_at = 0.0
-        self._refusals = SeldomLog(log)
+        self._refusals = RateLimitedLog(log)
         self._batch: list[to_manager.FromPilot] = []
         self._passing: list[to_manager.CallYielded] = []  # pieces of results to send in the next frames
         self.outbox = Outbox()
@@ -239,7 +246,7 @@ class OngoingFetch:
 
     def __init__(self, order: FetchObject) -> None:
         self.order = order
-        self.bringing: Bringing | None = None
+        self.bringing: CacheFetch | None = None
 
 
 # ---- agent
@@ -274,7 +281,7 @@ class Agent:
         self.session = session
         self.logs = session.pilot(options.pilot)
         self.devices: dict[DeviceId, PilotDevice] = {device.facts.device: device for device in devices}
-        self.monitors: dict[str, Monitor] = {}  # the monitor of each GPU, by UUID
+        self.monitors: dict[str, GpuMonitor] = {}  # the monitor of each GPU, by UUID
         self.bare_bytes: dict[DeviceId, int] = {}  # bytes in use on each GPU while no library uses the GPU
         self.sees_all_processes = monitor.sees_all_processes()
         self.scratch = scratch
@@ -284,7 +291,7 @@ class Agent:
         self.peers = peers
         self.link = link
         self.zygotes = Zygotes(logs=self.logs, scratch=scratch.path, umask=options.umask)
-        self.wires = Wires()
+        self.wires = AgentPoller()
         self.search_path = working_folder_if_exists()  # the program's folder, if the pilot was started there
         self.processes: dict[LibraryId, LibraryProcess] = {}
         self.fetches: dict[str, OngoingFetch] = {}
@@ -316,10 +323,10 @@ class Agent:
             self.handle(FromLibrary(process.library, said))
         if process.garbled:
             self.wires.unwatch(process)
-            self.handle(LibraryGarbled(process.library, process.garbled))
+            self.handle(LibraryBytesInvalid(process.library, process.garbled))
         elif not is_open:
             self.wires.unwatch(process)
-            self.handle(LibraryHungUp(process.library))
+            self.handle(LibrarySocketClosed(process.library))
 
     def later(self, action: Callable[[], None]) -> None:
         """Run `action` in the thread of the loop. Any thread may call this method."""

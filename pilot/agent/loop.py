@@ -91,7 +91,7 @@ class Loop:
                     self._greet()
                 while self._signals:
                     name, again = self._signals.pop(0)
-                    agent.handle(events.Signalled(f"it received {name}", again))
+                    agent.handle(events.SignalReceived(f"it received {name}", again))
                 now = time.monotonic()
                 if now >= self._due:
                     self._timers(now)
@@ -222,13 +222,13 @@ def carry_out(agent: Agent, command: commands.Command) -> None:
     match command:
         case commands.Tell(message=message):
             agent.link.post(message)
-        case commands.TellLibrary(library=number, message=to_library):
+        case commands.SendToLibrary(library=number, message=to_library):
             process = agent.processes.get(number)
             if process is not None:
                 agent.wires.tell(process, to_library)
-        case commands.Acknowledged(sequence=sequence):
+        case commands.DropAcknowledgedFrames(sequence=sequence):
             agent.link.acked(sequence)
-        case commands.PassOn(message=pieces):
+        case commands.SendPieces(message=pieces):
             agent.link.pass_on(pieces)
         case commands.WriteLog(text=text, severity=severity):
             log.log(severity, "%s", text)
@@ -242,11 +242,11 @@ def carry_out(agent: Agent, command: commands.Command) -> None:
             processes.kill(agent, number)
         case commands.KillZygote(library=number):
             processes.kill_zygote(agent, number)
-        case commands.Forget(library=number, ran=ran):
+        case commands.RemoveLibrary(library=number, ran=ran):
             processes.forget(agent, number, ran)
         case commands.Observe(library=number):
             observing.observe(agent, filter(None, [agent.processes.get(number)]))
-        case commands.WeighOffer(order=order):
+        case commands.InspectOffer(order=order):
             agent.handle(agent.offers.weigh(order))
         case commands.Expect(name=name):
             agent.peers.served.expect(name)
@@ -254,9 +254,9 @@ def carry_out(agent: Agent, command: commands.Command) -> None:
             objects.fetch(agent, order)
         case commands.StopFetch(name=name):
             objects.stop_fetch(agent, name)
-        case commands.TidySnapshots():
+        case commands.RemoveEvictedSnapshots():
             store.remove_evicted_snapshots(agent.cache)
-        case commands.BringArguments():
+        case commands.FetchArguments():
             objects.bring_arguments(agent, command)
         case commands.ReleaseArguments(library=number, calls=calls):
             objects.release_arguments(agent, number, calls)
@@ -268,9 +268,9 @@ def carry_out(agent: Agent, command: commands.Command) -> None:
             observing.begin_probe(agent, device)
         case commands.SetTimer(at=at, key=key):
             agent.timers.set(at, key)
-        case commands.Beat(message=heartbeat):
+        case commands.SendHeartbeat(message=heartbeat):
             agent.link.say(heartbeat)
-        case commands.Greet(hello=hello):
+        case commands.SendHello(hello=hello):
             agent.link.greet(hello)
         case commands.Leave():
             agent.is_over = True

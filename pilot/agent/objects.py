@@ -24,9 +24,9 @@ from stoker.contexts.objects import copy_object, manifest_of, object_of
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import StokerError
 from stoker.pilot.agent.agent import Agent, OngoingFetch
-from stoker.pilot.cache import Bringing, DiskError, InUseError, ObjectCache, Pin, disk, store
+from stoker.pilot.cache import CacheFetch, DiskError, InUseError, ObjectCache, Pin, disk, store
 from stoker.pilot.core import events
-from stoker.pilot.core.commands import BringArguments
+from stoker.pilot.core.commands import FetchArguments
 from stoker.pilot.core.infrastructure import is_unwritable_disk_error
 from stoker.pilot.transfer.board import FetchOutcome, ObjectSource
 from stoker.pilot.transfer.fetch import put
@@ -94,11 +94,11 @@ def _offer(
         agent.handle(events.SourceFailed(ref.name, what))
 
 
-def _start(agent: Agent, fetching: OngoingFetch, ref: ObjectRef) -> Bringing:
+def _start(agent: Agent, fetching: OngoingFetch, ref: ObjectRef) -> CacheFetch:
     def lost(source: ObjectSource, why: str) -> None:
         agent.later(lambda: _lost(agent, fetching, source, why))
 
-    bringing = Bringing(agent.cache, ref, key=agent.peers.key, lost=lost, begun=agent.peers.served.grows)
+    bringing = CacheFetch(agent.cache, ref, key=agent.peers.key, lost=lost, begun=agent.peers.served.grows)
 
     def run() -> None:
         try:
@@ -194,7 +194,7 @@ _T = TypeVar("_T")
 _PAUSES_S = (0.5, 2.0, 5.0)  # seconds before each retry, because the seed may be restarting
 
 
-def bring_arguments(agent: Agent, command: BringArguments) -> None:
+def bring_arguments(agent: Agent, command: FetchArguments) -> None:
     pins: dict[CallId, Pin] = {}
     lacks: dict[CallId, events.FetchFailure] = {}
 
@@ -215,7 +215,7 @@ def bring_arguments(agent: Agent, command: BringArguments) -> None:
             return
         process.arguments |= pins
         paths = {call: pin.path for call, pin in pins.items()}
-        agent.handle(events.ArgumentsBrought(command.library, command.ticket, paths, lacks))
+        agent.handle(events.ArgumentsFetched(command.library, command.ticket, paths, lacks))
 
     threading.Thread(target=run, name="payloads-bring", daemon=True).start()
 
@@ -239,7 +239,7 @@ def upload_results(agent: Agent, library: LibraryId, ends: list[CallEnd]) -> Non
 
 def _bring_object(agent: Agent, ref: ObjectRef) -> Pin:
     def bring() -> Pin:
-        bringing = Bringing(agent.cache, ref, key=agent.peers.key)
+        bringing = CacheFetch(agent.cache, ref, key=agent.peers.key)
         bringing.offer([ObjectSource(address=agent.peers.seed(), label="the session's seed", origin=True)])
         return bringing.run(alone_s=0.0)[0]
 
@@ -344,7 +344,7 @@ def _hand_on(agent: Agent, name: str, path: str) -> None:
         if os.path.exists(path):  # otherwise another pilot of this host has moved the archive
             facts = os.stat(path)
             ref = ObjectRef(name, facts.st_size, path, changed_ns=facts.st_mtime_ns, inode=facts.st_ino)
-            bringing = Bringing(agent.cache, ref, key=agent.peers.key)
+            bringing = CacheFetch(agent.cache, ref, key=agent.peers.key)
             bringing.offer([ObjectSource(path=path, origin=True)])
             bringing.run(alone_s=0.0)[0].release()
             os.unlink(path)  # the cache now contains the archive

@@ -298,4 +298,6 @@ def report_driver_health(agent: Agent) -> None:
     for device in agent.devices.values():
         monitor = agent.monitors.get(device.uuid)
         if monitor is not None:
-            agent.handle(events.DriverSaid(device.facts.device, monitor.take_fault() or "", monitor.hangs(now) or ""))
+            agent.handle(
+                events.DriverReported(device.facts.device, monitor.take_fault() or "", monitor.hangs(now) or "")
+            )

@@ -15,7 +15,7 @@ from pathlib import Path
 from stoker.contexts.inference.adapter import EngineWork
 from stoker.contexts.step_times import StepSeconds, StepTimes
 from stoker.pilot.core import starting
-from stoker.pilot.core.events import OfferWeighed
+from stoker.pilot.core.events import OfferInspected
 from stoker.pilot.core.memory import token_cache
 from stoker.pilot.core.state import CoreState, PilotLibrary, Stage
 from stoker.pilot.core.turns import EngineOutlook, OpenAnswer, UnreadPrompt
@@ -44,17 +44,17 @@ class OfferInspector:
         """For each library, the accepted calls that its engine has not reported yet."""
         self._reported_requests: dict[LibraryId, int] = {}
 
-    def weigh(self, order: RunCalls) -> OfferWeighed:
+    def weigh(self, order: RunCalls) -> OfferInspected:
         try:
             return self._evaluate(order)
         except Exception:  # if an offer cannot be evaluated, the pilot accepts the call
             log.exception("the offer of a call to lib-%d cannot be evaluated and is accepted", order.library)
-            return OfferWeighed(order)
+            return OfferInspected(order)
 
-    def _evaluate(self, order: RunCalls) -> OfferWeighed:
+    def _evaluate(self, order: RunCalls) -> OfferInspected:
         library, now = self._state.libraries.get(order.library), self._clock()
         if library is None or not order.calls:
-            return OfferWeighed(order)
+            return OfferInspected(order)
         engines_here, beside = self._read(library), self._libraries_beside(library)
         self._drop_prompts_taken_by_engines(engines_here)
         self._forget(beside)
@@ -63,7 +63,7 @@ class OfferInspector:
         required, why_full = self._required_bytes(order, library, own_work)
         self._taken.setdefault(order.library, []).append((order.calls[0].call, new))
         if why_full or self._cost(library) is None:
-            return OfferWeighed(order, required_bytes=required, why_full=why_full)
+            return OfferInspected(order, required_bytes=required, why_full=why_full)
         ends = [row.held_at + row.step_s for row, _ in engines_here if row.state is TurnState.HOLDS]
         free_at = max([now, *(end for end in ends if now < end < now + _LONGEST_STEP_S)])
         seen = set[LibraryId]()
@@ -75,7 +75,7 @@ class OfferInspector:
             seen.add(number)
             if outlook is not None:
                 engines.append(outlook)
-        return OfferWeighed(order, new, engines, free_at, required)
+        return OfferInspected(order, new, engines, free_at, required)
 
     def _outlook(
         self, library: PilotLibrary, work: EngineWork, now: float, *, is_first: bool, but: RunCalls

@@ -149,7 +149,7 @@ class LibraryProcess:
 Source = LibraryProcess | Zygote
 
 
-class Wires:
+class AgentPoller:
     """The poller of the agent's loop: the watched sockets, and the queued messages for libraries."""
 
     def __init__(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.pilot.cache.bringing import Bringing, ServedCache
+from stoker.pilot.cache.bringing import CacheFetch, ServedCache
 from stoker.pilot.cache.store import CacheError, DiskError, InUseError, ObjectCache, Pin
 
-__all__ = ["Bringing", "CacheError", "DiskError", "InUseError", "ObjectCache", "Pin", "ServedCache"]
+__all__ = ["CacheError", "CacheFetch", "DiskError", "InUseError", "ObjectCache", "Pin", "ServedCache"]

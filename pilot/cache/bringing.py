@@ -24,7 +24,7 @@ from stoker.units import show_bytes
 _NOTHING = FetchOutcome(origin_bytes=0, peer_bytes=0, seconds=0.0)
 
 
-class Bringing:
+class CacheFetch:
     """Brings one object into the cache. `run` blocks its thread; `offer` and `stop` are thread-safe."""
 
     def __init__(

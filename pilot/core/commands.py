@@ -27,31 +27,31 @@ class Tell(_Command, frozen=True, gc=False):
     message: FromPilot
 
 
-class Beat(_Command, frozen=True):
+class SendHeartbeat(_Command, frozen=True):
     """Send a heartbeat if the pilot is connected. The heartbeat may be lost."""
 
     message: Heartbeat
 
 
-class PassOn(_Command, frozen=True, gc=False):
+class SendPieces(_Command, frozen=True, gc=False):
     """Send pieces of a call's result if connected. The frame has no number and is not resent."""
 
     message: CallYielded
 
 
-class Greet(_Command, frozen=True):
+class SendHello(_Command, frozen=True):
     """Send a hello to the manager, then resend all unacknowledged frames."""
 
     hello: PilotHello
 
 
-class Acknowledged(_Command, frozen=True):
+class DropAcknowledgedFrames(_Command, frozen=True):
     """Drop the kept frames up to number `sequence`, because the manager has acknowledged them."""
 
     sequence: int
 
 
-class TellLibrary(_Command, frozen=True, gc=False):
+class SendToLibrary(_Command, frozen=True, gc=False):
     library: LibraryId
     message: ToLibrary
 
@@ -83,7 +83,7 @@ class KillZygote(_Command, frozen=True):
     library: LibraryId
 
 
-class Forget(_Command, frozen=True):
+class RemoveLibrary(_Command, frozen=True):
     """Close a library's socket, release its objects, and remove its folder."""
 
     library: LibraryId
@@ -96,8 +96,8 @@ class Observe(_Command, frozen=True):
     library: LibraryId
 
 
-class WeighOffer(_Command, frozen=True):
-    """Collect the state of the engines on a library's devices for an offered call. `OfferWeighed` reports the state."""
+class InspectOffer(_Command, frozen=True):
+    """Collect the state of the engines on a library's devices for an offered call. `OfferInspected` reports it."""
 
     order: RunCalls
 
@@ -126,12 +126,12 @@ class StopFetch(_Command, frozen=True):
     name: str
 
 
-class TidySnapshots(_Command, frozen=True):
+class RemoveEvictedSnapshots(_Command, frozen=True):
     """Remove the snapshots that were made from evicted objects."""
 
 
-class BringArguments(_Command, frozen=True):
-    """Fetch large arguments of calls from the session. `ArgumentsBrought` reports the result."""
+class FetchArguments(_Command, frozen=True):
+    """Fetch large arguments of calls from the session. `ArgumentsFetched` reports the result."""
 
     library: LibraryId
     ticket: int
@@ -187,7 +187,8 @@ class WriteLog(_Command, frozen=True):
 
 
 Command = (
-    Tell | PassOn | Beat | Greet | Acknowledged | TellLibrary | Prepare | StartProcess | KillProcess | KillZygote |
-    Forget | Observe | WeighOffer | PinObjects | Expect | StartFetch | StopFetch | TidySnapshots | BringArguments |
-    ReleaseArguments | UploadResults | OfferSnapshot | Probe | SetTimer | Leave | WriteLog
+    Tell | SendPieces | SendHeartbeat | SendHello | DropAcknowledgedFrames | SendToLibrary | Prepare | StartProcess |
+    KillProcess | KillZygote | RemoveLibrary | Observe | InspectOffer | PinObjects | Expect | StartFetch | StopFetch |
+    RemoveEvictedSnapshots | FetchArguments | ReleaseArguments | UploadResults | OfferSnapshot | Probe | SetTimer |
+    Leave | WriteLog
 )  # fmt: skip

@@ -163,12 +163,12 @@ class FromLibrary(_Event, frozen=True, gc=False):
     messages: Sequence[ToAgent]
 
 
-class LibraryGarbled(_Event, frozen=True):
+class LibraryBytesInvalid(_Event, frozen=True):
     library: LibraryId
     reason: str
 
 
-class LibraryHungUp(_Event, frozen=True):
+class LibrarySocketClosed(_Event, frozen=True):
     """The socket of a library was closed."""
 
     library: LibraryId
@@ -201,7 +201,7 @@ class WasSuspended(_Event, frozen=True):
     seconds: float
 
 
-class OfferWeighed(_Event, frozen=True):
+class OfferInspected(_Event, frozen=True):
     """The engines on a library's devices, and the offered prompt (`new`; None if unknown).
 
     `free_at`: time at which the current engine step ends; `required_bytes`: bytes needed per device with the offered
@@ -270,7 +270,7 @@ class CacheListed(_Event, frozen=True):
     sizes: Mapping[str, int]
 
 
-class ArgumentsBrought(_Event, frozen=True):
+class ArgumentsFetched(_Event, frozen=True):
     library: LibraryId
     ticket: int
     paths: Mapping[CallId, str]
@@ -307,7 +307,7 @@ class Probed(_Event, frozen=True):
     said: str = ""
 
 
-class DriverSaid(_Event, frozen=True):
+class DriverReported(_Event, frozen=True):
     device: DeviceId
     fault: str = ""
     hangs: str = ""
@@ -325,7 +325,7 @@ class WalltimeKnown(_Event, frozen=True):
     left_s: float
 
 
-class Signalled(_Event, frozen=True):
+class SignalReceived(_Event, frozen=True):
     """The pilot received a signal to end. `again`: True for the second signal."""
 
     name: str
@@ -361,8 +361,8 @@ class Farewell(_Event, frozen=True):
 
 Event = (
     FromManager | HelloDue | ManagerAway | LibraryPrepared | ProcessMade | ProcessEnded | FromLibrary
-    | LibraryGarbled | LibraryHungUp | DevicesWanted | Observed | WasSuspended | OfferWeighed | UsageMeasured | Pinned
-    | ObjectArrived | SourceFailed | ObjectLost | CacheListed | ArgumentsBrought | ResultsUploaded | SnapshotTaken
-    | DevicesMeasured | Probed | DriverSaid | DeviceAway | WalltimeKnown | Signalled | ResourceLost | TaskVineEnded
-    | TimerFired | Tick | Farewell
+    | LibraryBytesInvalid | LibrarySocketClosed | DevicesWanted | Observed | WasSuspended | OfferInspected
+    | UsageMeasured | Pinned | ObjectArrived | SourceFailed | ObjectLost | CacheListed | ArgumentsFetched
+    | ResultsUploaded | SnapshotTaken | DevicesMeasured | Probed | DriverReported | DeviceAway | WalltimeKnown
+    | SignalReceived | ResourceLost | TaskVineEnded | TimerFired | Tick | Farewell
 )  # fmt: skip

@@ -25,7 +25,7 @@ class Proof(enum.Enum):
     DEVICE_FAILS = "device fails"  # a probe of the device fails
 
 
-class Sign(msgspec.Struct, frozen=True):
+class Symptom(msgspec.Struct, frozen=True):
     """A kind of exception. `types`: names of the types, to avoid imports; `number`: the exception's errno (0 = any);
     `text`: a pattern in the exception's text; `probed`: True if the pilot must probe the device and end the library.
     """
@@ -50,68 +50,72 @@ _RUST = "std::io::Error's Display: safetensors, tokenizers"
 _TORCH_FILES = "PyTorch, torch/csrc/serialization.cpp"
 _HDF5 = "HDF5, H5FDsec2.c, `errno = %d, error message = `: h5py"
 
-ROWS: tuple[Sign, ...] = (
+ROWS: tuple[Symptom, ...] = (
     # ---- devices, with unambiguous errors
-    Sign(_RUNTIME, "the device met a memory error that it cannot correct", _CUDA + ", 214",
-         text=r"uncorrectable ECC error|ECC_UNCORRECTABLE", probed=True),
-    Sign(_RUNTIME, "a link between devices failed", _CUDA + ", 220", text=r"uncorrectable NVLink error", probed=True),
-    Sign(_RUNTIME, "the device is lost", "NVML, nvmlErrorString(NVML_ERROR_GPU_IS_LOST); Xid 79",
-         text=r"GPU is lost|fallen off the bus", probed=True),
-    Sign(_RUNTIME, "the node's fabric of devices is not up", _CUDA + ", 802",
-         text=r"CUDA.*system not yet initialized", probed=True),
+    Symptom(_RUNTIME, "the device met a memory error that it cannot correct", _CUDA + ", 214",
+            text=r"uncorrectable ECC error|ECC_UNCORRECTABLE", probed=True),
+    Symptom(_RUNTIME, "a link between devices failed", _CUDA + ", 220", text=r"uncorrectable NVLink error",
+            probed=True),
+    Symptom(_RUNTIME, "the device is lost", "NVML, nvmlErrorString(NVML_ERROR_GPU_IS_LOST); Xid 79",
+            text=r"GPU is lost|fallen off the bus", probed=True),
+    Symptom(_RUNTIME, "the node's fabric of devices is not up", _CUDA + ", 802",
+            text=r"CUDA.*system not yet initialized", probed=True),
     # ---- devices, with errors that a bug in a kernel may also cause
-    Sign(_RUNTIME, "the device failed while a kernel ran", _CUDA + ", 719 (Xid 13, 48, 79)",
-         text=r"(CUDA|HIP) error: unspecified launch failure", proof=Proof.DEVICE_FAILS, probed=True),
-    Sign(_RUNTIME, "the device failed in hardware", _CUDA + ", 714, 715, 721",
-         text=r"CUDA error: (hardware stack error|an illegal instruction was encountered|Invalid access of peer GPU"
-              r" memory over nvlink or a hardware error)", proof=Proof.DEVICE_FAILS, probed=True),
-    Sign(_RUNTIME, "the device cannot be reached", _CUDA + ", 46, 100, 999",
-         text=r"CUDA(-capable device\(s\) is/are busy or unavailable| error: unknown error"
-              r"| error: no CUDA-capable device is detected)|CUDA unknown error", proof=Proof.DEVICE_FAILS,
-              probed=True),
+    Symptom(_RUNTIME, "the device failed while a kernel ran", _CUDA + ", 719 (Xid 13, 48, 79)",
+            text=r"(CUDA|HIP) error: unspecified launch failure", proof=Proof.DEVICE_FAILS, probed=True),
+    Symptom(_RUNTIME, "the device failed in hardware", _CUDA + ", 714, 715, 721",
+            text=r"CUDA error: (hardware stack error|an illegal instruction was encountered|Invalid access of peer GPU"
+                 r" memory over nvlink or a hardware error)", proof=Proof.DEVICE_FAILS, probed=True),
+    Symptom(_RUNTIME, "the device cannot be reached", _CUDA + ", 46, 100, 999",
+            text=r"CUDA(-capable device\(s\) is/are busy or unavailable| error: unknown error"
+                 r"| error: no CUDA-capable device is detected)|CUDA unknown error", proof=Proof.DEVICE_FAILS,
+                 probed=True),
     # ---- device memory
-    Sign(_DEVICE_MEMORY, "another process holds the device's memory", "PyTorch, c10/cuda/CUDACachingAllocator.cpp;"
-         " CUDA, 2", text=r"out of memory", proof=Proof.WITHIN_BUDGET),
+    Symptom(_DEVICE_MEMORY, "another process holds the device's memory", "PyTorch, c10/cuda/CUDACachingAllocator.cpp;"
+            " CUDA, 2", text=r"out of memory", proof=Proof.WITHIN_BUDGET),
     # ---- connections of ranks
-    Sign(_RUNTIME, "NCCL lost a connection", "NCCL, ncclGetErrorString(ncclRemoteError), in PyTorch's DistBackendError",
-         text=r"NCCL error.*(ncclRemoteError|remote process exited or there was a network error)"),
-    Sign(_RUNTIME, "NCCL was refused by the system", "NCCL, ncclGetErrorString(ncclSystemError)",
-         text=r"NCCL error.*(ncclSystemError|unhandled system error)"),
-    Sign(_RUNTIME, "Gloo lost a connection", "Gloo, gloo/transport/tcp/pair.cc",
-         text=r"gloo/transport/.*(Connection closed by peer|Connection reset by peer|Broken pipe|No route to host"
-              r"|Network is (unreachable|down))"),
+    Symptom(_RUNTIME, "NCCL lost a connection",
+            "NCCL, ncclGetErrorString(ncclRemoteError), in PyTorch's DistBackendError",
+            text=r"NCCL error.*(ncclRemoteError|remote process exited or there was a network error)"),
+    Symptom(_RUNTIME, "NCCL was refused by the system", "NCCL, ncclGetErrorString(ncclSystemError)",
+            text=r"NCCL error.*(ncclSystemError|unhandled system error)"),
+    Symptom(_RUNTIME, "Gloo lost a connection", "Gloo, gloo/transport/tcp/pair.cc",
+            text=r"gloo/transport/.*(Connection closed by peer|Connection reset by peer|Broken pipe|No route to host"
+                 r"|Network is (unreachable|down))"),
     # ---- files
-    Sign(_OS, "a disk or file server failed (EIO)", _LINUX, number=errno.EIO),
-    Sign(_OS, "a file server lost a file that was open (ESTALE)", _LINUX, number=errno.ESTALE),
-    Sign(_OS, "a file server failed (EREMOTEIO)", _LINUX, number=errno.EREMOTEIO),
-    Sign(_OS, "a file system is damaged (EUCLEAN)", _LINUX, number=errno.EUCLEAN),
-    Sign(_OS, "a file server has dropped this node (ESHUTDOWN)", _LINUX + "; Lustre, evicted clients",
-         number=errno.ESHUTDOWN, names_file=True),
-    Sign(_OS, "a file system's server has ended (ENOTCONN)", _LINUX + "; FUSE", number=errno.ENOTCONN,
-         names_file=True),
-    Sign(_OS, "a disk of the node is full (ENOSPC)", _LINUX, number=errno.ENOSPC, proof=Proof.DISK_IS_FULL),
-    Sign(_ANY_ERROR, "a disk or file server failed (EIO, ESTALE)", _RUST, text=r"\(os error (5|116)\)"),
-    Sign(_ANY_ERROR, "a disk of the node is full (ENOSPC)", _RUST, text=r"\(os error 28\)", proof=Proof.DISK_IS_FULL),
-    Sign(_OS, "a disk or file server failed (EIO, ESTALE)", _HDF5, text=r"\berrno = (5|116), error message"),
-    Sign(_OS, "a disk of the node is full (ENOSPC)", _HDF5, text=r"\berrno = 28, error message",
-         proof=Proof.DISK_IS_FULL),
-    Sign(_RUNTIME, "a disk of the node is full", "PyTorch, caffe2/serialize/inline_container.cc; libstdc++",
-         text=r"PytorchStreamWriter failed writing file|inline_container\.cc.*unexpected pos \d+ vs \d+"
-              r"|basic_ios::clear: iostream error", proof=Proof.DISK_IS_FULL),
-    Sign(_RUNTIME, "a disk of the node is full (ENOSPC)", _TORCH_FILES, text=r"write\(\): fd \d+ failed with No space",
-         proof=Proof.DISK_IS_FULL),
-    Sign(_RUNTIME, "a disk or file server failed (EIO, ESTALE)", _TORCH_FILES,
-         text=r"(read|write)\(\): fd \d+ failed with (Input/output error|Stale file handle)"),
-    Sign(_OS, "a disk of the node is full", "NumPy, _core/src/multiarray/convert.c, tofile",
-         text=r"^\d+ requested and \d+ written$", proof=Proof.DISK_IS_FULL),
-    Sign(("builtins.FileNotFoundError",), "an existing file could not be opened", "safetensors, which says so of"
-         " every error of open(2)", text=r"^No such file or directory: ", proof=Proof.FILE_IS_THERE),
+    Symptom(_OS, "a disk or file server failed (EIO)", _LINUX, number=errno.EIO),
+    Symptom(_OS, "a file server lost a file that was open (ESTALE)", _LINUX, number=errno.ESTALE),
+    Symptom(_OS, "a file server failed (EREMOTEIO)", _LINUX, number=errno.EREMOTEIO),
+    Symptom(_OS, "a file system is damaged (EUCLEAN)", _LINUX, number=errno.EUCLEAN),
+    Symptom(_OS, "a file server has dropped this node (ESHUTDOWN)", _LINUX + "; Lustre, evicted clients",
+            number=errno.ESHUTDOWN, names_file=True),
+    Symptom(_OS, "a file system's server has ended (ENOTCONN)", _LINUX + "; FUSE", number=errno.ENOTCONN,
+            names_file=True),
+    Symptom(_OS, "a disk of the node is full (ENOSPC)", _LINUX, number=errno.ENOSPC, proof=Proof.DISK_IS_FULL),
+    Symptom(_ANY_ERROR, "a disk or file server failed (EIO, ESTALE)", _RUST, text=r"\(os error (5|116)\)"),
+    Symptom(_ANY_ERROR, "a disk of the node is full (ENOSPC)", _RUST, text=r"\(os error 28\)",
+            proof=Proof.DISK_IS_FULL),
+    Symptom(_OS, "a disk or file server failed (EIO, ESTALE)", _HDF5, text=r"\berrno = (5|116), error message"),
+    Symptom(_OS, "a disk of the node is full (ENOSPC)", _HDF5, text=r"\berrno = 28, error message",
+            proof=Proof.DISK_IS_FULL),
+    Symptom(_RUNTIME, "a disk of the node is full", "PyTorch, caffe2/serialize/inline_container.cc; libstdc++",
+            text=r"PytorchStreamWriter failed writing file|inline_container\.cc.*unexpected pos \d+ vs \d+"
+                 r"|basic_ios::clear: iostream error", proof=Proof.DISK_IS_FULL),
+    Symptom(_RUNTIME, "a disk of the node is full (ENOSPC)", _TORCH_FILES,
+            text=r"write\(\): fd \d+ failed with No space",
+            proof=Proof.DISK_IS_FULL),
+    Symptom(_RUNTIME, "a disk or file server failed (EIO, ESTALE)", _TORCH_FILES,
+            text=r"(read|write)\(\): fd \d+ failed with (Input/output error|Stale file handle)"),
+    Symptom(_OS, "a disk of the node is full", "NumPy, _core/src/multiarray/convert.c, tofile",
+            text=r"^\d+ requested and \d+ written$", proof=Proof.DISK_IS_FULL),
+    Symptom(("builtins.FileNotFoundError",), "an existing file could not be opened", "safetensors, which says so of"
+            " every error of open(2)", text=r"^No such file or directory: ", proof=Proof.FILE_IS_THERE),
 )  # fmt: skip
 
 _TEXTS = {row.text: re.compile(row.text, re.IGNORECASE | re.DOTALL) for row in ROWS if row.text}
 
 
-def matching(types: Collection[str], *, number: int, text: str, names_file: bool) -> Iterator[Sign]:
+def matching(types: Collection[str], *, number: int, text: str, names_file: bool) -> Iterator[Symptom]:
     for row in ROWS:
         if (
             any(each in types for each in row.types)

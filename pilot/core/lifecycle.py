@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from stoker.pilot.core import memory, objects, probes
-from stoker.pilot.core.commands import Forget, KillProcess, SetTimer, Severity, TellLibrary
+from stoker.pilot.core.commands import KillProcess, RemoveLibrary, SendToLibrary, SetTimer, Severity
 from stoker.pilot.core.events import ProcessEnded
 from stoker.pilot.core.infrastructure import DEVICE_FAILED, OF_ITS_PILOT, OF_THE_INFRASTRUCTURE, SAID_BY_CODE
 from stoker.pilot.core.running import blame, drop_all, drop_ended, make_library_failure
@@ -73,7 +73,7 @@ def release_ended_library(state: CoreState, library: PilotLibrary, ending: Proce
     state.log(f"lib-{number} ({library.recipe.name}) ended{said}", Severity.WARNING if failure else Severity.INFO)
     lacks_bytes = library.cache_lacks_bytes
     state.tell(LibraryGone(number, failure, not is_ready, begun, unstarted, cache_lacks_bytes=lacks_bytes))
-    state.out.append(Forget(number, begun))
+    state.out.append(RemoveLibrary(number, begun))
     memory.release_memory(state, library)
     state.libraries.pop(number, None)
     if ending.exit_code == DEVICE_FAILED:
@@ -146,7 +146,7 @@ def stop_calls(
 ) -> None:
     until = state.now + max(least_s, grace_s(library))
     for call in calls:
-        state.out.append(TellLibrary(library.number, Evict(call=call)))
+        state.out.append(SendToLibrary(library.number, Evict(call=call)))
         library.stopping.setdefault(call, StoppingCall(until, failure))
     state.out.append(SetTimer(until, f"cancel/{library.number}"))
 
@@ -218,7 +218,7 @@ def stop_library(state: CoreState, number: int, *, drain: bool, reason: str) -> 
     elif not library.told_to_end:
         library.told_to_end = True
         move_to(library, Stage.DRAINING)
-        state.out.append(TellLibrary(library.number, Stop()))
+        state.out.append(SendToLibrary(library.number, Stop()))
 
 
 def has_left(state: CoreState, *, serves_peers: bool) -> bool:

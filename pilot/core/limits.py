@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import msgspec
 
 from stoker.pilot.core import lifecycle, running
-from stoker.pilot.core.commands import KillZygote, Severity, TellLibrary
+from stoker.pilot.core.commands import KillZygote, SendToLibrary, Severity
 from stoker.pilot.core.events import DevicesMeasured, Observation
 from stoker.pilot.core.running import make_library_failure
 from stoker.pilot.core.sleeping import MOVE_LIMIT_S
@@ -148,7 +148,7 @@ def _return_unstarted_calls(state: CoreState, library: PilotLibrary, seen: Obser
         number = library.number
         text = f"lib-{number} has not answered for {NO_ANSWER_LIMIT_S:g} s: {len(rest)} calls run elsewhere"
         state.log(text, Severity.WARNING)
-        state.out.append(TellLibrary(number, running.give_back(library, calls=rest)))
+        state.out.append(SendToLibrary(number, running.give_back(library, calls=rest)))
         library.void_order = library.orders_back
         state.tell(CallsReturned(number, rest))
 

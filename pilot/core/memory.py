@@ -13,7 +13,7 @@ import msgspec
 
 from stoker.contexts.inference.adapter import TokenCache
 from stoker.contexts.recipe import Needs
-from stoker.pilot.core.commands import SetTimer, Severity, TellLibrary
+from stoker.pilot.core.commands import SendToLibrary, SetTimer, Severity
 from stoker.pilot.core.state import SLEEPS, CoreState, PilotLibrary, Stage
 from stoker.protocol.ids import DeviceId, LibraryId
 from stoker.protocol.to_agent import Resized
@@ -156,7 +156,7 @@ def resize_library(state: CoreState, number: LibraryId, size: int) -> None:
 def send_resize_order(state: CoreState, library: PilotLibrary, size: int) -> None:
     library.resizes.append(size)
     library.is_settled = True
-    state.out.append(TellLibrary(library.number, Resize(device_memory_bytes=size)))
+    state.out.append(SendToLibrary(library.number, Resize(device_memory_bytes=size)))
 
 
 def refuse_resize(state: CoreState, library: PilotLibrary, why: str, *, ordered_bytes: int) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from stoker.contexts.recipe import ObjectRef
-from stoker.pilot.core.commands import Expect, StartFetch, StopFetch, TidySnapshots
+from stoker.pilot.core.commands import Expect, RemoveEvictedSnapshots, StartFetch, StopFetch
 from stoker.pilot.core.events import ObjectArrived
 from stoker.pilot.core.state import CoreState, PilotLibrary, Want
 from stoker.protocol.ids import PilotId
@@ -125,7 +125,7 @@ def report_cache_changes(state: CoreState, sizes: Mapping[str, int]) -> None:
     gone = state.told - sizes.keys() - state.wants.keys()  # the manager knows already that wanted objects are missing
     fresh = sizes.keys() - state.told - state.wants.keys()
     if gone:
-        state.out.append(TidySnapshots())
+        state.out.append(RemoveEvictedSnapshots())
         state.tell(ObjectsGone(tuple(sorted(gone))))
     if fresh:
         state.tell(ObjectsHere(tuple(ObjectArrival(name, sizes[name]) for name in sorted(fresh))))

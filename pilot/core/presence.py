@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from stoker.pilot.core import events, lifecycle, memory, probes
-from stoker.pilot.core.commands import Beat, Greet, Leave
+from stoker.pilot.core.commands import Leave, SendHeartbeat, SendHello
 from stoker.pilot.core.state import NEVER, CoreState, Stage
 from stoker.protocol import to_manager
 from stoker.protocol.blocks import LossReason
@@ -43,7 +43,7 @@ def greet(state: CoreState, event: events.HelloDue) -> None:
         last_library=state.last_library, faults=dict(state.faults), folder=facts.folder, number=state.hellos,
         node=facts.node, sleeper_bytes=facts.sleeper_bytes,
     )  # fmt: skip
-    state.out.append(Greet(hello))
+    state.out.append(SendHello(hello))
 
 
 def library_facts(state: CoreState, before: events.UnacknowledgedFacts) -> tuple[to_manager.LibraryFacts, ...]:
@@ -97,7 +97,7 @@ def send_heartbeat(state: CoreState, event: events.UsageMeasured) -> None:
             library.resident_bytes = resident
             cpu_s = event.cpu_s.get(number, 0.0)
             uses.append(to_manager.LibraryUse(number, resident, library.device_bytes, cpu_s))
-    state.out.append(Beat(to_manager.Heartbeat(tuple(uses), event.cache_bytes, event.refused_frames)))
+    state.out.append(SendHeartbeat(to_manager.Heartbeat(tuple(uses), event.cache_bytes, event.refused_frames)))
     for number, line in event.lines.items():
         library = state.libraries.get(number)
         if library is not None and library.stage is Stage.LOADING and line and line != library.last_line:
@@ -117,7 +117,7 @@ def record_remaining_walltime(state: CoreState, left_s: float) -> None:
         state.tell(to_manager.WalltimeUpdate(max(0.001, left_s)))
 
 
-def handle_termination_signal(state: CoreState, event: events.Signalled) -> None:
+def handle_termination_signal(state: CoreState, event: events.SignalReceived) -> None:
     """Drain the pilot at the first signal. End the pilot immediately at the second signal."""
     if event.again:
         state.leave_by = 0.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from stoker.pilot.core.commands import Probe, Severity
-from stoker.pilot.core.events import DriverSaid, Probed
+from stoker.pilot.core.events import DriverReported, Probed
 from stoker.pilot.core.state import NEVER, CoreState, DeviceProbing
 from stoker.protocol.ids import DeviceId
 from stoker.protocol.to_manager import DeviceFault
@@ -61,7 +61,7 @@ def record_device_absence(state: CoreState, device: DeviceId, reason: str) -> No
         _set_fault(state, device, reason)
 
 
-def record_driver_report(state: CoreState, event: DriverSaid) -> None:
+def record_driver_report(state: CoreState, event: DriverReported) -> None:
     device = event.device
     if device not in state.turns and not (event.fault or event.hangs):
         return

@@ -15,7 +15,15 @@ import msgspec
 
 from stoker.connections import join_address
 from stoker.pilot.core import events, lifecycle, limits, memory, objects, presence, probes, running, sleeping, starting
-from stoker.pilot.core.commands import Acknowledged, Command, Observe, OfferSnapshot, Severity, TellLibrary, WeighOffer
+from stoker.pilot.core.commands import (
+    Command,
+    DropAcknowledgedFrames,
+    InspectOffer,
+    Observe,
+    OfferSnapshot,
+    SendToLibrary,
+    Severity,
+)
 from stoker.pilot.core.running import make_load_failure
 from stoker.pilot.core.state import REFUSES, SLEEPS, CoreState, PilotFacts, PilotLibrary, Stage
 from stoker.pilot.core.turns import decode_excess_s, why_late
@@ -84,7 +92,7 @@ def react(state: CoreState, event: events.Event) -> None:
             presence.greet(state, event)
         case events.ManagerAway():
             presence.leave_if_manager_absent(state, event)
-        case events.OfferWeighed():
+        case events.OfferInspected():
             on_offer_weighed(state, event)
         case events.UsageMeasured():
             presence.send_heartbeat(state, event)
@@ -92,7 +100,7 @@ def react(state: CoreState, event: events.Event) -> None:
             presence.on_tick(state, event)
         case events.WalltimeKnown(left_s=left_s):
             presence.record_remaining_walltime(state, left_s)
-        case events.Signalled():
+        case events.SignalReceived():
             presence.handle_termination_signal(state, event)
         case events.Farewell(running=ran):
             presence.farewell(state, ran)
@@ -119,7 +127,7 @@ def react(state: CoreState, event: events.Event) -> None:
             limits.apply_device_measurements(state, event)
         case events.Probed():
             probes.probed(state, event)
-        case events.DriverSaid():
+        case events.DriverReported():
             probes.record_driver_report(state, event)
         case events.DeviceAway(device=device, reason=reason):
             probes.record_device_absence(state, device, reason)
@@ -140,8 +148,8 @@ def react(state: CoreState, event: events.Event) -> None:
 
 
 _LibraryEvent = (
-    events.LibraryPrepared | events.ProcessMade | events.ProcessEnded | events.LibraryGarbled | events.LibraryHungUp
-    | events.DevicesWanted | events.Pinned | events.ArgumentsBrought
+    events.LibraryPrepared | events.ProcessMade | events.ProcessEnded | events.LibraryBytesInvalid
+    | events.LibrarySocketClosed | events.DevicesWanted | events.Pinned | events.ArgumentsFetched
 )  # fmt: skip
 
 
@@ -160,16 +168,16 @@ def on_library_event(state: CoreState, event: _LibraryEvent) -> None:
             if cause:
                 running.blame(library, make_load_failure(state, library, cause, is_pilots_fault=is_pilots_fault))
             lifecycle.release_ended_library(state, library, event)
-        case events.LibraryGarbled(reason=reason):
+        case events.LibraryBytesInvalid(reason=reason):
             kill_garbled_library(state, library, reason)
-        case events.LibraryHungUp():
+        case events.LibrarySocketClosed():
             library.hung_up_at = library.hung_up_at or state.now
         case events.DevicesWanted(reason=reason):
             lifecycle.stop_library(state, library.number, drain=True, reason=reason)
         case events.Pinned():
             starting.on_objects_pinned(state, library, event)
-        case events.ArgumentsBrought():
-            running.on_arguments_brought(state, library, event)
+        case events.ArgumentsFetched():
+            running.on_arguments_fetched(state, library, event)
         case _:
             assert_never(event)
 
@@ -197,7 +205,7 @@ def on_order(state: CoreState, message: to_pilot.ToPilot) -> None:
         case to_pilot.RunCalls():
             on_run_calls(state, message)
         case to_pilot.Ack(sequence=sequence):
-            state.out.append(Acknowledged(sequence))
+            state.out.append(DropAcknowledgedFrames(sequence))
         case to_pilot.StartLibrary():
             starting.start_library(state, message)
         case to_pilot.StopLibrary(library=number, drain=drain, reason=reason):
@@ -208,10 +216,10 @@ def on_order(state: CoreState, message: to_pilot.ToPilot) -> None:
             on_cancel(state, message)
         case to_pilot.EvictCall(library=number, call=call):
             if number in state.libraries:
-                state.out.append(TellLibrary(number, Evict(call=call)))
+                state.out.append(SendToLibrary(number, Evict(call=call)))
         case to_pilot.MeetGang(library=number, call=call, address=address):
             if number in state.libraries:
-                state.out.append(TellLibrary(number, Meet(call=call, address=address)))
+                state.out.append(SendToLibrary(number, Meet(call=call, address=address)))
         case to_pilot.AckPieces():
             running.on_pieces_acknowledged(state, message)
         case to_pilot.ResizeLibrary(library=number, device_memory_bytes=size):
@@ -223,7 +231,7 @@ def on_order(state: CoreState, message: to_pilot.ToPilot) -> None:
         case to_pilot.PilotWelcome():
             on_welcome(state, message)
         case to_pilot.HelloAgain(acknowledged=acknowledged):
-            state.out.append(Acknowledged(acknowledged))
+            state.out.append(DropAcknowledgedFrames(acknowledged))
             state.hello_is_due = True
         case to_pilot.FetchObject():
             nowhere = objects.set_sources(state, message)
@@ -261,7 +269,7 @@ def on_run_calls(state: CoreState, order: to_pilot.RunCalls, *, is_weighed: bool
         if not order.calls:
             return
     if order.offer and not is_weighed:
-        state.out.append(WeighOffer(order))
+        state.out.append(InspectOffer(order))
         return
     options = order.options
     running.hold_calls(library, [spec.call for spec in order.calls], limit_s=options.limit_s, streams=options.stream)
@@ -271,7 +279,7 @@ def on_run_calls(state: CoreState, order: to_pilot.RunCalls, *, is_weighed: bool
         running.postpone_order(library, order)
 
 
-def on_offer_weighed(state: CoreState, event: events.OfferWeighed) -> None:
+def on_offer_weighed(state: CoreState, event: events.OfferInspected) -> None:
     """Accept an offered call, or refuse it if memory is missing or a request would be late (SLINFER §VI-C).
 
     Both checks ignore the libraries that the call preempts. The manager ends these libraries after `OfferAccepted`.
@@ -321,7 +329,7 @@ def on_offer_weighed(state: CoreState, event: events.OfferWeighed) -> None:
 def on_take_back(state: CoreState, number: LibraryId, count: int) -> None:
     library = state.libraries.get(number)
     if library is not None and library.serves:
-        state.out.append(TellLibrary(number, running.give_back(library, count=count)))
+        state.out.append(SendToLibrary(number, running.give_back(library, count=count)))
         library.asked_back_at = library.asked_back_at or state.now
     elif library is not None:
         state.tell(to_manager.CallsReturned(number, tuple(running.remove_newest_waiting_calls(library, count))))
@@ -340,13 +348,13 @@ def on_cancel(state: CoreState, order: to_pilot.CancelCalls) -> None:
     rest = tuple(call for call in order.calls if call in held)
     if not rest or not library.serves:
         return
-    state.out.append(TellLibrary(library.number, running.give_back(library, calls=rest)))
+    state.out.append(SendToLibrary(library.number, running.give_back(library, calls=rest)))
     if order.running:
         lifecycle.stop_calls(state, library, rest, least_s=order.grace_s, failure=None)
         return
     for call in rest:  # evict a call that yields pieces, because no client reads them; other calls may finish
         if call in library.streams:
-            state.out.append(TellLibrary(library.number, Evict(call=call)))
+            state.out.append(SendToLibrary(library.number, Evict(call=call)))
 
 
 def on_welcome(state: CoreState, message: to_pilot.PilotWelcome) -> None:

@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable
 import msgspec
 
 from stoker.contexts.recipe import ObjectRef
-from stoker.pilot.core.commands import BringArguments, PassOn, ReleaseArguments, TellLibrary, UploadResults
-from stoker.pilot.core.events import ArgumentsBrought, ResultsUploaded
+from stoker.pilot.core.commands import FetchArguments, ReleaseArguments, SendPieces, SendToLibrary, UploadResults
+from stoker.pilot.core.events import ArgumentsFetched, ResultsUploaded
 from stoker.pilot.core.state import Cause, CoreState, PieceWindow, PilotLibrary
 from stoker.protocol import to_agent, to_library, to_manager, to_pilot
 from stoker.protocol.calls import WINDOW_PIECES, CallEnd, CallProgress, Failure, FailureKind
@@ -138,7 +138,7 @@ def _with_stop_failure(library: PilotLibrary, end: CallEnd) -> CallEnd:
 # ---- running
 def send_calls_to_process(state: CoreState, library: PilotLibrary, order: RunCalls) -> None:
     """Send the calls of an order to the library's process. Fetch large arguments first."""
-    if state.facts.is_carried and _bring_arguments(state, library, order):
+    if state.facts.is_carried and _fetch_missing_arguments(state, library, order):
         return
     paths: dict[str, str] = {}
     for spec in order.calls:
@@ -150,10 +150,10 @@ def send_calls_to_process(state: CoreState, library: PilotLibrary, order: RunCal
         function=order.function, calls=order.calls, options=order.options, function_blob=order.function_blob,
         gang=order.gang, objects=paths, waited_s=order.waited_s,
     )  # fmt: skip
-    state.out.append(TellLibrary(library.number, run))
+    state.out.append(SendToLibrary(library.number, run))
 
 
-def on_arguments_brought(state: CoreState, library: PilotLibrary, event: ArgumentsBrought) -> None:
+def on_arguments_fetched(state: CoreState, library: PilotLibrary, event: ArgumentsFetched) -> None:
     """Send an order after its large arguments were fetched. End or return the calls with missing arguments."""
     order = library.orders_waiting_for_arguments.pop(event.ticket, None)
     for call, path in event.paths.items():
@@ -201,7 +201,7 @@ def on_results_uploaded(state: CoreState, event: ResultsUploaded) -> None:
     state.tell(CallsEnded(event.library, event.ends))
 
 
-def _bring_arguments(state: CoreState, library: PilotLibrary, order: RunCalls) -> bool:
+def _fetch_missing_arguments(state: CoreState, library: PilotLibrary, order: RunCalls) -> bool:
     wanted = [
         (spec.call, spec.payload)
         for spec in order.calls
@@ -211,7 +211,7 @@ def _bring_arguments(state: CoreState, library: PilotLibrary, order: RunCalls) -
         state.last_ticket += 1
         waiting = msgspec.structs.replace(order, calls=list(order.calls))
         library.orders_waiting_for_arguments[state.last_ticket] = waiting
-        state.out.append(BringArguments(library.number, state.last_ticket, wanted))
+        state.out.append(FetchArguments(library.number, state.last_ticket, wanted))
     return bool(wanted)
 
 
@@ -246,7 +246,7 @@ def on_pieces_yielded(state: CoreState, library: PilotLibrary, message: to_agent
         passed = to_manager.CallYielded(
             library.number, message.call, message.run, message.first, message.items, message.waits
         )
-        state.out.append(PassOn(passed))
+        state.out.append(SendPieces(passed))
 
 
 def on_pieces_acknowledged(state: CoreState, message: to_pilot.AckPieces) -> None:
@@ -260,7 +260,7 @@ def on_pieces_acknowledged(state: CoreState, message: to_pilot.AckPieces) -> Non
         for _ in range(taken):
             window.items.popleft()
         window.first += taken
-        state.out.append(TellLibrary(library.number, to_library.Taken(message.call, message.run, window.first)))
+        state.out.append(SendToLibrary(library.number, to_library.Taken(message.call, message.run, window.first)))
     if message.again and not state.awaits_welcome:
         _resend_window(state, library, message.call, window)
 
@@ -275,4 +275,4 @@ def _resend_window(state: CoreState, library: PilotLibrary, call: CallId, window
     if window.items:
         items = list(window.items)
         passed = to_manager.CallYielded(library.number, call, window.run, window.first, items, waits=True)
-        state.out.append(PassOn(passed))
+        state.out.append(SendPieces(passed))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from stoker.pilot.core import lifecycle, memory
-from stoker.pilot.core.commands import Severity, TellLibrary
+from stoker.pilot.core.commands import SendToLibrary, Severity
 from stoker.pilot.core.state import HOST, CoreState, PilotLibrary, Stage
 from stoker.protocol.calls import FailureKind
 from stoker.protocol.ids import LibraryId
@@ -71,7 +71,7 @@ def grant_host_memory_claims(state: CoreState) -> None:
         del state.host_claims[number]
         state.host.reserve(number, devices=(HOST,), memory_bytes=size)
         library.moving_since = state.now
-        state.out.append(TellLibrary(number, Sleep()))
+        state.out.append(SendToLibrary(number, Sleep()))
 
 
 def slept(state: CoreState, library: PilotLibrary, message: Slept) -> None:
@@ -123,7 +123,7 @@ def _wake(state: CoreState, library: PilotLibrary, size: int) -> None:
 
 def send_wake_order(state: CoreState, library: PilotLibrary) -> None:
     library.moving_since = state.now
-    state.out.append(TellLibrary(library.number, Wake()))
+    state.out.append(SendToLibrary(library.number, Wake()))
 
 
 def woke(state: CoreState, library: PilotLibrary, message: Woke) -> None:

@@ -144,7 +144,7 @@ XIDS = {
 _UNKNOWN_ERROR_LIMIT = 3  # fault after 3 "Unknown Error" answers in a row, which some drivers return for a lost GPU
 
 
-class Health:
+class GpuHealth:
     """Watches one GPU with all its MIG parts. If the driver cannot report faults, the GPU counts as healthy."""
 
     def __init__(self, handle: Any, *, nvml: Any) -> None:
@@ -210,7 +210,7 @@ class Reading(msgspec.Struct, frozen=True):
     at: float = 0.0
 
 
-class Monitor:
+class GpuMonitor:
     """Watches one GPU in a thread. `reading`: the last reading; None before the first reading or if NVML fails."""
 
     def __init__(self, device: PilotDevice, *, nvml: Any, limit_s: float) -> None:
@@ -219,7 +219,7 @@ class Monitor:
         self._nvml = nvml
         self._limit_s = limit_s
         self._handle: Any = None
-        self._health: Health | None = None
+        self._health: GpuHealth | None = None
         self._fault = ""
         self._asked_at: float | None = None  # start of the current wait for the driver; None: no wait
         self._over = threading.Event()
@@ -269,7 +269,7 @@ class Monitor:
             if self._uuid.startswith("MIG-"):
                 with suppress(nvml.NVMLError):
                     whole = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self._handle)
-            self._health = Health(whole, nvml=nvml)
+            self._health = GpuHealth(whole, nvml=nvml)
         assert self._health is not None
         self._fault = self._health.fault() or self._fault
         by_process: dict[int, int | None] | None = None
@@ -283,8 +283,8 @@ class Monitor:
         self.reading = Reading(by_process, taken, at)
 
 
-def watch(devices: tuple[PilotDevice, ...], *, limit_s: float) -> dict[str, Monitor]:
+def watch(devices: tuple[PilotDevice, ...], *, limit_s: float) -> dict[str, GpuMonitor]:
     """Return a monitor for each GPU by UUID; empty without NVML."""
     nvml = gpu.load_nvml()
     gpus = [device for device in devices if device.uuid and nvml is not None]
-    return {device.uuid: Monitor(device, nvml=nvml, limit_s=limit_s) for device in gpus}
+    return {device.uuid: GpuMonitor(device, nvml=nvml, limit_s=limit_s) for device in gpus}

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from stoker.log_files import tail
 from stoker.pilot.core.events import ProbeVerdict
-from stoker.pilot.core.infrastructure import Proof, Sign, matching
+from stoker.pilot.core.infrastructure import Proof, Symptom, matching
 from stoker.pilot.devices.probe import run_probe
 
 # ---- full disks
@@ -93,7 +93,7 @@ class Place(NamedTuple):
 
 
 class InfrastructureCause(NamedTuple):
-    row: Sign
+    row: Symptom
     text: str
 
 
@@ -111,7 +111,7 @@ def find_infrastructure_cause(error: BaseException, place: Place) -> Infrastruct
     return None
 
 
-def _row(error: BaseException, place: Place) -> Sign | None:
+def _row(error: BaseException, place: Place) -> Symptom | None:
     types = [f"{each.__module__}.{each.__qualname__}" for each in type(error).__mro__]
     number, name = getattr(error, "errno", None), getattr(error, "filename", None)
     rows = matching(

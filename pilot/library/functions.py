@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from stoker.contexts import payloads
-from stoker.contexts.folders import ProgramFolder, is_seen_here
+from stoker.contexts.folders import ProgramFolder, is_visible_here
 from stoker.contexts.payload_layout import WITH_MODULES, Buffer
 from stoker.contexts.payloads import carried_module_versions, loads_code
 from stoker.contexts.recipe import ObjectRef
@@ -230,7 +230,7 @@ _Versions = Mapping[str, str]  # module versions that a call needs, by module na
 _FOLDER = "/"  # key of the call's working folder in `_Versions`; no module has this name
 
 
-class SideBySide:
+class CallCompatibility:
     """Chooses calls that may run at the same time. The caller must hold a lock during each method."""
 
     def __init__(self) -> None:
@@ -279,7 +279,7 @@ class SideBySide:
         if self._is_one_folder:
             folder, home = work.run.options.folder, work.run.options.home
             if home is not None and not folder and home not in self._seen:
-                self._seen[home] = is_seen_here(home)
+                self._seen[home] = is_visible_here(home)
             is_named = folder or (home is not None and self._seen[home])
             versions = {**versions, _FOLDER: f"{folder} {home}" if is_named else str(work.spec.call)}
         self._next_versions = work, versions

@@ -370,13 +370,13 @@ class LibraryTurns:
             if self._board.changes == self._seen or self._ensure_own_row() is not row or not self._shared:
                 return True
             # A library has joined in the meantime, and may have taken a turn before it saw this row.
-        if self._hands_on(row, now):
+        if self._request_turn_unless_kept(row, now):
             return False
         row.state, row.held_at = TurnState.HOLDS, now
         self._board.write(row)
         return True
 
-    def _hands_on(self, row: TurnRow, now: float) -> bool:
+    def _request_turn_unless_kept(self, row: TurnRow, now: float) -> bool:
         if now > self._swept_at + _SWEEP_S:
             self._swept_at = now
             others = (other for other in self._board.rows() if other.number != row.number)

@@ -80,7 +80,7 @@ def serve(number: int) -> None:
         temporary = process.ClearedFolder(inside("tmp"))
         process.set_temporary_folder(temporary.short_path)
         links = process.context_file_paths(recipe, order.objects)
-        workplace = process.Workplace(inside("load"), temporary=temporary, links=links)
+        workplace = process.SlotFolders(inside("load"), temporary=temporary, links=links)
         workplace.enter_working_folder(recipe.home)
         found = _load(order, settings, say, workplace)
         if found is None:
@@ -101,7 +101,9 @@ def serve(number: int) -> None:
     server = LibraryServer(
         sock, library=settings.library, context=context, calls_allowed=recipe.calls_per_library, guard=guard,
         reader=reader, host=settings.host, gang_key=settings.gang_key,
-        move=partial(move_context, context=context, name=recipe.name, devices=order.devices, settings=settings),
+        move=partial(
+            sleep_or_wake_context, context=context, name=recipe.name, devices=order.devices, settings=settings
+        ),
     )  # fmt: skip
 
     if slots == 1:
@@ -123,7 +125,7 @@ def serve(number: int) -> None:
                 server.side_by_side.mark_folder_as_shared()
         return Runner(
             settings, slot=slot, marker=marker, tail=output, context=context, report=server.outbox.report,
-            workplace=process.Workplace(inside(f"slot-{slot}"), temporary=own, links=links), lane=server.lane,
+            workplace=process.SlotFolders(inside(f"slot-{slot}"), temporary=own, links=links), lane=server.lane,
             meetings=server.meetings, guard=guard, leave=server.leave,
             place=Place(settings.folder, order.devices, recipe.needs.device_memory_bytes, settings.probe),
         )  # fmt: skip
@@ -141,7 +143,7 @@ def serve(number: int) -> None:
 
 
 def _load(
-    order: Load, settings: Settings, say: Callable[[Any], None], workplace: process.Workplace
+    order: Load, settings: Settings, say: Callable[[Any], None], workplace: process.SlotFolders
 ) -> tuple[Any, Loaded] | None:
 
     def offer(form: str, folder: str, made_s: float) -> None:
@@ -212,7 +214,7 @@ def _next_frame(reader: FrameReader) -> memoryview:
 # ---- sleep, and memory
 
 
-def move_context(
+def sleep_or_wake_context(
     order: Sleep | Wake, *, context: Any, name: str, devices: tuple[str, ...], settings: Settings
 ) -> Slept | Woke | SleepFailed:
     method = "sleep" if isinstance(order, Sleep) else "wake"

@@ -31,7 +31,7 @@ from multiprocessing import process, resource_tracker, shared_memory
 from typing import Any, NamedTuple, NoReturn
 
 from stoker import connections
-from stoker.contexts.folders import ProgramFolder, is_seen_here, umask_now
+from stoker.contexts.folders import ProgramFolder, is_visible_here, umask_now
 from stoker.contexts.recipe import Recipe
 from stoker.pilot.core import infrastructure
 from stoker.pilot.library.call_records import open_log_stream
@@ -153,7 +153,7 @@ def context_file_paths(recipe: Recipe, objects: Mapping[str, str]) -> dict[str, 
     return {path: objects[name] for path, name in recipe.named if name in objects}
 
 
-class Workplace:
+class SlotFolders:
     """The folders of one slot. `temporary` is cleared after each call."""
 
     def __init__(self, own: str, *, temporary: ClearedFolder, links: Mapping[str, str] | None = None) -> None:
@@ -181,7 +181,7 @@ class Workplace:
         is_known = home is self._home and not self._is_in_slot_folder  # calls of a frame share their options
         self._home, self._is_in_slot_folder = home, False
         if home is not None and not is_known and home not in self._seen:
-            self._seen[home] = is_seen_here(home)
+            self._seen[home] = is_visible_here(home)
         if home is not None and (is_known or self._seen[home]):
             try:
                 os.chdir(home.path)

@@ -28,7 +28,7 @@ from stoker.pilot.library.process import (
     LibraryFault,
     ProcessGuard,
     ScratchGuard,
-    Workplace,
+    SlotFolders,
     exit_user_forked_child,
 )
 from stoker.protocol.calls import (
@@ -53,7 +53,7 @@ _clock_ns = time.monotonic_ns
 
 class Runner:
     def __init__(
-        self, settings: Settings, *, slot: int, marker: Marker, workplace: Workplace, tail: LogTail | ThreadTail,
+        self, settings: Settings, *, slot: int, marker: Marker, workplace: SlotFolders, tail: LogTail | ThreadTail,
         context: Any, report: Callable[[CallProgress], None], lane: pieces.PieceSender | None = None,
         meetings: pieces.GangMeetings | None = None, guard: ProcessGuard | None = None,
         leave: Callable[[LibraryFault], NoReturn] | None = None, place: failures.Place | None = None,

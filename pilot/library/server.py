@@ -26,7 +26,7 @@ from stoker.pilot.core import infrastructure
 from stoker.pilot.core.turns import FirstCome
 from stoker.pilot.library import connection
 from stoker.pilot.library.connection import LibraryOutbox
-from stoker.pilot.library.functions import Functions, RunnableCall, SideBySide
+from stoker.pilot.library.functions import CallCompatibility, Functions, RunnableCall
 from stoker.pilot.library.pieces import GangMeetings, PieceSender
 from stoker.pilot.library.process import EVERY_S, LibraryFault, ProcessGuard
 from stoker.pilot.library.runner import NO_CALL, Runner
@@ -65,7 +65,7 @@ class LibraryServer:
         self.meetings = GangMeetings(host=host, say=self.send, key=gang_key)
         self.lane = PieceSender(library, send=self.outbox.send_pieces)
         self._reads_for_call = False  # true if the thread of a call that waits for its client reads frames
-        self.side_by_side = SideBySide()
+        self.side_by_side = CallCompatibility()
         self._queue: FirstCome[RunnableCall] = FirstCome()
         self._runners: list[Runner] = []
         self._reading = threading.Lock()
@@ -353,7 +353,7 @@ class LibraryServer:
             size = self._resizes.popleft()
             if self._resizer is not None:
                 try:
-                    self._resizer(device_memory_bytes=ambient.memory_of(size))
+                    self._resizer(device_memory_bytes=ambient.bytes_per_torch_device(size))
                 except Exception:  # the context keeps its former memory size
                     traceback.print_exc()
                     size = NOT_RESIZED

@@ -199,7 +199,7 @@ class VineManager:
 
     # ---- libraries and calls
 
-    def install(self, setup: messages.Setup, *, cores: int) -> str:
+    def install(self, setup: messages.VineLibrarySetup, *, cores: int) -> str:
         """Declare the library of a context to TaskVine once. Return its name."""
         recipe = setup.recipe
         name = recipe.key

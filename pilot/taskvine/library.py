@@ -34,7 +34,7 @@ from stoker.pilot.library.functions import Function, Functions, RunnableCall
 from stoker.pilot.library.process import (
     ClearedFolder,
     ProcessGuard,
-    Workplace,
+    SlotFolders,
     context_file_paths,
     set_temporary_folder,
 )
@@ -92,7 +92,7 @@ class CallWatch:
             with self._lock:
                 now = time.monotonic()
                 if self._memory_bytes and self._memory.excess(os.getpid(), self._memory_bytes, now=now):
-                    self._die(messages.OVER_MEMORY)
+                    self._exit_at_once(messages.OVER_MEMORY)
                 if not self._until:
                     continue
                 if not self.reason:
@@ -105,9 +105,9 @@ class CallWatch:
                     self._asked_at = now
                     signal.pthread_kill(self._main, _SIGNAL)
                 elif now > self._asked_at + GRACE_S:
-                    self._die(self.reason)
+                    self._exit_at_once(self.reason)
 
-    def _die(self, reason: str) -> None:
+    def _exit_at_once(self, reason: str) -> None:
         self._before_exit(reason)
         os._exit(3)
 
@@ -134,7 +134,7 @@ def serve(order: bytes) -> bytes:
 
 
 class VineLibrary:
-    def __init__(self, setup: messages.Setup) -> None:
+    def __init__(self, setup: messages.VineLibrarySetup) -> None:
         # The libraries of a killed worker exit with the worker, even during a call.
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         # TaskVine ends a library by killing its process group. On a busy node, TaskVine creates this group too late:
@@ -193,7 +193,7 @@ class VineLibrary:
         objects = {ref.name: os.path.join(self._home, ref.name) for ref in recipe.objects}
         self._temporary = ClearedFolder(os.path.join(self._home, "stoker-tmp"))
         set_temporary_folder(self._temporary.short_path)
-        workplace = Workplace(
+        workplace = SlotFolders(
             os.path.join(self._home, "stoker-call"),
             temporary=self._temporary,
             links=context_file_paths(recipe, objects),
@@ -233,7 +233,7 @@ class VineLibrary:
             log=self._log,
         )
 
-    def _make_runner(self, context: object, workplace: Workplace) -> Runner:
+    def _make_runner(self, context: object, workplace: SlotFolders) -> Runner:
         setup, home = self._setup, self._home
         runner = Runner(
             Settings(pilot=setup.pilot, library=0, folder=home, log=self._log, objects=setup.objects), slot=0,

@@ -22,7 +22,7 @@ from types import FrameType
 
 from stoker.errors import ConfigError, StokerError
 from stoker.folders import working_folder_if_exists
-from stoker.log_files import keep_log
+from stoker.log_files import log_to_file
 from stoker.pilot.agent.agent import ManagerLink
 from stoker.pilot.core import events, presence
 from stoker.pilot.core.state import PilotFacts
@@ -96,7 +96,7 @@ class PoolLoop:
         if link.dealer.connected and presence.wants_hello(pool.state):
             self._greet()
         while self._signals:
-            pool.handle(events.Signalled(f"it received {self._signals.pop(0)}", again=self._was_signalled))
+            pool.handle(events.SignalReceived(f"it received {self._signals.pop(0)}", again=self._was_signalled))
             self._was_signalled = True
         return heard
 
@@ -226,7 +226,7 @@ def _run(session: SessionFolder, *, site: str, block: str, host: str) -> int:
         running.mkdir(mode=0o700, parents=True)
     except OSError as error:
         raise ConfigError(f"{running} cannot be made: {error}") from error
-    keep_log(logs / "pilot.log")
+    log_to_file(logs / "pilot.log")
     orders = read(session, site=site)
     programs = find_programs()
     password = session.key_file("taskvine").with_suffix("")  # written once per session
@@ -236,7 +236,9 @@ def _run(session: SessionFolder, *, site: str, block: str, host: str) -> int:
     engine = VineManager(taskvine(), orders, folder=own, password=password)
     log.info("TaskVine's manager listens on port %d of %s", engine.port, socket.gethostname())
     objects, path = str(session.objects), working_folder_if_exists()
-    setup = messages.Setup(pilot=pilot, logs=str(logs), objects=objects, running=str(running), search_path=path)
+    setup = messages.VineLibrarySetup(
+        pilot=pilot, logs=str(logs), objects=objects, running=str(running), search_path=path
+    )
     factory = VineFactory(
         orders, programs, port=engine.port, host=host, folder=own / "factory", password=password,
         log_file=logs / "factory.log", session=str(session.path),

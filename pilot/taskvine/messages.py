@@ -21,7 +21,7 @@ OVER_MEMORY = "memory"
 CANCELLED = "cancelled"
 
 
-class Setup(msgspec.Struct, frozen=True):
+class VineLibrarySetup(msgspec.Struct, frozen=True):
     """`logs`: the pilot's folder; `objects`: the session's folder for large results."""
 
     pilot: str
@@ -75,7 +75,7 @@ class Note(msgspec.Struct, frozen=True):
 
 
 encode = msgspec.msgpack.Encoder().encode
-decode_setup = msgspec.msgpack.Decoder(Setup).decode
+decode_setup = msgspec.msgpack.Decoder(VineLibrarySetup).decode
 decode_order = msgspec.msgpack.Decoder(PoolOrder).decode
 decode_answer = msgspec.msgpack.Decoder(PoolAnswer).decode
 

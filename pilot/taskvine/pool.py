@@ -17,7 +17,7 @@ import msgspec
 
 from stoker.pilot.agent.agent import ManagerLink
 from stoker.pilot.core import commands
-from stoker.pilot.core.events import DevicesWanted, Event, Farewell, LibraryPrepared, OfferWeighed, Pinned
+from stoker.pilot.core.events import DevicesWanted, Event, Farewell, LibraryPrepared, OfferInspected, Pinned
 from stoker.pilot.core.reactor import EventQueue, PilotCore
 from stoker.pilot.core.state import CoreState, PilotFacts, Stage, Timers
 from stoker.pilot.taskvine import messages
@@ -56,7 +56,9 @@ ANY_BYTES = 1 << 62
 class VinePool:
     """Executes the core's commands. `facts` has no devices before the first worker joins."""
 
-    def __init__(self, engine: VineManager, manager: ManagerLink, *, facts: PilotFacts, setup: messages.Setup) -> None:
+    def __init__(
+        self, engine: VineManager, manager: ManagerLink, *, facts: PilotFacts, setup: messages.VineLibrarySetup
+    ) -> None:
         self.core = PilotCore(facts)
         self.libraries: dict[LibraryId, PoolLibrary] = {}
         self.timers = Timers()
@@ -92,17 +94,17 @@ class VinePool:
         match command:
             case commands.Tell(message=message):
                 self._manager.post(message)
-            case commands.TellLibrary(library=number, message=to_library):
+            case commands.SendToLibrary(library=number, message=to_library):
                 library = self.libraries.get(number)
                 if library is not None:
                     library.hear(to_library)
-            case commands.Acknowledged(sequence=sequence):
+            case commands.DropAcknowledgedFrames(sequence=sequence):
                 self._manager.acked(sequence)
-            case commands.PassOn():
+            case commands.SendPieces():
                 pass  # calls that yield pieces are refused
-            case commands.Beat(message=heartbeat):
+            case commands.SendHeartbeat(message=heartbeat):
                 self._manager.say(heartbeat)
-            case commands.Greet(hello=hello):
+            case commands.SendHello(hello=hello):
                 self._manager.greet(hello)
             case commands.WriteLog(text=text, severity=severity):
                 log.log(severity, "%s", text)
@@ -116,17 +118,17 @@ class VinePool:
                 self.share_slots()
             case commands.KillProcess(library=number) | commands.KillZygote(library=number):
                 self.libraries[number].kill()
-            case commands.WeighOffer(order=order):
-                self.handle(OfferWeighed(order))  # the engines of TaskVine's libraries cannot be observed
-            case commands.Forget(library=number):
+            case commands.InspectOffer(order=order):
+                self.handle(OfferInspected(order))  # the engines of TaskVine's libraries cannot be observed
+            case commands.RemoveLibrary(library=number):
                 self._forget(number)
             case commands.SetTimer(at=at, key=key):
                 self.timers.set(at, key)
             case commands.Leave():
                 self.is_over = True
             case (
-                commands.Expect() | commands.StartFetch() | commands.StopFetch() | commands.TidySnapshots()
-                | commands.OfferSnapshot() | commands.Probe() | commands.BringArguments() | commands.ReleaseArguments()
+                commands.Expect() | commands.StartFetch() | commands.StopFetch() | commands.RemoveEvictedSnapshots()
+                | commands.OfferSnapshot() | commands.Probe() | commands.FetchArguments() | commands.ReleaseArguments()
                 | commands.UploadResults() | commands.Observe()
             ):  # fmt: skip
                 pass

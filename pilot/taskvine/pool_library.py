@@ -67,7 +67,7 @@ class OrderOutcome(NamedTuple):
 
 
 class Orders:
-    def __init__(self, engine: VineManager, setup: messages.Setup) -> None:
+    def __init__(self, engine: VineManager, setup: messages.VineLibrarySetup) -> None:
         self.setup = setup
         self.slot_cores = 1
         self._engine = engine
@@ -189,13 +189,13 @@ class PoolLibrary:
             case to_library.Run():
                 self._run(message)
             case to_library.GiveBack(count=count, calls=calls, order=order):
-                back = self._drop(calls) if calls else self._newest(count)
+                back = self._drop(calls) if calls else self._take_newest_calls(count)
                 if back or not calls:
                     self._send_message(to_agent.GivenBack(tuple(back), order=order))
             case to_library.Stop():
                 self._stops = True
                 if self._queue:
-                    self._send_message(to_agent.GivenBack(tuple(self._newest(len(self._queue)))))
+                    self._send_message(to_agent.GivenBack(tuple(self._take_newest_calls(len(self._queue)))))
                 if self._order is None:
                     self._end()
             case to_library.Resize(device_memory_bytes=size):
@@ -236,7 +236,7 @@ class PoolLibrary:
         self._queue = deque((run, spec) for run, spec in self._queue if spec.call not in wanted)
         return dropped
 
-    def _newest(self, count: int) -> list[CallId]:
+    def _take_newest_calls(self, count: int) -> list[CallId]:
         return [self._queue.pop()[1].call for _ in range(min(count, len(self._queue)))]
 
     # ---- TaskVine

@@ -201,7 +201,7 @@ class _Offer:
     asked: set[int] = field(default_factory=set)
 
 
-class Picker(Generic[S]):
+class PiecePicker(Generic[S]):
     """Chooses the next piece of an object to request from a source. Not thread-safe."""
 
     def __init__(self, count: int, *, chance: random.Random) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 from stoker.contexts.manifest import MOST_BYTES, PART_BYTES, piece_size_bytes
 from stoker.errors import StokerError
 from stoker.pilot.transfer import wire
-from stoker.pilot.transfer.board import FetchOutcome, ObjectCopy, ObjectSource, Picker, WrongBytesError
+from stoker.pilot.transfer.board import FetchOutcome, ObjectCopy, ObjectSource, PiecePicker, WrongBytesError
 from stoker.pilot.transfer.wire import PeerError
 
 # ---- sources
@@ -222,7 +222,7 @@ class ObjectFetch:
         self._lost, self._begun = lost, begun
         self._root: Path | None = None
         self._chance = random.Random()
-        self._picker: Picker[ObjectSource] = Picker(0, chance=self._chance)
+        self._picker: PiecePicker[ObjectSource] = PiecePicker(0, chance=self._chance)
         self._from_origin = self._from_peers = 0
         self._started_at = self._moved_at = time.monotonic()
         self._failure: Exception | None = None
@@ -332,7 +332,7 @@ class ObjectFetch:
                 self.end(error)
                 raise
             with self._changed:
-                self._picker = Picker(len(copy.pieces), chance=self._chance)
+                self._picker = PiecePicker(len(copy.pieces), chance=self._chance)
                 for index in copy.arrivals:
                     self._picker.arrived(index, time.monotonic())
                 self.copy, self.manifest = copy, manifest

@@ -25,7 +25,7 @@ from stoker.connections import split_address
 from stoker.contexts.objects import Published, is_object_name, manifest_of
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import StokerError
-from stoker.log_files import keep_log
+from stoker.log_files import log_to_file
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import ObjectCopy
 from stoker.pilot.transfer.fetch import SEED_FILE, read_key
@@ -127,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     session = SessionFolder(options.session)
-    keep_log(session.path / "seed.log")
+    log_to_file(session.path / "seed.log")
     connections.raise_descriptor_limit()
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())

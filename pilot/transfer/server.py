@@ -16,9 +16,9 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from stoker.connections import UnprovenPlaces, join_address
+from stoker.connections import UnprovenPeers, join_address
 from stoker.contexts.manifest import Piece, piece_size_bytes
-from stoker.log_files import SeldomLog
+from stoker.log_files import RateLimitedLog
 from stoker.pilot.transfer import wire
 from stoker.pilot.transfer.board import ObjectCopy
 
@@ -137,8 +137,8 @@ class ObjectServer:
         self._limits = limits
         self._more = dict(more or {})
         self.lock = threading.Lock()
-        self._unproven: UnprovenPlaces[socket.socket] = UnprovenPlaces(most=_MOST_UNPROVEN)
-        self._lines = SeldomLog(log)
+        self._unproven: UnprovenPeers[socket.socket] = UnprovenPeers(most=_MOST_UNPROVEN)
+        self._lines = RateLimitedLog(log)
         self.serving = 0
         self._most = most
         self._open: set[wire.Channel] = set()

@@ -157,7 +157,7 @@ def connect(address: str, *, key: bytes, limits: WireLimits = LIMITS) -> Channel
         _prepare(sock, limits)
         mine = os.urandom(_NONCE_BYTES)
         sock.sendall(MAGIC + mine)
-        answer = _exactly(sock, len(MAGIC) + _NONCE_BYTES + _PROOF_BYTES)
+        answer = _receive_exactly(sock, len(MAGIC) + _NONCE_BYTES + _PROOF_BYTES)
         theirs = _nonce(answer)
         if not hmac.compare_digest(_proof(key, b"server", mine, theirs), answer[-_PROOF_BYTES:]):
             raise PeerError("it does not know the session's transfer key")
@@ -173,10 +173,10 @@ def accept(sock: socket.socket, *, key: bytes, limits: WireLimits = LIMITS) -> C
     """Accept a connection that `connect` opened. Raises PeerError."""
     try:
         _prepare(sock, limits)
-        theirs = _nonce(_exactly(sock, len(MAGIC) + _NONCE_BYTES))
+        theirs = _nonce(_receive_exactly(sock, len(MAGIC) + _NONCE_BYTES))
         mine = os.urandom(_NONCE_BYTES)
         sock.sendall(MAGIC + mine + _proof(key, b"server", theirs, mine))
-        if not hmac.compare_digest(_proof(key, b"client", theirs, mine), _exactly(sock, _PROOF_BYTES)):
+        if not hmac.compare_digest(_proof(key, b"client", theirs, mine), _receive_exactly(sock, _PROOF_BYTES)):
             raise PeerError("it does not know the session's transfer key")
         asks, answers = _proof(key, b"asks", theirs, mine), _proof(key, b"answers", theirs, mine)
         return Channel(sock, send_key=answers, receive_key=asks, limits=limits)
@@ -204,7 +204,7 @@ def _set_timeout(sock: socket.socket, seconds: float) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
 
 
-def _exactly(sock: socket.socket, count: int) -> bytes:
+def _receive_exactly(sock: socket.socket, count: int) -> bytes:
     data = bytearray(count)
     got = sock.recv_into(data, count, socket.MSG_WAITALL)
     if got < count:

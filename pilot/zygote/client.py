@@ -16,7 +16,7 @@ import msgspec
 
 from stoker import connections
 from stoker.decoding import UNREADABLE
-from stoker.log_files import SeldomLog
+from stoker.log_files import RateLimitedLog
 
 # ---- messages
 
@@ -103,7 +103,7 @@ LIMIT_BYTES = 200_000  # maximum packet length
 
 _decode = msgspec.msgpack.Decoder[FromZygote](FromZygote).decode
 _encode = msgspec.msgpack.Encoder().encode
-_refusals = SeldomLog(logging.getLogger("stoker.pilot"))
+_refusals = RateLimitedLog(logging.getLogger("stoker.pilot"))
 _ENTRY_MODULES = ("stoker.pilot.library.main",)
 
 

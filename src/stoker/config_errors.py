@@ -92,7 +92,7 @@ def find_setting_at_path(
     return SettingPlace(path, shown, resolve_tagged_union(kind, data))
 
 
-def settings_of(kind: Any) -> list[str]:
+def setting_names(kind: Any) -> list[str]:
     tag = kind.__struct_config__.tag_field if is_struct(kind) else None
     return [*([tag] if tag else []), *_fields_of(kind)]
 
@@ -112,7 +112,7 @@ def tag_field(kind: Any) -> str:
 def iter_table_settings(kind: Any, *, at: str = "") -> Iterator[tuple[str, list[str]]]:
     """Yield the header and the settings of each possible table. The header of the top level is empty."""
     for struct in _struct_types_in(kind):
-        yield at, settings_of(struct)
+        yield at, setting_names(struct)
         for name, inner in _fields_of(struct).items():
             below = f"{at}.{name}" if at else name
             if get_origin(_strip_annotated(inner)) is dict:
@@ -306,14 +306,14 @@ def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6, otherw
 
 
 def _nearest(root: type[msgspec.Struct], table: Any, key: str) -> str:
-    here = settings_of(table)
+    here = setting_names(table)
     if hint := did_you_mean(key, here, otherwise=""):
         return hint
     for other, there in iter_table_settings(root):
         close = difflib.get_close_matches(key, there, n=1, cutoff=0.75)
         if close and there != here:
             return f"did you mean {close[0]} {f'in [{other}]' if other else 'at the top of the file'}?"
-    return f"there are {', '.join(here or settings_of(root))}"
+    return f"there are {', '.join(here or setting_names(root))}"
 
 
 def _choices(known: Iterable[str], value: str) -> str:

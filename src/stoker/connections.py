@@ -54,7 +54,7 @@ def restore_descriptor_limit(pid: int) -> None:
 K = TypeVar("K", bound=Hashable)
 
 
-class UnprovenPlaces(Generic[K]):
+class UnprovenPeers(Generic[K]):
     """Connections whose peers have not yet proven their key. Not thread-safe."""
 
     def __init__(self, *, most: int) -> None:

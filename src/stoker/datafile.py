@@ -150,7 +150,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def _read_text_rows(path: Path, *, kind: str) -> Iterator[Row]:
-    rows = _csv(path, delimiter=_DELIMITERS[kind]) if kind in _DELIMITERS else _read_jsonl_rows(path)
+    rows = _read_csv_rows(path, delimiter=_DELIMITERS[kind]) if kind in _DELIMITERS else _read_jsonl_rows(path)
     last = ""
     try:
         for row in rows:
@@ -159,7 +159,7 @@ def _read_text_rows(path: Path, *, kind: str) -> Iterator[Row]:
     except UnicodeDecodeError:
         raise _invalid_utf8_error(path) from None
     except _DAMAGED as error:
-        raise _damaged(path, error, last=last) from None
+        raise _damaged_file_error(path, error, last=last) from None
 
 
 def _read_lines(path: Path) -> Iterator[Line]:
@@ -172,7 +172,7 @@ def _read_lines(path: Path) -> Iterator[Line]:
                     last = f"line {number}"
                     yield Line(number=number, data=text.rstrip(b"\r\n"))
     except _DAMAGED as error:
-        raise _damaged(path, error, last=last) from None
+        raise _damaged_file_error(path, error, last=last) from None
 
 
 def _open_bytes(path: Path) -> IO[bytes]:
@@ -220,7 +220,7 @@ def _read_jsonl_rows(path: Path) -> Iterator[Row]:
             yield Row(number=number, place=f"line {number}", fields=fields)
 
 
-def _csv(path: Path, *, delimiter: str) -> Iterator[Row]:
+def _read_csv_rows(path: Path, *, delimiter: str) -> Iterator[Row]:
     csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_CELL))
     with _open(path) as file:
         reader = csv.reader(file, delimiter=delimiter, strict=True)
@@ -242,7 +242,7 @@ def _csv(path: Path, *, delimiter: str) -> Iterator[Row]:
             raise ConfigError.in_file(path, str(error), line=reader.line_num) from None
 
 
-def _damaged(path: Path, error: Exception, *, last: str) -> ConfigError:
+def _damaged_file_error(path: Path, error: Exception, *, last: str) -> ConfigError:
     if isinstance(error, OSError) and error.errno is not None:
         return ConfigError.in_file(path, f"cannot be read: {error.strerror}")
     what = "is truncated" if isinstance(error, EOFError) else "is damaged"
@@ -262,7 +262,7 @@ def _invalid_utf8_error(path: Path) -> ConfigError:
                     what = invalid_byte_message(error.start + 1, error.object[error.start])
                     return ConfigError.in_file(path, what, line=number)
     except _DAMAGED as error:  # the file is also truncated
-        return _damaged(path, error, last=f"line {number}" if number else "")
+        return _damaged_file_error(path, error, last=f"line {number}" if number else "")
     return ConfigError.in_file(path, "is not UTF-8 text")
 
 

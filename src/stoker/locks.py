@@ -77,7 +77,7 @@ def is_locked(file: Path, *, exclusively: bool = False) -> bool | None:
 # ---- without locks
 
 
-class _Named(msgspec.Struct, frozen=True):
+class _HolderRecord(msgspec.Struct, frozen=True):
     """Content of a `.holder` file. `inode`: inode of the locked file."""
 
     machine: str
@@ -103,7 +103,7 @@ def started(pid: int) -> int:
 
 def _try_lock_by_holder_file(descriptor: int) -> bool:
     file = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-    me = _Named(machine(), os.getpid(), started(os.getpid()), os.fstat(descriptor).st_ino)
+    me = _HolderRecord(machine(), os.getpid(), started(os.getpid()), os.fstat(descriptor).st_ino)
     there = _read_lock_holder(file)
     if there is not None and there != me and there.inode == me.inode and _is_holder_alive(there):
         return False
@@ -122,7 +122,7 @@ def _is_named(file: Path) -> bool | None:
         return None
 
 
-def _is_holder_alive(holder: _Named) -> bool:
+def _is_holder_alive(holder: _HolderRecord) -> bool:
     return holder.machine == machine() and started(holder.pid) == holder.started
 
 
@@ -130,9 +130,9 @@ def _name_of(file: Path) -> Path:
     return file.with_name(f"{file.name}.holder")
 
 
-def _read_lock_holder(file: Path) -> _Named | None:
+def _read_lock_holder(file: Path) -> _HolderRecord | None:
     try:
-        return msgspec.json.decode(_name_of(file).read_bytes(), type=_Named)
+        return msgspec.json.decode(_name_of(file).read_bytes(), type=_HolderRecord)
     except (OSError, msgspec.DecodeError, ValueError):
         return None
 

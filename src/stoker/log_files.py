@@ -98,7 +98,7 @@ def _identity(descriptor: int) -> tuple[int, int]:
     return facts.st_dev, facts.st_ino
 
 
-def keep_log(path: Path) -> None:
+def log_to_file(path: Path) -> None:
     handler = BoundedLog(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)
@@ -140,7 +140,7 @@ def free_file_middle(path: Path, *, most_bytes: int = OUTPUT_BYTES) -> bool:
 _SUBJECTS = 256
 
 
-class SeldomLog:
+class RateLimitedLog:
     """Limits warnings to one per subject and `most` in total within `every_s`. Thread-safe."""
 
     def __init__(

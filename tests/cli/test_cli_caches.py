@@ -12,7 +12,7 @@ from stoker.contexts.objects import object_of
 from stoker.errors import ConfigError
 from stoker.manager.cli.main import cli
 from stoker.manager.cli.sessions import stays
-from stoker.pilot.cache import Bringing, ObjectCache, Pin, store
+from stoker.pilot.cache import CacheFetch, ObjectCache, Pin, store
 from stoker.pilot.transfer.board import ObjectSource
 from stoker.site import Duration, Pilot, Site
 
@@ -29,7 +29,7 @@ def keep(scratch: Path, name: str) -> Pin:
     original = scratch.parent.parent / name
     original.write_bytes(os.urandom(SIZE))
     ref = object_of(original, memo=original.with_suffix(".memo"))
-    bringing = Bringing(ObjectCache(scratch / "cache", bound_bytes=10**9), ref)
+    bringing = CacheFetch(ObjectCache(scratch / "cache", bound_bytes=10**9), ref)
     bringing.offer([ObjectSource(path=str(original), origin=True)])
     pin, _ = bringing.run()
     original.unlink()

@@ -247,7 +247,7 @@ def test_invalid_slurm_setting_error_lists_the_valid_values():
 def test_site_of_another_scheduler_or_network_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     site = parse_site('[provider]\nkind = "pbs"\n[session]\ninterface = "ib7"', file="s")
-    network, scheduler = doctor_site.site_fits(site)
+    network, scheduler = doctor_site.check_site_file(site)
     assert network.level is scheduler.level is Level.NEED
     assert "interface 'ib7' is not a network of this host" in network.text
     assert "site local: it is for pbs; this host has no batch system" in scheduler.text
@@ -298,7 +298,7 @@ def test_doctor_reports_a_missing_image_setting(monkeypatch: pytest.MonkeyPatch)
     here = around(kind=ProviderKind.KUBERNETES, command="/usr/bin/kubectl", slurm=None)
     monkeypatch.setattr(doctor_site, "inspect_host", lambda: here)
     site = parse_site(init.draft(here).text, file="site.toml")
-    (said,) = [each for each in doctor_site.site_fits(site) if "[provider] image" in each.text]
+    (said,) = [each for each in doctor_site.check_site_file(site) if "[provider] image" in each.text]
     assert (said.level, said.fix) == (Level.NEED, "write the name of your container image, with Stoker installed")
 
 
@@ -334,7 +334,7 @@ def test_gpus_are_requested_if_the_pool_has_gpus(gpus: list[int], line: str):
 def test_pool_whose_jobs_may_not_read_the_session_is_reported(machines: str, level: Level | None, told: str):
     nodes = tuple(surroundings.parse_condor_nodes(machines))
     pool = around(kind=ProviderKind.CONDOR, slurm=None, nodes=nodes, user_domain="pool.edu")
-    findings = list(doctor_site.slot_users(pool))
+    findings = list(doctor_site.check_slot_users(pool))
     assert [finding.level for finding in findings] == ([level] if level else [])
     assert told in "".join(finding.text for finding in findings)
     assert all("shared_files = false" in finding.fix for finding in findings)

@@ -92,7 +92,7 @@ def test_doctor_names_batch_systems_that_cannot_exclude_nodes(tmp_path: Path, mo
 
     def said(kind: str) -> str:
         site = parse_site(f'name = "lab"\n[provider]\nkind = "{kind}"\n', file="lab.toml")
-        return "\n".join(finding.text for finding in doctor_site.site_fits(site))
+        return "\n".join(finding.text for finding in doctor_site.check_site_file(site))
 
     assert "site lab: Stoker excludes no failed nodes for PBS jobs: a new block may start on" in said("pbs")
     assert "excludes no failed nodes" not in said("slurm")

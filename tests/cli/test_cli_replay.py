@@ -13,7 +13,7 @@ from stoker.errors import SessionError
 from stoker.manager.cli.replay import render
 from stoker.manager.live import journal
 from stoker.manager.live.records import Decided
-from stoker.manager.live.replay import Replayed
+from stoker.manager.live.replay import ReplayResult
 from stoker.protocol import to_client, to_pilot
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallEnd, CallSpec
@@ -64,7 +64,7 @@ def test_ended_session_can_be_replayed(
 
 
 def test_decisions_missing_from_the_journal_are_reported():
-    one = Replayed("k3v9", events=10, checked=9, restarts=0, lasted_s=5.0)
+    one = ReplayResult("k3v9", events=10, checked=9, restarts=0, lasted_s=5.0)
     unknown = "  note  the decisions about 1 event are not in the journal: "
     assert render(one, took_s=0.1, live=True)[-1] == (
         unknown + "the session is live, and its manager writes them a moment later"

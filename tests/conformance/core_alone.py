@@ -51,9 +51,9 @@ class CoreAlone(Shell):
                 if self.unacked is not None:
                     self.unacked.append(message)
                 self.heard(message)
-            case commands.Greet(hello=hello):
+            case commands.SendHello(hello=hello):
                 self.greeted = hello
-            case commands.TellLibrary(library=number, message=message):
+            case commands.SendToLibrary(library=number, message=message):
                 if number in self.processes:
                     self.processes[number].hear(message)
             case commands.Prepare(ordered=ordered):
@@ -70,9 +70,9 @@ class CoreAlone(Shell):
                 self.processes[number].die()
             case commands.Observe(library=number):
                 self.observe(number)
-            case commands.WeighOffer(order=order):
-                self.tell(events.OfferWeighed(order))
-            case commands.Forget(library=number):
+            case commands.InspectOffer(order=order):
+                self.tell(events.OfferInspected(order))
+            case commands.RemoveLibrary(library=number):
                 self.processes.pop(number, None)
             case commands.SetTimer(at=at, key=key):
                 self.timers.set(at, key)
@@ -162,7 +162,7 @@ class CoreAlone(Shell):
             self.tell(events.Tick())
 
     def signal(self) -> None:
-        self.tell(events.Signalled("it got SIGTERM"))
+        self.tell(events.SignalReceived("it got SIGTERM"))
 
     def keep_acks(self) -> None:
         self.unacked = []

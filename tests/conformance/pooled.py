@@ -11,7 +11,7 @@ from taskvine.stand_in import GB, PoolOfSlots
 
 from stoker.contexts.recipe import ObjectRef, Recipe
 from stoker.pilot.agent.agent import collect_unacknowledged_facts
-from stoker.pilot.core.events import HelloDue, Signalled, Tick
+from stoker.pilot.core.events import HelloDue, SignalReceived, Tick
 from stoker.pilot.taskvine import messages
 from stoker.protocol import wire
 from stoker.protocol.calls import CallEnd, Failure, FailureKind
@@ -134,7 +134,7 @@ class Pooled(Shell):
         self.settle()
 
     def signal(self) -> None:
-        self.pool.handle(Signalled("it got SIGTERM"))
+        self.pool.handle(SignalReceived("it got SIGTERM"))
         self.settle()
 
     def keep_acks(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import stoker
 from stoker.contexts import causal_lm, folders
-from stoker.contexts.folders import ProgramFolder, is_seen_here, program_folder, umask_now
+from stoker.contexts.folders import ProgramFolder, is_visible_here, program_folder, umask_now
 
 
 def _folder(path: Path) -> ProgramFolder:
@@ -24,11 +24,11 @@ def test_recreated_folder_is_not_taken_for_the_original_folder(tmp_path: Path) -
     (tmp_path / "run").mkdir()
     home = _folder(tmp_path / "run")
     assert home.path == str(tmp_path / "run")
-    assert is_seen_here(msgspec.msgpack.decode(msgspec.msgpack.encode(home), type=ProgramFolder))
+    assert is_visible_here(msgspec.msgpack.decode(msgspec.msgpack.encode(home), type=ProgramFolder))
     (tmp_path / "run").rename(tmp_path / "moved")
-    assert not is_seen_here(home)
+    assert not is_visible_here(home)
     (tmp_path / "run").mkdir()
-    assert not is_seen_here(home)
+    assert not is_visible_here(home)
     assert program_folder(tmp_path / "gone") is None
 
 
@@ -36,8 +36,8 @@ def test_equal_inode_on_a_local_disk_does_not_identify_the_folder() -> None:
     """Nodes installed from one image have equal inodes on their own disks."""
     for path in ("/dev", "/proc"):
         local = _folder(Path(path))
-        assert is_seen_here(local)
-        assert not is_seen_here(msgspec.structs.replace(local, boot="another boot"))
+        assert is_visible_here(local)
+        assert not is_visible_here(msgspec.structs.replace(local, boot="another boot"))
 
 
 def test_equal_inode_on_a_shared_disk_identifies_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +47,7 @@ def test_equal_inode_on_a_shared_disk_identifies_the_folder(tmp_path: Path, monk
         mount = f"1 2 {os.major(os.stat(tmp_path).st_dev)}:{os.minor(os.stat(tmp_path).st_dev)} / /x rw - {kind} y rw"
         (tmp_path / "mounts").write_text(f"0 2 0:0 / /y rw - proc z rw\n{mount}\n")
         monkeypatch.setattr(folders, "_MOUNTS", str(tmp_path / "mounts"))
-        assert is_seen_here(home) is seen, kind
+        assert is_visible_here(home) is seen, kind
 
 
 @pytest.mark.skipif(
@@ -60,7 +60,7 @@ def test_private_mount_of_a_node_is_not_the_programs_folder(tmp_path: Path) -> N
     (tmp_path / "home").write_bytes(msgspec.msgpack.encode(_folder(tmp_path / "run")))
     look = (
         "import msgspec, sys\nfrom stoker.contexts.folders import *\n"
-        "print(is_seen_here(msgspec.msgpack.decode(open(sys.argv[1], 'rb').read(), type=ProgramFolder)))"
+        "print(is_visible_here(msgspec.msgpack.decode(open(sys.argv[1], 'rb').read(), type=ProgramFolder)))"
     )
     for mount, seen in (("true", "True"), (f"mount --bind {tmp_path}/node {tmp_path}/run", "False")):
         script = f'{mount} && exec "$@"'

@@ -44,8 +44,8 @@ def test_kernel_choice_depends_only_on_processor_and_precision(monkeypatch: pyte
         (False, True, kernels.attend_by_matrix_products),
         (False, False, kernels.attend_with_grouped_queries),
     ):
-        monkeypatch.setattr("stoker.contexts.inference.kernels.multiplies_tiles", lambda tiles=tiles: tiles)
-        monkeypatch.setattr("stoker.contexts.inference.kernels.multiplies_half", lambda half=half: half)
+        monkeypatch.setattr("stoker.contexts.inference.kernels.uses_matrix_tiles", lambda tiles=tiles: tiles)
+        monkeypatch.setattr("stoker.contexts.inference.kernels.has_fast_bfloat16", lambda half=half: half)
         assert kernels.choose_decode_attention(torch.float32, cpu) is kernels.attend_by_matrix_products
         assert kernels.choose_decode_attention(torch.bfloat16, cpu) is expected
         assert kernels.choose_decode_attention(torch.bfloat16, gpu) is kernels.ON_GPU
@@ -103,7 +103,7 @@ def test_float32_weight_copy_gives_correctly_rounded_products(rows: int, bias: b
 def test_float32_weight_copy_is_made_if_memory_is_sufficient(declared, free, expected, monkeypatch):
     model = torch.nn.Linear(25, 20, bias=False).bfloat16()  # 1,000 bytes; a wide copy has 2,000
     model.dtype = torch.bfloat16
-    monkeypatch.setattr("stoker.contexts.inference.kernels.multiplies_half", lambda: False)
+    monkeypatch.setattr("stoker.contexts.inference.kernels.has_fast_bfloat16", lambda: False)
     monkeypatch.setattr("stoker.contexts.ambient.device_memory_bytes", lambda: declared)
     monkeypatch.setattr("psutil.virtual_memory", lambda: type("Free", (), {"available": free})())
     found = static._weight_copy_dtype(model)

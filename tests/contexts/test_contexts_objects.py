@@ -138,8 +138,8 @@ def test_file_is_read_again_unless_it_is_old_and_unchanged(tmp_path: Path, monke
     file, memo = tmp_path / "big", tmp_path / "memo.sqlite"
     file.write_bytes(b"x" * 1000)
     reads: list[Path] = []
-    real = objects._read_parts
-    monkeypatch.setattr(objects, "_read_parts", lambda path: reads.append(path) or real(path))  # type: ignore[func-returns-value]
+    real = objects._digest_parts
+    monkeypatch.setattr(objects, "_digest_parts", lambda path: reads.append(path) or real(path))  # type: ignore[func-returns-value]
     ref = object_of(file, memo=memo)
     assert object_of(file, memo=memo) == ref
     assert len(reads) == 2, "a file that changed recently is not remembered, because it may change again unnoticed"

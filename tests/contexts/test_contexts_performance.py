@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.contexts import performance
-from stoker.contexts.performance import AvailabilityStore, DeviceSet, PerformanceStore, PilotCount, Stay, Wait
+from stoker.contexts.performance import AvailabilityStore, DeviceSet, PerformanceStore, PilotCount, PilotLifetime, Wait
 
 positive = st.floats(0, 1e6, allow_nan=False)
 
@@ -145,7 +145,7 @@ def test_pilot_availability_is_stored_per_source(tmp_path: Path) -> None:
     found = again.of("backfill")
     again.close()
     assert found.waits == (Wait(60.0, 0.0, A10),)
-    assert found.stays == (Stay(900.0, "lost"),)
+    assert found.stays == (PilotLifetime(900.0, "lost"),)
     assert [(each.session, each.pilots) for each in found.counts] == [("k3v9", 1), ("k3v9", 3)]
     assert all(isinstance(each, PilotCount) and each.at > 1e9 for each in found.counts)
     assert found.most == 3

@@ -104,7 +104,7 @@ class CoreShell:
     def all(self, kind: type[C]) -> list[C]:
         found, rest = [], []
         for command in self.wanted:
-            inner = command.message if isinstance(command, commands.Tell | commands.TellLibrary) else command
+            inner = command.message if isinstance(command, commands.Tell | commands.SendToLibrary) else command
             if isinstance(inner, kind):
                 found.append(inner)
             else:

@@ -153,7 +153,7 @@ def test_load_index_gives_the_answers_of_a_linear_search(changes: list[tuple[int
         assert [library.id for library in index.least_loaded()] == sorted(
             busy, key=lambda id: (listed[id], list(listed).index(id))
         )
-        backlogs = [listed[library.id] for library in index.most_backlogged()]
+        backlogs = [listed[library.id] for library in index.libraries_by_backlog()]
         assert backlogs == sorted((listed[id] for id in busy if listed[id] > FULL), reverse=True)
         assert len(index) == len(listed)
 

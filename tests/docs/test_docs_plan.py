@@ -8,7 +8,7 @@ import pytest
 from stoker.manager.cli.plan import plan, render
 from stoker.manager.cli.replay import render as render_replay
 from stoker.manager.cli.replay import replay
-from stoker.manager.live.replay import Replayed
+from stoker.manager.live.replay import ReplayResult
 from stoker.manager.study import evidence
 from stoker.manager.study.evidence import Reason, Sureness, Work
 from stoker.manager.study.plan import SEEDS, PlanForecast, Range, RunPlan
@@ -47,7 +47,7 @@ def test_plan_output_looks_like_the_page() -> None:
 
 
 def test_replay_output_looks_like_the_page() -> None:
-    assert render_replay(Replayed("k3v9", 4812, 4812, 0, 57.0), took_s=0.9) == SAMPLES[1]
+    assert render_replay(ReplayResult("k3v9", 4812, 4812, 0, 57.0), took_s=0.9) == SAMPLES[1]
 
 
 @pytest.mark.parametrize(

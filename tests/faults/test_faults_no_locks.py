@@ -124,5 +124,5 @@ def _sleeper() -> subprocess.Popen[bytes]:
 
 
 def _name(file: Path, pid: int) -> None:
-    holder = locks._Named(locks.machine(), pid, locks.started(pid) or 1, file.stat().st_ino)
+    holder = locks._HolderRecord(locks.machine(), pid, locks.started(pid) or 1, file.stat().st_ino)
     locks._name_of(file).write_bytes(msgspec.json.encode(holder))

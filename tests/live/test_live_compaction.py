@@ -18,7 +18,7 @@ from stoker.manager.core import story
 from stoker.manager.core.reactor import Core
 from stoker.manager.live import records
 from stoker.manager.live.replay import find_journal_and_session, status_of_ended_session, story_of_ended_session, verify
-from stoker.manager.live.restore import JournalPast
+from stoker.manager.live.restore import JournalReplay
 from stoker.manager.policies import default_policies
 from stoker.manager.sim.validate import validate
 from stoker.protocol import to_client, to_pilot, wire
@@ -30,7 +30,7 @@ PAYLOAD = b"x" * 300
 
 
 def replay(folder: SessionFolder) -> Core | None:
-    past = JournalPast(folder.journal, "test")
+    past = JournalReplay(folder.journal, "test")
     for now, event in past.events():
         past.handle(event, now)
     return past.core

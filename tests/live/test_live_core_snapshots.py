@@ -21,7 +21,7 @@ from stoker.manager.live import journal, records, snapshot
 from stoker.manager.live.compaction import Compaction
 from stoker.manager.live.decisions import decision_checksum
 from stoker.manager.live.records import SegmentHead
-from stoker.manager.live.restore import JournalPast, policies_modules, restore_manager
+from stoker.manager.live.restore import JournalReplay, policies_modules, restore_manager
 from stoker.manager.live.snapshot import Unreadable, Unsaveable
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted, default_policies
 from stoker.manager.policies.slinfer import slinfer
@@ -166,7 +166,7 @@ def test_manager_starts_from_the_newest_readable_snapshot(toy: Toy, tmp_path: Pa
     lived(path, toy, cut_at=20).close()
     shot = records.snapshot_path(path, 2)
     whole = shot.read_bytes()
-    past = JournalPast(path, policies=default_policies())
+    past = JournalReplay(path, policies=default_policies())
     assert past.core is not None
     assert past.next_event == 20
 

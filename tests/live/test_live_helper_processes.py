@@ -20,7 +20,7 @@ from stoker.config import write_sites
 from stoker.errors import SessionError
 from stoker.manager.executor.processes import ManagerProcess
 from stoker.manager.live import keeper
-from stoker.manager.live.helper_processes import FACTORY, PAUSE_S, TOLD_S, Attendant
+from stoker.manager.live.helper_processes import FACTORY, PAUSE_S, TOLD_S, HelperSupervisor
 from stoker.manager.live.keeper import MOST_DEATHS, RestartProgress, Restarts
 from stoker.protocol import to_client, wire
 from stoker.protocol import to_manager as say
@@ -63,7 +63,7 @@ class HelperHarness:
     def __init__(self, folder: SessionFolder) -> None:
         self.is_heard = False
         self.now = 1000.0
-        self.attendant = Attendant(folder, FACTORY, is_heard=lambda: self.is_heard, hello_limit_s=LIMIT_S)
+        self.attendant = HelperSupervisor(folder, FACTORY, is_heard=lambda: self.is_heard, hello_limit_s=LIMIT_S)
         self.look()
 
     @property
@@ -214,7 +214,7 @@ def test_unwritable_progress_file_is_ignored(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("says_hello", [True, False])
 def test_factory_that_connected_before_it_died_restarts_at_once(folder: SessionFolder, says_hello: bool) -> None:
-    attendant = Attendant(folder, "this", is_heard=lambda: says_hello, hello_limit_s=100.0)
+    attendant = HelperSupervisor(folder, "this", is_heard=lambda: says_hello, hello_limit_s=100.0)
     now, pids = 1000.0, set()
     for _ in range(4):
         attendant.keep_up(now)

@@ -29,7 +29,7 @@ from stoker.manager.live import journal, restore
 from stoker.manager.live.decisions import decision_checksum
 from stoker.manager.live.records import HEAD, MAGIC, Damage, SegmentHead, scan
 from stoker.manager.live.replay import verify
-from stoker.manager.live.restore import JournalPast, restore_manager
+from stoker.manager.live.restore import JournalReplay, restore_manager
 from stoker.manager.policies import default_policies
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
@@ -137,7 +137,7 @@ def test_flipped_bit_loses_one_record(
     data[start + int(where * (end - start))] ^= 1 << bit
     path.write_bytes(data)
     assert list(journal_files.read(path)) == given[:which] + given[which + 1 :]
-    past = JournalPast(path)
+    past = JournalReplay(path)
     told = [record for _, record in past.records() if isinstance(record, Noticed | RecordsLost)]
     if which < 39:  # damage 39 is after the last event, where the journal contains only checks
         assert [isinstance(record, RecordsLost) for record in told] == [n == which for n in range(40)]
@@ -280,7 +280,7 @@ def test_damaged_last_record_of_full_length_counts_as_lost(path: Path) -> None:
     path.write_bytes(data)
     came = restore_manager(path, "test", default_policies())
     assert came.lost > 0
-    assert [list(JournalPast(path).records())[-1][1].__class__, len(came.notices)] == [RecordsLost, 1]
+    assert [list(JournalReplay(path).records())[-1][1].__class__, len(came.notices)] == [RecordsLost, 1]
 
 
 class Managed:

@@ -23,7 +23,7 @@ from stoker.manager.core.events import FromClient, TimerFired
 from stoker.manager.executor.processes import manager_options
 from stoker.manager.live import journal, lease
 from stoker.manager.live.journal import explain_journal_trouble
-from stoker.manager.live.peer_watch import Patience
+from stoker.manager.live.peer_watch import PeerTimeLimits
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallEnd
@@ -186,7 +186,7 @@ def test_pilot_is_not_declared_lost_while_its_hello_is_unread(
     pilot.close()
     broke = f"connection to pilot {pilot.name} broke"
     until(lambda: broke in folder.manager_log.read_text(), what="the manager notices the broken connection")
-    time.sleep(Patience().pilot_back_s + 0.5)
+    time.sleep(PeerTimeLimits().pilot_back_s + 0.5)
     given_up = f"pilot {pilot.name} did not reconnect"
     assert given_up not in folder.manager_log.read_text()
     unread.close()
@@ -407,7 +407,7 @@ def test_finished_sync_wakes_the_loop_once(tmp_path: Path, monkeypatch: pytest.M
             go.set()
             assert is_woken(PATIENCE_S)
             found = [early, sync.done()]
-            assert [each for each in found if each and each.turns] == [journal.Synced(position, 1)]
+            assert [each for each in found if each and each.turns] == [journal.SyncResult(position, 1)]
             assert not is_woken(0)
-            assert sync.done() == journal.Synced(position, 0)
+            assert sync.done() == journal.SyncResult(position, 0)
     sync.close()

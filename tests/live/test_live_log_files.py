@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from polling import PATIENCE_S
 
-from stoker.log_files import BoundedLog, SeldomLog, free_file_middle
+from stoker.log_files import BoundedLog, RateLimitedLog, free_file_middle
 
 # ---- log files
 
@@ -185,7 +185,7 @@ def test_servers_raise_their_descriptor_limit_but_user_code_does_not(
 
 def test_rate_limited_log_bounds_lines_per_subject_and_in_total(caplog: pytest.LogCaptureFixture) -> None:
     now = 100.0
-    lines = SeldomLog(logging.getLogger("test"), every_s=10.0, most=3, clock=lambda: now)
+    lines = RateLimitedLog(logging.getLogger("test"), every_s=10.0, most=3, clock=lambda: now)
     assert [lines.warning("a", "first"), lines.warning("a", "second"), lines.warning("a", "third")] == [
         True, False, False,
     ]  # fmt: skip

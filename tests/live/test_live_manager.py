@@ -11,7 +11,7 @@ import pytest
 from live.peers import Manager, Peer, Peers, key_pair, pilot_hello, until, welcomed
 
 from stoker.manager.live import lease
-from stoker.manager.live.clock import Acks
+from stoker.manager.live.clock import PendingAcks
 from stoker.manager.live.replay import status_of_ended_session, story_of_ended_session
 from stoker.manager.live.server import discard_result
 from stoker.manager.main import TAKEN_OVER
@@ -248,7 +248,7 @@ def test_pieces_bypass_the_journal(manager: Manager, peers: Peers, folder: Sessi
 
 
 def test_last_acknowledgement_is_sent_with_the_next_frame() -> None:
-    acks = Acks(4.0)
+    acks = PendingAcks(4.0)
     acks.add("p1", Ack(1), 0.0)
     acks.add("p1", Ack(2), 0.1)
     assert acks.along("p2") == ()
@@ -257,7 +257,7 @@ def test_last_acknowledgement_is_sent_with_the_next_frame() -> None:
 
 
 def test_acknowledgement_without_a_frame_is_sent_alone() -> None:
-    acks = Acks(4.0)
+    acks = PendingAcks(4.0)
     assert acks.due_at == math.inf
     acks.add("p1", Ack(1), 0.0)
     acks.add("p2", Ack(7), 1.9)

@@ -16,7 +16,7 @@ from stoker.manager.core.seams import Policies
 from stoker.manager.live import journal
 from stoker.manager.live.decisions import BRIEFS, decision_checksum
 from stoker.manager.live.records import Decided
-from stoker.manager.live.replay import Replayed, find_journal_and_session, verify
+from stoker.manager.live.replay import ReplayResult, find_journal_and_session, verify
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted, default_policies
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
@@ -117,7 +117,7 @@ def lived(ended: SessionFolder, tmp_path: Path) -> SessionFolder:
     return SessionFolder(tmp_path / "lived")
 
 
-def replayed(folder: SessionFolder, policies: Policies | None = None) -> Replayed:
+def replayed(folder: SessionFolder, policies: Policies | None = None) -> ReplayResult:
     path, session = find_journal_and_session(folder.path)
     return verify(path, session=session, policies=policies or default_policies())
 

@@ -20,7 +20,7 @@ from stoker.dealer import Dealer, Keys
 from stoker.errors import ProtocolError, SessionError
 from stoker.manager.executor.client import Link
 from stoker.manager.live.admission import Role
-from stoker.manager.live.peer_watch import Patience, PeerWatch
+from stoker.manager.live.peer_watch import PeerTimeLimits, PeerWatch
 from stoker.manager.live.sockets import ManagerSockets
 from stoker.protocol import to_manager as say
 from stoker.protocol import wire
@@ -255,7 +255,7 @@ def given_up(watch: PeerWatch, *, seconds: float, may_be_back: bool) -> set[str]
 @pytest.fixture
 def cut() -> PeerWatch:
     """A program and a pilot whose connections have just broken."""
-    watch = PeerWatch(Patience())
+    watch = PeerWatch(PeerTimeLimits())
     for role, name in ((Role.CLIENT, "program"), (Role.PILOT, "pilot")):
         watch.heard(role, name, 0.0)
         assert watch.cut(role, name, 0.0)
@@ -276,10 +276,10 @@ def test_peers_without_a_new_connection_are_declared_lost(cut: PeerWatch) -> Non
 
 
 def test_wait_for_the_first_client_excludes_time_without_reading() -> None:
-    watch = PeerWatch(Patience())
+    watch = PeerWatch(PeerTimeLimits())
     watch.expect_first_client(0.0)
     watch.restart_silence_limits(1.0)
-    assert not list(watch.lost_peers(Patience().first_client_s - 1))
+    assert not list(watch.lost_peers(PeerTimeLimits().first_client_s - 1))
 
 
 @pytest.fixture

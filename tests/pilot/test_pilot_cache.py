@@ -20,7 +20,7 @@ from stoker.contexts.objects import object_of
 from stoker.contexts.recipe import Awareness, ObjectRef
 from stoker.manager.cli.sessions import clean_node_caches
 from stoker.pilot.agent.scratch import Scratch, base_folder
-from stoker.pilot.cache import Bringing, CacheError, ObjectCache, Pin, disk, store
+from stoker.pilot.cache import CacheError, CacheFetch, ObjectCache, Pin, disk, store
 from stoker.pilot.transfer.board import ObjectSource
 from stoker.protocol.calls import FailureKind
 from stoker.protocol.to_pilot import StopLibrary
@@ -37,7 +37,7 @@ def have(cache: ObjectCache, ref: ObjectRef) -> Pin:
     here = cache.find(ref.name)
     if here is not None:
         return here
-    bringing = Bringing(cache, ref)
+    bringing = CacheFetch(cache, ref)
     bringing.offer([ObjectSource(path=ref.source, origin=True)])
     return bringing.run(alone_s=0.0)[0]
 

@@ -17,7 +17,7 @@ from stoker.contexts.step_times import StepSample, StepTimes, times_of
 from stoker.pilot.core import commands
 from stoker.pilot.core.events import HelloDue, UnacknowledgedFacts
 from stoker.pilot.library.connection import BatchReports, Settings
-from stoker.pilot.library.main import can_sleep, move_context
+from stoker.pilot.library.main import can_sleep, sleep_or_wake_context
 from stoker.protocol import to_agent
 from stoker.protocol import to_manager as told
 from stoker.protocol.calls import FailureKind
@@ -122,7 +122,7 @@ def test_pilot_reports_slots_of_a_library_when_ready_and_in_hellos() -> None:
     ready = pilot.take(told.LibraryReady)
     assert (ready.slots, ready.cache) == (12, cache)
     pilot.give(HelloDue(UnacknowledgedFacts(), 0, ()))
-    [library] = pilot.take(commands.Greet).hello.libraries
+    [library] = pilot.take(commands.SendHello).hello.libraries
     assert (library.slots, library.cache) == (12, cache)
 
 
@@ -254,7 +254,7 @@ class Cache:
 
 def move(order: Any, context: Any) -> Any:
     settings = Settings(pilot="p1", library=7, folder="/nowhere", log="/logs/lib-7.log", objects="/nowhere")
-    return move_context(order, context=context, name="cache", devices=("cpu:0",), settings=settings)
+    return sleep_or_wake_context(order, context=context, name="cache", devices=("cpu:0",), settings=settings)
 
 
 def test_sleep_and_wake_times_are_measured() -> None:

@@ -188,7 +188,7 @@ def taken(pilot: CoreShell, upto: int, *, run: int = RUN, again: bool = False) -
 
 def passed(pilot: CoreShell) -> list[tuple[int, list[bytes], bool]]:
     """Return sent pieces as (number of the first piece, pieces, True if an acknowledgement is expected)."""
-    said: list[Any] = [command.message for command in pilot.all(commands.PassOn)]
+    said: list[Any] = [command.message for command in pilot.all(commands.SendPieces)]
     return [(message.first, message.items, message.waits) for message in said]
 
 

@@ -177,7 +177,7 @@ def test_suspended_time_does_not_count_for_time_limits_of_calls(pilot: CoreShell
 
 
 def test_unreadable_bytes_end_the_library_and_name_all_its_calls(pilot: CoreShell) -> None:
-    pilot.ready().run(1, 2).give(events.LibraryGarbled(LibraryId(1), "not MessagePack"))
+    pilot.ready().run(1, 2).give(events.LibraryBytesInvalid(LibraryId(1), "not MessagePack"))
     assert pilot.take(commands.KillProcess)
     pilot.die(signal=9)
     gone = pilot.take(told.LibraryGone)
@@ -213,7 +213,7 @@ def test_cache_changes_by_other_pilots_are_reported(pilot: CoreShell) -> None:
     assert [one.name for one in pilot.take(told.ObjectsHere).arrivals] == ["a", "b"]
     pilot.give(events.CacheListed({"b": 2}))
     assert pilot.take(told.ObjectsGone).names == ("a",)
-    assert pilot.take(commands.TidySnapshots)
+    assert pilot.take(commands.RemoveEvictedSnapshots)
 
 
 @pytest.mark.parametrize("planned", [(), ("weights",)])
@@ -232,7 +232,7 @@ def test_damaged_object_is_requested_and_not_reported_as_removed(pilot: CoreShel
 
 
 def test_pilot_told_to_exit_gives_calls_a_short_grace_time(pilot: CoreShell) -> None:
-    pilot.ready().run(1).forget().give(events.Signalled("it got SIGTERM"))
+    pilot.ready().run(1).forget().give(events.SignalReceived("it got SIGTERM"))
     assert pilot.take(to_library.Stop)
     pilot.wait(2.1).give(events.Tick())
     assert pilot.take(commands.KillProcess)
@@ -242,7 +242,7 @@ def test_pilot_told_to_exit_gives_calls_a_short_grace_time(pilot: CoreShell) -> 
 
 def test_pilot_sets_no_tick_deadline_after_its_exit_deadline(pilot: CoreShell) -> None:
     """Without this rule the pilot would loop without pause until its last process ends."""
-    state = pilot.ready().run(1).give(events.Signalled("it got SIGTERM")).core.state
+    state = pilot.ready().run(1).give(events.SignalReceived("it got SIGTERM")).core.state
     assert presence.next_tick_deadline(state) == pilot.now + state.facts.grace_s
     pilot.wait(state.facts.grace_s).give(events.Tick())
     assert presence.next_tick_deadline(state) == float("inf")
@@ -250,7 +250,7 @@ def test_pilot_sets_no_tick_deadline_after_its_exit_deadline(pilot: CoreShell) -
 
 def test_pilot_ignores_all_but_acknowledgements_after_its_farewell(pilot: CoreShell) -> None:
     pilot.give(events.Farewell()).forget().start(1).run(1).hear(order.Ack(7))
-    assert [type(command) for command in pilot.wanted] == [commands.Acknowledged]
+    assert [type(command) for command in pilot.wanted] == [commands.DropAcknowledgedFrames]
 
 
 def test_pilot_stays_while_other_pilots_fetch_from_it(pilot: CoreShell) -> None:
@@ -328,12 +328,12 @@ def test_large_arguments_are_fetched_first_without_a_shared_folder() -> None:
     pilot = CoreShell(is_carried=True).join().ready()
     ref = ObjectRef("argument-1", 2_000_000)
     pilot.forget().run(1, 2, 3, payload=ref)
-    brought = pilot.take(commands.BringArguments)
+    brought = pilot.take(commands.FetchArguments)
     assert not pilot.all(to_library.Run)
     pilot.hear(order.CancelCalls(LibraryId(1), (3,)))  # type: ignore[arg-type]
     assert pilot.take(told.CallsReturned).calls == (3,)
     pilot.give(
-        events.ArgumentsBrought(
+        events.ArgumentsFetched(
             LibraryId(1), brought.ticket, {1: "/cache/a", 3: "/cache/a"}, {2: events.FetchFailure("no seed")}  # type: ignore[dict-item]
         )
     )  # fmt: skip

@@ -210,7 +210,7 @@ def test_device_measurement_from_before_the_sleep_is_ignored(pilot: CoreShell) -
 
 def test_hello_names_the_sleeping_libraries(pilot: CoreShell) -> None:
     slept(sleep(ready(pilot))).forget().give(events.HelloDue(events.UnacknowledgedFacts(), 0, ()))
-    hello = pilot.take(commands.Greet).hello
+    hello = pilot.take(commands.SendHello).hello
     (facts,) = hello.libraries
     assert hello.sleeper_bytes == 20 * GIB
     assert (facts.ready, facts.asleep, facts.sleeps) == (False, True, True)

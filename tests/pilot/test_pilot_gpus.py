@@ -12,7 +12,7 @@ from driver.machine import Machine
 from fake_manager import FakeManager, recipe
 
 from stoker.contexts.recipe import Needs
-from stoker.pilot.devices.monitor import Health
+from stoker.pilot.devices.monitor import GpuHealth
 from stoker.protocol.ids import DeviceId
 from stoker.protocol.to_manager import DeviceFault, LibraryResized
 
@@ -73,7 +73,7 @@ def test_gpu_health_check_reports_ecc_errors_xids_and_lost_gpus(
     monkeypatch.setenv("STANDIN_NVML", str(machine.file))
     nvml = standin.load()
     nvml.nvmlInit()
-    first, second, third = (Health(nvml.nvmlDeviceGetHandleByIndex(n), nvml=nvml) for n in (0, 1, 2))
+    first, second, third = (GpuHealth(nvml.nvmlDeviceGetHandleByIndex(n), nvml=nvml) for n in (0, 1, 2))
     assert (first.fault(), second.fault()) == ("", "")  # errors before the start of this pilot do not count
     machine.gpus[0]["errors"] = 3
     machine.gpus[2]["state"] = "unknown"

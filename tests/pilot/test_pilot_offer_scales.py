@@ -20,7 +20,7 @@ from stoker.manager.core.nouns import Context
 from stoker.manager.policies.where_to_load import required_bytes_if_known
 from stoker.pilot.agent.offers import OfferInspector
 from stoker.pilot.core import commands
-from stoker.pilot.core.events import OfferWeighed
+from stoker.pilot.core.events import OfferInspected
 from stoker.pilot.core.state import Stage
 from stoker.pilot.core.turns import EngineOutlook, UnreadPrompt
 from stoker.pilot.library.library_turns import LibraryTurns
@@ -50,13 +50,13 @@ class Pilot:
         self.inspector = OfferInspector(self.shell.core.state, board=board, clock=lambda: self.shell.now)
         self.engines = [LibraryTurns(board, LibraryId(number), GPU) for number in (1, 2)]
 
-    def offer(self, call: int = 1, *, ttft_s: float = 5.0, tokens: int = 100, waited_s: float = 0.0) -> OfferWeighed:
+    def offer(self, call: int = 1, *, ttft_s: float = 5.0, tokens: int = 100, waited_s: float = 0.0) -> OfferInspected:
         """Offer library 1 a call; pass the estimate of the agent to the core and return the estimate."""
         spec = CallSpec(CallId(call), b"x", Features(input_length=tokens, expected_output=50))
         options = CallOptions(objective=Objective(ttft_s=ttft_s, tpot_s=0.25))
         order = RunCalls(LibraryId(1), FunctionKey("f"), [spec], options, offer=True, waited_s=waited_s)
         self.shell.hear(order)
-        found = self.inspector.weigh(self.shell.take(commands.WeighOffer).order)
+        found = self.inspector.weigh(self.shell.take(commands.InspectOffer).order)
         self.shell.give(found)
         return found
 
@@ -65,7 +65,7 @@ class Pilot:
         return outlook(self.offer(call, **more), 1).prompts
 
 
-def outlook(weighed: OfferWeighed, library: int) -> EngineOutlook:
+def outlook(weighed: OfferInspected, library: int) -> EngineOutlook:
     [found] = [each for each in weighed.engines if each.library == library]
     return found
 
@@ -190,7 +190,7 @@ def test_reported_cache_size_sets_the_required_memory(tmp_path: Path, declared: 
 
 def test_fixed_cache_refuses_requests_that_exceed_it(tmp_path: Path) -> None:
     shell = loaded(TokenCache(6 * GIB, GIB // 100, tokens=750, is_fixed=True), 0)
-    assert weigh(shell, tmp_path, tokens=400) == OfferWeighed(order(400))
+    assert weigh(shell, tmp_path, tokens=400) == OfferInspected(order(400))
     found = weigh(shell, tmp_path, tokens=401)
     shell.hear(found.order)
     shell.give(found)
@@ -211,7 +211,7 @@ def order(tokens: int) -> RunCalls:
     return RunCalls(LibraryId(1), FunctionKey("f"), [spec], offer=True)
 
 
-def weigh(shell: CoreShell, tmp_path: Path, *, tokens: int) -> OfferWeighed:
+def weigh(shell: CoreShell, tmp_path: Path, *, tokens: int) -> OfferInspected:
     """Offer a call of `tokens` tokens to a library whose engine has requests of 350 tokens."""
     with contextlib.closing(LibraryTurns(tmp_path / "turns", LibraryId(1), GPU)) as engine:
         engine.publish(EngineWork(2, 100.0, accepted_requests=2, peak_tokens=350))

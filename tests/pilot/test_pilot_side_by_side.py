@@ -18,7 +18,7 @@ from stoker.contexts.loading import load_context
 from stoker.contexts.payloads import dumps_arguments, dumps_code
 from stoker.contexts.recipe import ObjectRef, Recipe
 from stoker.pilot.core.turns import FirstCome
-from stoker.pilot.library.functions import Function, RunnableCall, SideBySide
+from stoker.pilot.library.functions import CallCompatibility, Function, RunnableCall
 from stoker.protocol.calls import CallOptions, CallSpec
 from stoker.protocol.ids import CallId, FunctionKey, LibraryId
 from stoker.protocol.to_library import Run
@@ -210,7 +210,7 @@ def test_call_waits_if_its_argument_needs_a_conflicting_module(folder: Path, in_
         (folder / "arguments").write_bytes(payload)
         payload = ObjectRef(name="large", size_bytes=len(payload), source=str(folder / "arguments"))
     queue = queue_of((function, b""), (bare(), b""), (bare(), payload), (function, b""), (function, b""))
-    slots = SideBySide()
+    slots = CallCompatibility()
     begun = [slots.take(queue, slot) for slot in (0, 1)]
     assert [one is not None and one.spec.call for one in begun] == [1, 2]
     assert slots.take(queue, 2) is None
@@ -233,7 +233,7 @@ def test_function_with_other_modules_than_its_context_runs_alone(folder: Path) -
         load_context(Recipe(key="k", name="n", loader=dumps_code((load, (), {}), what="loader")), {})
         same, other = (Function(blob(note_and_import, folder, whose=whose)) for whose in ("context", "b"))
         queue = queue_of((bare(), b""), (same, b""), (other, b""), (bare(), b""))
-        slots = SideBySide()
+        slots = CallCompatibility()
         assert [slots.take(queue, slot) is None for slot in range(3)] == [False, False, True]
         slots.end(0)
         assert slots.take(queue, 0) is None

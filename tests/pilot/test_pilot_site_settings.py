@@ -13,7 +13,7 @@ from stoker.contexts.loading import ObjectPath
 from stoker.contexts.objects import object_of
 from stoker.contexts.recipe import ObjectRef
 from stoker.manager.factory.pilot_command import pilot_options
-from stoker.pilot.cache import Bringing, ObjectCache
+from stoker.pilot.cache import CacheFetch, ObjectCache
 from stoker.pilot.transfer.board import ObjectSource
 from stoker.protocol.to_manager import DeviceFault
 from stoker.protocol.to_pilot import StopLibrary
@@ -51,7 +51,7 @@ def test_object_cache_obeys_cache_size_and_cache_age(manager: FakeManager, tmp_p
     week, hour, new = (made(tmp_path, name) for name in ("week", "hour", "new"))
     cache = ObjectCache(manager.base / "scratch" / f"stoker-{os.getuid()}" / "cache", bound_bytes=10**9)
     for ref, age_s in ((week, 7 * 86400), (hour, 3600)):
-        bringing = Bringing(cache, ref)
+        bringing = CacheFetch(cache, ref)
         bringing.offer([ObjectSource(path=ref.source, origin=True)])
         bringing.run()[0].release()
         used_at = time.time() - age_s

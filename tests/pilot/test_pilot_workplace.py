@@ -20,7 +20,7 @@ from fake_manager import FakeManager, recipe
 from stoker.contexts import scratch
 from stoker.contexts.folders import ProgramFolder, program_folder
 from stoker.pilot.core.turns import FirstCome
-from stoker.pilot.library.functions import Function, RunnableCall, SideBySide
+from stoker.pilot.library.functions import CallCompatibility, Function, RunnableCall
 from stoker.pilot.library.process import EVERY_S, ClearedFolder
 from stoker.protocol.calls import CallOptions, CallSpec, LeftFiles
 from stoker.protocol.to_library import Run
@@ -233,7 +233,7 @@ def test_two_programs_run_in_turn_if_threads_share_a_folder(tmp_path: Path) -> N
     queue: FirstCome[RunnableCall] = FirstCome()
     for call, options in enumerate((one, one, other, unseen(tmp_path / "own"), unseen(tmp_path / "own"))):
         queue.add(call, work(call, options))  # type: ignore[arg-type]
-    turns = SideBySide()
+    turns = CallCompatibility()
     turns.mark_folder_as_shared()
     assert [taken.spec.call if (taken := turns.take(queue, slot)) else None for slot in range(3)] == [0, 1, None]
     turns.end(0)

@@ -189,7 +189,9 @@ class Pilot(RuleBasedStateMachine):
     @rule(number=libraries, garbled=st.booleans())
     def break_socket(self, number: int, garbled: bool) -> None:
         self.pilot.give(
-            events.LibraryGarbled(LibraryId(number), "x") if garbled else events.LibraryHungUp(LibraryId(number))
+            events.LibraryBytesInvalid(LibraryId(number), "x")
+            if garbled
+            else events.LibrarySocketClosed(LibraryId(number))
         )
         self.settle()
 

@@ -257,12 +257,12 @@ class Wired:
                     assert message.library not in self.told_gone, f"lib-{message.library} has ended twice"
                     self.told_gone.add(message.library)
                 self.batch.append(message)
-            case commands.Greet(hello=hello):
+            case commands.SendHello(hello=hello):
                 self.up.append(wire.encode([hello]))
                 self.up.extend(self.outbox.unacked())
-            case commands.Acknowledged(sequence=sequence):
+            case commands.DropAcknowledgedFrames(sequence=sequence):
                 self.outbox.acked(sequence)
-            case commands.TellLibrary(library=number, message=message):
+            case commands.SendToLibrary(library=number, message=message):
                 if number in self.processes:
                     self.processes[number].hear(message)
             case commands.Prepare(ordered=ordered):
@@ -282,8 +282,8 @@ class Wired:
             case commands.Observe(library=number):
                 running = self.processes[number].calls[:1] if number in self.processes else []
                 self.queue.handle(events.Observed([events.Observation(number, [(call, 0.0) for call in running])]))
-            case commands.WeighOffer(order=order):
-                self.queue.handle(events.OfferWeighed(order))
+            case commands.InspectOffer(order=order):
+                self.queue.handle(events.OfferInspected(order))
             case commands.SetTimer(at=at, key=key):
                 self.timers.set(at, key)
             case commands.Leave():
@@ -330,7 +330,7 @@ class Wired:
         self.settle()
 
     def signal(self) -> None:
-        self.tell(events.Signalled("it got SIGTERM"))
+        self.tell(events.SignalReceived("it got SIGTERM"))
 
     def time_passes(self) -> None:
         if not self.is_over:

@@ -233,7 +233,7 @@ def test_keeper_retries_after_a_full_disk(tmp_path: Path, monkeypatch: pytest.Mo
         folder.file.touch()
     monkeypatch.setattr(lease, "take", take)
     monkeypatch.setattr(connections, "raise_descriptor_limit", lambda: None)
-    monkeypatch.setattr("stoker.manager.main.keep_log", lambda path: None)
+    monkeypatch.setattr("stoker.manager.main.log_to_file", lambda path: None)
     before = signal.getsignal(signal.SIGINT)
     try:
         assert manager_main(["--session", str(folder.path)]) == (1 if is_new else keeper.FAILED)

@@ -81,7 +81,7 @@ def dues(parsl_resource_specification=None):
     from stoker.contexts import ambient
 
     now = time.monotonic()
-    return [ambient.token_dues(tokens)[0] - now for tokens in (1, 1000, 9000)], ambient.token_dues(1)[1]
+    return [ambient.token_due_times(tokens)[0] - now for tokens in (1, 1000, 9000)], ambient.token_due_times(1)[1]
 
 
 with stoker.load(site="one.toml"):

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.baselines.loading import ROOT
 from stoker.config import parse_site
-from stoker.contexts.performance import Availability, DeviceSet, PerformanceStore, Stay, Wait
+from stoker.contexts.performance import Availability, DeviceSet, PerformanceStore, PilotLifetime, Wait
 from stoker.manager.study.evidence import Evidence, Sureness, Work, gather
 from stoker.manager.study.plan import calls_per_simulated_call, make_plan
 from stoker.site import BASELINES, Site
@@ -78,7 +78,7 @@ def test_million_calls_are_forecast_without_simulating_each(store: PerformanceSt
 
 def test_measured_queue_wait_and_cost_are_in_the_forecast(store: PerformanceStore) -> None:
     measure(store)
-    seen = Availability("pool", waits=(Wait(300.0, 20.0, A10),) * 12, stays=(Stay(3600.0, "let go"),) * 12)
+    seen = Availability("pool", waits=(Wait(300.0, 20.0, A10),) * 12, stays=(PilotLifetime(3600.0, "let go"),) * 12)
     site, work = batch('price = 1.5\nwalltime = "4 h"'), Work("verify", "verify", 400)
     found = make_plan(site, work, known(site, store, seen, work=work))
     assert found.as_written.finish_s.p50 == pytest.approx(300 + 20 + 10 + 100 * 2.0, rel=0.05)
@@ -100,7 +100,7 @@ def test_more_blocks_than_calls_can_use_are_not_advised(store: PerformanceStore)
 def test_losses_are_listed_with_their_reasons(store: PerformanceStore) -> None:
     measure(store)
     stays = [("lost", "preempted by Slurm")] * 2 + [("lost", "")] + [("let go", "")] * 3
-    seen = Availability("pool", stays=tuple(Stay(1800.0, ended, why) for ended, why in stays))
+    seen = Availability("pool", stays=tuple(PilotLifetime(1800.0, ended, why) for ended, why in stays))
     found = known(batch(), store, seen, work=Work("verify", "verify", 100))
     said = "3 of 6 pilots were lost (2 preempted by Slurm, 1 unexplained) in 3.0 pilot-hours"
     assert said in [reason.text for reason in found.reasons]

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from stoker.config import read_unit
-from stoker.config_errors import settings_of
+from stoker.config_errors import setting_names
 from stoker.contexts.step_times import StepCell
 from stoker.errors import ConfigError
 from stoker.manager.sim.check import world_warnings
@@ -329,15 +329,15 @@ def test_documented_settings_are_exactly_the_settings() -> None:
         for head, rows in tables
     }
     assert named == {
-        "at the top": set(settings_of(Scenario)),
-        "world.devices": set(settings_of(DeviceKind)),
-        "world.sources": set(settings_of(SourceModel)),
-        "world.contexts": set(settings_of(ContextModel)),
-        "world.contexts.NAME.engine.KIND": set(settings_of(EngineModel)),
-        "world.links": set(settings_of(Links)),
-        "world.delays": set(settings_of(Delays)),
+        "at the top": set(setting_names(Scenario)),
+        "world.devices": set(setting_names(DeviceKind)),
+        "world.sources": set(setting_names(SourceModel)),
+        "world.contexts": set(setting_names(ContextModel)),
+        "world.contexts.NAME.engine.KIND": set(setting_names(EngineModel)),
+        "world.links": set(setting_names(Links)),
+        "world.delays": set(setting_names(Delays)),
     }
-    assert all(f"`{name}`" in DOCUMENT for name in settings_of(Files))
+    assert all(f"`{name}`" in DOCUMENT for name in setting_names(Files))
 
 
 def firsts(rows: str) -> list[str]:

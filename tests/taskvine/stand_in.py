@@ -30,7 +30,7 @@ class Vine:
     def take_function(self, blob: FunctionBlob) -> None:
         pass
 
-    def install(self, setup: messages.Setup, *, cores: int) -> str:
+    def install(self, setup: messages.VineLibrarySetup, *, cores: int) -> str:
         return setup.recipe.key
 
     def submit(self, name: str, order: messages.PoolOrder, *, large: tuple[ObjectRef, ...]) -> None:
@@ -65,7 +65,7 @@ class PoolOfSlots:
         self.running = running
         self.vine, self.manager = Vine(), Manager()
         facts = PilotFacts(pilot="pool", session="s", host="h", pid=1, devices=(), cache_bound_bytes=ANY_BYTES)
-        setup = messages.Setup(pilot="pool", logs="", objects="", running=str(running))
+        setup = messages.VineLibrarySetup(pilot="pool", logs="", objects="", running=str(running))
         self.pool = VinePool(self.vine, self.manager, facts=facts, setup=setup)  # type: ignore[arg-type]
         self.pool.replace_core_with_devices(
             tuple(DeviceFacts(DeviceId(f"cpu:{number}"), "cpu (TaskVine)", GB) for number in range(slots))

@@ -38,7 +38,7 @@ class Process:
         )
         self.pid = self._process.pid
         self._tickets = itertools.count(1)
-        setup = messages.Setup(
+        setup = messages.VineLibrarySetup(
             pilot="pool", logs=str(self.logs), objects=str(folder / "objects"), running=str(self.running), recipe=recipe
         )
         self._say((messages.encode(setup), str(self.here)))

@@ -82,7 +82,7 @@ class Played:
         running.mkdir()
         link = ManagerLink(self.manager.folder, pilot="pool")
         facts = PilotFacts(pilot="pool", session="test", host="h", pid=1, devices=(), cache_bound_bytes=ANY_BYTES)
-        setup = messages.Setup(pilot="pool", logs="", objects="", running=str(running))
+        setup = messages.VineLibrarySetup(pilot="pool", logs="", objects="", running=str(running))
         pool = VinePool(self.vine, link, facts=facts, setup=setup)  # type: ignore[arg-type]
         self.loop = PoolLoop(link, pool, self.vine, self.factory, plan=VinePlan(devices="cpu:2", most_workers=2))  # type: ignore[arg-type]
         self.failure: BaseException | None = None

@@ -184,7 +184,7 @@ def test_dry_run_shows_the_pool_and_its_worker_command():
 @pytest.mark.usefixtures("no_taskvine")
 def test_doctor_checks_taskvine_and_its_worker_resources(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    vine, *others = doctor_site.site_fits(site(SLURM + 'interface = "127.0.0.1"\n'))
+    vine, *others = doctor_site.check_site_file(site(SLURM + 'interface = "127.0.0.1"\n'))
     assert vine.level is Level.NEED
     assert vine.fix == taskvine_factory.INSTALL
     assert "is for slurm; this host has no batch system" in others[-1].text

@@ -6,11 +6,11 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.pilot.transfer.board import AGAIN_S, SPARED_S, Picker
+from stoker.pilot.transfer.board import AGAIN_S, SPARED_S, PiecePicker
 
 
-def picker(count: int, *, seed: int = 1) -> Picker[str]:
-    return Picker(count, chance=random.Random(seed))
+def picker(count: int, *, seed: int = 1) -> PiecePicker[str]:
+    return PiecePicker(count, chance=random.Random(seed))
 
 
 def test_rarest_piece_is_fetched_first() -> None:
@@ -102,7 +102,7 @@ def test_piece_that_a_peer_has_is_not_requested_from_the_origin() -> None:
 @given(count=st.integers(0, 200), seed=st.integers(0, 99), shares=st.lists(st.floats(0, 1), min_size=1, max_size=4))
 def test_every_available_piece_is_fetched(count: int, seed: int, shares: list[float]) -> None:
     chance = random.Random(seed)
-    one: Picker[int] = Picker(count, chance=chance)
+    one: PiecePicker[int] = PiecePicker(count, chance=chance)
     held = {}
     for source, share in enumerate(shares):
         held[source] = [index for index in range(count) if chance.random() < share]

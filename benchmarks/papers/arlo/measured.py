@@ -26,7 +26,7 @@ from benchmarks.papers.common import RELEASE, Store, fixed_source, say
 from stoker.manager.policies.arlo import arlo
 from stoker.manager.policies.arlo.allocation import NotEnoughDevicesError, allocate
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.log import EachCall, EventLog, LibraryPlace
+from stoker.manager.sim.log import EachCallLog, EventLog, LibraryPlace
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.workload import of_lengths
 from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, World
@@ -127,7 +127,7 @@ class Deployed(msgspec.Struct, frozen=True):
     model: Measures
 
 
-class _Latencies(EachCall):
+class _Latencies(EachCallLog):
     def __init__(self) -> None:
         super().__init__(EventLog())
         self._came: dict[int, float] = {}

@@ -26,7 +26,7 @@ from benchmarks.papers.schedmate import metric_formats
 from benchmarks.papers.schedmate.metric_formats import HELD_OUT, HELD_OUT_SECOND, START, Formats
 from stoker.manager.advice.endpoint import ModelEndpoint
 from stoker.manager.advice.metrics import FollowedLog, LineFormats, LoggedProgress, read_metrics
-from stoker.manager.advice.metrics.tracker import Tracked
+from stoker.manager.advice.metrics.tracker import TrackingResult
 
 LOGS = "metric_logs"
 SEEDS = range(1, 7)
@@ -126,7 +126,7 @@ class Learned(NamedTuple):
     endpoint: ModelEndpoint
 
 
-def _track_until(log: FollowedLog, at_s: float, learned: Learned | None) -> Tracked:
+def _track_until(log: FollowedLog, at_s: float, learned: Learned | None) -> TrackingResult:
     tracked = log.track(at_s=at_s)
     if learned is None:
         return tracked

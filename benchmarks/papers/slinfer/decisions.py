@@ -28,7 +28,7 @@ from stoker.manager.core.nouns import Call
 from stoker.manager.core.seams import Action, View
 from stoker.manager.sim.run import Simulation
 from stoker.pilot.core import reactor
-from stoker.pilot.core.events import OfferWeighed
+from stoker.pilot.core.events import OfferInspected
 from stoker.pilot.core.state import CoreState
 from stoker.pilot.core.turns import LateRefusal, why_late
 
@@ -82,7 +82,7 @@ class DecisionTimer:
         for found in (self.candidates_s, self.rounds_s, self.decisions_s):
             found.clear()
 
-    def _weigh(self, state: CoreState, event: OfferWeighed) -> None:
+    def _weigh(self, state: CoreState, event: OfferInspected) -> None:
         self._call = event.order.calls[0].call
         self._weighed(state, event)
 

@@ -124,7 +124,7 @@ def _most_certain_rule(located: Located, rules: tuple[FaultRule, ...]) -> tuple[
             if rule.secondary and not without_cause:
                 continue
             sure = rule.sure * fading * (_SECONDARY_PART if rule.secondary else 1.0)
-            if (best is None or sure > best[0]) and rule.holds_in(context):
+            if (best is None or sure > best[0]) and rule.matches_context(context):
                 best = (sure, rule, line)
         fading *= _FADING
     return best

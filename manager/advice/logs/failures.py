@@ -79,7 +79,7 @@ class FaultRule(msgspec.Struct, frozen=True, dict=True):
     def pattern(self) -> re.Pattern[str]:
         return compile_lowercase_pattern(self.text)
 
-    def holds_in(self, context: str) -> bool:
+    def matches_context(self, context: str) -> bool:
         found = (re.search(pattern, context, re.IGNORECASE) for pattern in (self.besides, self.unless))
         return [hit is not None for hit in found] == [True, False]
 

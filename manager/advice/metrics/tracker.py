@@ -55,7 +55,7 @@ class LoggedProgress(msgspec.Struct, frozen=True, kw_only=True):
     lines: int = 0
 
 
-class Tracked(msgspec.Struct, frozen=True):
+class TrackingResult(msgspec.Struct, frozen=True):
     progress: LoggedProgress | None
     why: str
 
@@ -70,15 +70,17 @@ class MetricTracker:
         self._seen: tuple[tuple[str, float | None], float, float] | None = None
         """Last reading: the identity of the count, the units done, and the time."""
 
-    def track(self, newest_first: Iterable[str], *, at_s: float | None = None) -> Tracked:
+    def track(self, newest_first: Iterable[str], *, at_s: float | None = None) -> TrackingResult:
         """Return the progress. `at_s`: time of the reading. If the log contains no times, the rate comes from the times
         of two readings."""
         lines, read = newest_metrics(newest_first, read_line=self._read_line)
         if not lines:
-            return Tracked(None, "the log is empty" if not read else f"none of the last {read} lines has a metric")
+            return TrackingResult(
+                None, "the log is empty" if not read else f"none of the last {read} lines has a metric"
+            )
         chosen = choose_progress(group_counts_into_series(lines))
         if chosen is None:
-            return Tracked(_progress_without_counts(lines), "lines have metrics, but none counts steps")
+            return TrackingResult(_progress_without_counts(lines), "lines have metrics, but none counts steps")
         inner, _ = chosen
         rate = pace(inner)
         if at_s is not None:
@@ -87,7 +89,7 @@ class MetricTracker:
             if rate is None and before == count and done > was_done and at_s > was_at_s:
                 rate = (done - was_done) / (at_s - was_at_s)
             self._seen = count, done, at_s
-        return Tracked(_progress(lines, *chosen, rate, self.totals), "")
+        return TrackingResult(_progress(lines, *chosen, rate, self.totals), "")
 
 
 def newest_metrics(
@@ -222,10 +224,10 @@ class FollowedLog:
         self._tracker = MetricTracker(formats=formats)
         self._identity: tuple[int, int] | None = None
         self._state: tuple[int, int, int] | None = None
-        self._tracked = Tracked(None, "the log was not read yet")
+        self._tracked = TrackingResult(None, "the log was not read yet")
         self._head_bytes = 0
 
-    def track(self, *, at_s: float) -> Tracked:
+    def track(self, *, at_s: float) -> TrackingResult:
         """Return the progress, or why the log cannot be read. `at_s`: time of a monotonic clock."""
         try:
             with open(self._path, "rb", buffering=0) as log:
@@ -241,7 +243,7 @@ class FollowedLog:
                     self._tracked = self._tracker.track(lines, at_s=at_s)
                     self._state = state
         except OSError as error:
-            return Tracked(None, f"the log {self._path} cannot be read: {error.strerror or error}")
+            return TrackingResult(None, f"the log {self._path} cannot be read: {error.strerror or error}")
         return self._tracked
 
     def _read_head(self, descriptor: int, size: int) -> None:

@@ -29,7 +29,7 @@ from stoker.manager.advice.source.facts import (
     WorkloadFacts,
     fits,
 )
-from stoker.manager.advice.source.reading import NotReadError, OwnFolders
+from stoker.manager.advice.source.reading import NotReadError, UserFolders
 
 # ---- answers checked against the source
 
@@ -119,7 +119,7 @@ def add_facts_from_model(
     if model is None:
         return facts
     try:
-        tools = _Tools(OwnFolders(folders))
+        tools = _FileTools(UserFolders(folders))
         answer = _answer(Conversation(model), tools, source)
         found, notes = add_answers_found_in_sources(facts, answer, tools.shown)
     except Exception as error:  # no error may end the advisor
@@ -128,7 +128,7 @@ def add_facts_from_model(
     return msgspec.structs.replace(found, notes=(*found.notes, *notes))
 
 
-def _answer(conversation: Conversation, tools: _Tools, source: SourceText) -> dict[str, object]:
+def _answer(conversation: Conversation, tools: _FileTools, source: SourceText) -> dict[str, object]:
     entry = f"its function {source.function}" if source.function else "it runs as a script"
     name = tools.reader.name_of(Path(source.file)) if source.file else "<source>"
     what = f"What are the model, the task, the data and the settings of this job ({entry})?"
@@ -153,10 +153,10 @@ def _answer(conversation: Conversation, tools: _Tools, source: SourceText) -> di
     raise EndpointError("the model gave no answer within its turns")
 
 
-class _Tools:
+class _FileTools:
     """The tools `file_tree` and `file_read`. `shown`: texts that the language model has read, by file name."""
 
-    def __init__(self, reader: OwnFolders) -> None:
+    def __init__(self, reader: UserFolders) -> None:
         self.reader = reader
         self.shown: dict[str, str] = {}
 

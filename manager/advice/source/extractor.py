@@ -21,8 +21,8 @@ from stoker.manager.advice.source.reading import (
     Function,
     Known,
     NotReadError,
-    OwnFolders,
     SourceModule,
+    UserFolders,
     parsed,
 )
 from stoker.manager.advice.source.scan import Scanner
@@ -106,7 +106,7 @@ def extract_facts(
 ) -> WorkloadFacts:
     """Return the facts of a source. `arguments`: of the entry function, by parameter name. `folders`: the user's
     folders; without them no file is read."""
-    reader = OwnFolders(folders)
+    reader = UserFolders(folders)
     scanner = Scanner(reader)
     text, given = "", list[str]()
     try:
@@ -133,7 +133,7 @@ def extract_facts(
 
 
 def _scan_entry(
-    source: SourceText, arguments: Mapping[str, Any], reader: OwnFolders, scanner: Scanner, given: list[str]
+    source: SourceText, arguments: Mapping[str, Any], reader: UserFolders, scanner: Scanner, given: list[str]
 ) -> ast.AST:
     file = Path(source.file) if source.file else None
     shown = reader.name_of(file) if file is not None else "<source>"

@@ -185,7 +185,7 @@ _SIZED = re.compile(
 )
 
 
-class Recogniser:
+class FactRecogniser:
     """Collects the most certain fact for each field. `missed`: why the value of a mentioned field is unknown."""
 
     def __init__(self) -> None:
@@ -204,7 +204,7 @@ class Recogniser:
                 factor = 0.6 if owner.endswith(_HELPERS) else 1.0
                 self.keep(field, value.value, value.where, factor * sure * site.sure * value.sure)
             elif field == "model" and place < max(1, len(site.args)):
-                self._miss(field, site)
+                self._record_missing_value(field, site)
         for prefix, (field, sure) in _NAMED_BY_CALL.items():
             if site.dotted.startswith(prefix):
                 self.keep(field, last, site.where, sure * site.sure)
@@ -268,7 +268,7 @@ class Recogniser:
             full = f"{name.value}/{part.value}" if part is not None and isinstance(part.value, str) else name.value
             self.keep("data", full, name.where, 0.95 * site.sure * name.sure)
         else:
-            self._miss("data", site)
+            self._record_missing_value("data", site)
         if split is not None and (sliced := _SLICE.search(str(split.value))):
             self.keep("items", int(sliced[1][:12]), site.where, 0.85 * site.sure)
 
@@ -310,7 +310,7 @@ class Recogniser:
         if last in ("backward", "fit", "train_step") or site.dotted.endswith("Trainer.train"):
             self._more("training", Known("yes", site.where))
 
-    def _miss(self, field: str, site: CallSite) -> None:
+    def _record_missing_value(self, field: str, site: CallSite) -> None:
         self.missed.setdefault(field, f"{site.where}: {site.last}(...) takes a value that the source does not show")
 
     def keep(self, field: str, value: Any, where: str, sure: float) -> None:

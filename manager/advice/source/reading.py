@@ -29,7 +29,7 @@ class NotReadError(Exception):
     """A file or source was not read to its end. The text of the error contains the reason."""
 
 
-class OwnFolders:
+class UserFolders:
     """Reads files in the user's folders. `texts`: the read texts, by real path."""
 
     def __init__(self, folders: Iterable[str | os.PathLike[str]]) -> None:
@@ -154,7 +154,7 @@ class Scope:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class OwnCode:
+class UserCode:
     """A function or class of the user, in the scope of its definition. `bound`: the object of a method."""
 
     node: Function | ast.ClassDef
@@ -177,7 +177,7 @@ billions of values."""
 _KEY_REACH_LINES = 2_000
 
 
-def read_config(name: str, form: str, folders: OwnFolders, *, beside: Path | None) -> Known:
+def read_config(name: str, form: str, folders: UserFolders, *, beside: Path | None) -> Known:
     """Return the values of a config file. A value's line is the first line with its key below its table. Raises
     NotReadError.
     """
@@ -218,7 +218,7 @@ def read_config(name: str, form: str, folders: OwnFolders, *, beside: Path | Non
 @dataclasses.dataclass(frozen=True, slots=True)
 class Known:
     """A value with its place (`file:line`) and certainty. `value`: a constant, a list of Known, a dict of Known by
-    name, a range, or an instance of a class below or of `OwnCode`."""
+    name, a range, or an instance of a class below or of `UserCode`."""
 
     value: Any
     where: str = ""

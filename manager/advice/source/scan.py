@@ -12,7 +12,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 
 from stoker.manager.advice.source import reading
-from stoker.manager.advice.source.facts import Recogniser
+from stoker.manager.advice.source.facts import FactRecogniser
 from stoker.manager.advice.source.reading import (
     ADD_ARGUMENT,
     CONFIG_READERS,
@@ -23,10 +23,10 @@ from stoker.manager.advice.source.reading import (
     Known,
     NamedFile,
     NotReadError,
-    OwnCode,
-    OwnFolders,
     Scope,
     SourceModule,
+    UserCode,
+    UserFolders,
     arithmetic,
     item,
     module_file,
@@ -48,8 +48,8 @@ class Scanner:
     """Scans one function or script. `returned`: the scanned functions and their results. `constants`: values of global
     variables."""
 
-    def __init__(self, folders: OwnFolders) -> None:
-        self.recogniser = Recogniser()
+    def __init__(self, folders: UserFolders) -> None:
+        self.recogniser = FactRecogniser()
         self.notes: dict[str, None] = {}
         self.returned: dict[ast.AST, Known | None] = {}
         self.constants: dict[tuple[str, str], str] = {}
@@ -70,7 +70,7 @@ class Scanner:
     def enter(self, module: SourceModule, node: Function, arguments: Mapping[str, Known]) -> None:
         scope = Scope(ChainMap(module.names), module)
         given = {**self._arguments_from_decorators(node, scope), **arguments}
-        self._follow(OwnCode(node, scope), [], given, scope, entry=True)
+        self._follow(UserCode(node, scope), [], given, scope, entry=True)
 
     # ---- statements
 
@@ -111,7 +111,7 @@ class Scanner:
                         self._bind(each.optional_vars, entered, scope)
                 self._run(body, scope)
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                scope.names[name] = Known(OwnCode(node, scope), scope.where(node))
+                scope.names[name] = Known(UserCode(node, scope), scope.where(node))
             case ast.Import() | ast.ImportFrom():
                 self._import(node, scope)
             case _:
@@ -183,7 +183,7 @@ class Scanner:
                 scope.module.stars += [module] if module is not None else []
             elif (known := self._resolve(name, where) if base else Known(name, where)) is not None:
                 scope.names[bound] = known
-            if self._own_part(name)[0] is None:
+            if self._find_user_module(name)[0] is None:
                 self.recogniser.record_framework_of_module(name.dotted.partition(".")[0], where, 0.95)
 
     # ---- names
@@ -208,7 +208,7 @@ class Scanner:
             self.constants.setdefault((module.shown, name), repr(found.value))
         return found
 
-    def _own_part(self, name: ImportedName) -> tuple[Path | None, list[str]]:
+    def _find_user_module(self, name: ImportedName) -> tuple[Path | None, list[str]]:
         """Split off the longest prefix that is a module of the user. Return its file and the rest."""
         parts = name.dotted.split(".")
         for count in range(len(parts), 0, -1):
@@ -218,7 +218,7 @@ class Scanner:
 
     def _resolve(self, name: ImportedName, where: str, sure: float = 0.95) -> Known | None:
         """Return the value of a name from the user's folders, or any other name itself."""
-        file, rest = self._own_part(name)
+        file, rest = self._find_user_module(name)
         if file is None or not rest:
             return Known(name, where, sure)
         module = self._module(file)
@@ -290,7 +290,7 @@ class Scanner:
                 return self._resolve(ImportedName(f"{dotted}.{name}", places), where, base.sure)
             case dict() as named:
                 return named.get(name)
-            case OwnCode(node=ast.ClassDef()) as made:
+            case UserCode(node=ast.ClassDef()) as made:
                 return self._fields(made).get(name)
             case str() as path if base is not None and name in ("parent", "name", "stem"):
                 return Known(str(getattr(Path(path), name)), base.where, base.sure)
@@ -333,9 +333,9 @@ class Scanner:
             elif found is not None and isinstance(found.value, dict):
                 kwargs.update(found.value)
         match target.value if target is not None else None:
-            case OwnCode(node=ast.ClassDef()) as own:
+            case UserCode(node=ast.ClassDef()) as own:
                 return self._instance(own, args, kwargs, scope, scope.where(node))
-            case OwnCode(node=function, around=around) as own:
+            case UserCode(node=function, around=around) as own:
                 if isinstance(function, Function) and function.decorator_list and not args and not kwargs:
                     kwargs = {**self._arguments_from_decorators(function, around)}
                 return self._follow(own, args, kwargs, scope)
@@ -350,7 +350,7 @@ class Scanner:
 
     def _follow(
         self,
-        own: OwnCode,
+        own: UserCode,
         args: Sequence[Known | None],
         kwargs: Values,
         caller: Scope,
@@ -396,7 +396,7 @@ class Scanner:
         if site.last.endswith("ArgumentParser"):
             given = site.args[0] if site.args else None
             for each in given.value if given is not None and isinstance(given.value, list) else [given]:
-                if each is not None and isinstance(each.value, OwnCode):
+                if each is not None and isinstance(each.value, UserCode):
                     self._options.update(self._fields(each.value))
         found = result_of_method(site, base) or result(site)
         if found is not None:
@@ -405,7 +405,7 @@ class Scanner:
             return found
         self.recogniser.call(site)
         for value in (*site.args, *site.kwargs.values()):
-            if value is not None and isinstance(value.value, OwnCode):  # a callback
+            if value is not None and isinstance(value.value, UserCode):  # a callback
                 self._follow(value.value, [], {}, scope, sure=0.7)
         return Known(ImportedName(f"{site.dotted}()"), site.where)
 
@@ -441,12 +441,14 @@ class Scanner:
 
     # ---- classes
 
-    def _instance(self, made: OwnCode, args: Sequence[Known | None], kwargs: Values, scope: Scope, where: str) -> Known:
+    def _instance(
+        self, made: UserCode, args: Sequence[Known | None], kwargs: Values, scope: Scope, where: str
+    ) -> Known:
         """Return the fields and methods of a new instance, after a scan of `__init__`."""
         fields = self._fields(made)
         value = Known(fields, where)
         for name, field in fields.items():
-            if isinstance(field.value, OwnCode):
+            if isinstance(field.value, UserCode):
                 fields[name] = Known(dataclasses.replace(field.value, bound=value), where)
         bases = made.node.bases if isinstance(made.node, ast.ClassDef) else []
         if any(ast.unparse(base).endswith(_MODEL_BASES) for base in bases):
@@ -464,16 +466,16 @@ class Scanner:
             self.recogniser.named(name, field, factor=0.8 * scope.sure, further=True)
         return value
 
-    def _fields(self, made: OwnCode) -> dict[str, Known]:
+    def _fields(self, made: UserCode) -> dict[str, Known]:
         fields, inside = dict[str, Known](), Scope(ChainMap({}, *made.around.names.maps), made.around.module)
         for base in made.node.bases if isinstance(made.node, ast.ClassDef) else ():
             known = self.value(base, inside)
-            if known is not None and isinstance(known.value, OwnCode) and known.value.node is not made.node:
+            if known is not None and isinstance(known.value, UserCode) and known.value.node is not made.node:
                 fields |= self._fields(known.value)
         for node in made.node.body:
             match node:
                 case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
-                    fields[name] = Known(OwnCode(node, made.around))
+                    fields[name] = Known(UserCode(node, made.around))
                 case (
                     ast.Assign(targets=[ast.Name(id=name)], value=value)
                     | ast.AnnAssign(target=ast.Name(id=name), value=value)

@@ -146,7 +146,7 @@ class OfferByHeadroom(HottestFirst):
             if library.load >= library.slots:
                 return
             free = library.admits(call) and library.id not in self._refused.get(call.id, ())
-            if free and not self._waits_elsewhere(view, call, library):
+            if free and not self._waits_for_loading_instance(view, call, library):
                 grows = self._sizes.admit(library, call)
                 if grows is None:
                     return
@@ -162,7 +162,11 @@ class OfferByHeadroom(HottestFirst):
         context, refused = call.group.context, self._refused.get(call.id, {})
         hindered: list[tuple[Library, _Refusal]] = []
         for library in placement.instances(context, largest_first=self._consolidates):
-            if library.load >= library.slots or not library.admits(call) or self._waits_elsewhere(view, call, library):
+            if (
+                library.load >= library.slots
+                or not library.admits(call)
+                or self._waits_for_loading_instance(view, call, library)
+            ):
                 continue
             if library.id in refused:
                 hindered.append((library, refused[library.id]))
@@ -201,7 +205,7 @@ class OfferByHeadroom(HottestFirst):
         reserve_bytes = self._sizes.bytes_to_reserve_after_stops(library, required, victims)
         return self._offer(call, library, reserve_bytes, *victims)
 
-    def _waits_elsewhere(self, view: View, call: Call, library: Library) -> bool:
+    def _waits_for_loading_instance(self, view: View, call: Call, library: Library) -> bool:
         """Return True if a call is late for an instance, but in time for a loading instance that it expects (§IX-A)."""
         load_s = library.ready_at - library.started_at if call.submitted_at < library.ready_at else 0.0
         if seconds_until_first_token_due(view, call) + load_s >= 0:

@@ -65,7 +65,7 @@ _limits = _numbers("least most keep_alive_s", least=_FEW, most=_FEW)
 _recipe = _all(
     lambda recipe: "" if recipe.key else "it has no key",
     _numbers("slots calls_per_library", slots=_FEW),
-    lambda recipe: _needs(recipe.needs) or _limits(recipe.limits) or _refs(recipe.objects),
+    lambda recipe: _needs(recipe.needs) or _limits(recipe.limits) or _describe_invalid_refs(recipe.objects),
 )
 
 
@@ -77,7 +77,7 @@ def _describe_invalid_recipe(recipe: Recipe) -> str:
 _size = _numbers("size_bytes")
 
 
-def _refs(refs: Iterable[ObjectRef]) -> str:
+def _describe_invalid_refs(refs: Iterable[ObjectRef]) -> str:
     return _first(f"object {ref.name}: {wrong}" for ref in refs if (wrong := _size(ref)))
 
 
@@ -130,7 +130,7 @@ def _describe_invalid_call_spec(spec: CallSpec) -> str:
     if spec.call < 0:
         return "a negative id"
     refs = [spec.payload] if isinstance(spec.payload, ObjectRef) else []
-    return _refs(refs) or (_features(spec.features) if spec.features is not None else "")
+    return _describe_invalid_refs(refs) or (_features(spec.features) if spec.features is not None else "")
 
 
 # ---- from pilots
@@ -141,7 +141,7 @@ _loaded = _numbers(
 )  # fmt: skip
 
 
-def _pilot_hello(m: say.PilotHello) -> str:
+def _describe_invalid_hello(m: say.PilotHello) -> str:
     names = [device.device for device in m.devices]
     numbers = [facts.library for facts in m.libraries]
     if len(set(names)) < len(names):
@@ -186,7 +186,7 @@ def _ended(m: say.CallsEnded) -> str:
     return ""
 
 
-def _yielded(m: say.CallYielded) -> str:
+def _describe_invalid_pieces(m: say.CallYielded) -> str:
     if len(m.items) > WINDOW_PIECES:
         return f"{len(m.items)} pieces: no call may send more than {WINDOW_PIECES}"
     if any(len(item) > PIECE_BYTES for item in m.items):
@@ -207,13 +207,13 @@ _CHECKS: dict[type, Check] = {
     say.Received: _numbers("total"),
     say.AskCalls: _numbers("limit"),
     say.BlockUpdate: _numbers("expected_in_s"),
-    say.PilotHello: _all(_pilot_hello, _numbers("ends_in_s acknowledged last_library sleeper_bytes")),
+    say.PilotHello: _all(_describe_invalid_hello, _numbers("ends_in_s acknowledged last_library sleeper_bytes")),
     say.LibraryReady: _all(
         _numbers("start_s load_s fetch_s resident_bytes peak_bytes device_bytes slots", slots=_FEW),
         lambda m: _cache(m.cache),
     ),
     say.CallsEnded: _ended,
-    say.CallYielded: _yielded,
+    say.CallYielded: _describe_invalid_pieces,
     say.CallsReturned: _numbers("required_bytes over_s"),
     say.OfferAccepted: _numbers("reserve_bytes"),
     say.LibraryResized: _numbers("device_memory_bytes"),
@@ -223,9 +223,9 @@ _CHECKS: dict[type, Check] = {
         _load(m.load) or ("" if m.times.is_sound() else "its step times contain an impossible number")
     ),
     say.Heartbeat: _all(_numbers("cache_bytes refused_frames"), lambda m: _first(map(_use, m.libraries))),
-    say.WantObjects: lambda m: _refs(m.objects),
+    say.WantObjects: lambda m: _describe_invalid_refs(m.objects),
     say.ObjectsHere: lambda m: _first(map(_arrival, m.arrivals)),
-    say.SnapshotHere: _all(_numbers("made_s"), lambda m: _refs((m.object,))),
+    say.SnapshotHere: _all(_numbers("made_s"), lambda m: _describe_invalid_refs((m.object,))),
     say.WalltimeUpdate: _numbers("ends_in_s"),
 }
 

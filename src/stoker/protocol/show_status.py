@@ -128,16 +128,16 @@ def excluded_nodes(status: SessionFacts) -> list[str]:
 
 def describe_excluded_node(record: NodeRecord) -> str:
     """Return `n2 of gpu since 2026-11-29 14:02: hung; 1 probe used the node for 9 s, the last at 2026-11-29 15:02`."""
-    text = f"{record.node} of {record.source} since {_minute(record.since)}: {record.why}"
+    text = f"{record.node} of {record.source} since {_format_minute(record.since)}: {record.why}"
     if record.probed_at <= record.since:
         return f"{text}; not probed yet"
     if record.probes:
         many = "1 probe" if record.probes == 1 else f"{record.probes} probes"
         text += f"; {many} used the node for {show_seconds(record.probe_s)}"
-    return ": ".join(filter(None, (f"{text}, the last at {_minute(record.probed_at)}", record.said)))
+    return ": ".join(filter(None, (f"{text}, the last at {_format_minute(record.probed_at)}", record.said)))
 
 
-def _minute(at: float) -> str:
+def _format_minute(at: float) -> str:
     return f"{datetime.datetime.fromtimestamp(at):%Y-%m-%d %H:%M}"
 
 
@@ -169,7 +169,7 @@ def _workers(facts: WorkerFacts) -> str:
 def _models(models: Sequence[ServedModelFigures], status: SessionFacts) -> Iterator[str]:
     contexts = {context.key: context for context in status.contexts}
     shown = [model for model in models if model.trouble or _is_model_in_use(model, contexts.get(model.key))]
-    yield from _aligned([
+    yield from _align_rows([
         (model.name, _describe_served_model(model, models, contexts.get(model.key), status)) for model in shown
     ])  # fmt: skip
     cold = len(models) - len(shown)
@@ -266,13 +266,13 @@ def render(status: SessionFacts, *, over: bool = False, policy: str = "", served
     for head, texts in (
         ("pilots", [_pilots(status, over=over)]),
         ("policy", [policy] if policy else []),
-        ("contexts", _aligned([(context.title, _facts(context)) for context in status.contexts])),
+        ("contexts", _align_rows([(context.title, _facts(context)) for context in status.contexts])),
         ("maps", [] if over else [_map(each) for each in status.maps]),
         ("models", served),
-        ("objects", _aligned([(_short(each.name), _describe_object_transfers(each)) for each in status.objects])),
+        ("objects", _align_rows([(_short(each.name), _describe_object_transfers(each)) for each in status.objects])),
         ("excluded", [] if over else excluded_nodes(status)),
         ("losses", _losses(status)),
-        ("notices", [f"{_minute(line.at)} {line.text}" for line in status.notices[::-1][:_SHOWN_NOTICES]]),
+        ("notices", [f"{_format_minute(line.at)} {line.text}" for line in status.notices[::-1][:_SHOWN_NOTICES]]),
         ("trouble", [] if over else _format_trouble_lines(status)),
     ):
         out += [f"  {'' if number else head:<9} {text}" for number, text in enumerate(texts)]
@@ -471,7 +471,7 @@ def _memory(device: DeviceStatus) -> str:
     return f"{'▇' * full}{'▁' * (_BAR - full)} {used if device.promised_bytes else '0'} of {total}"
 
 
-def _aligned(rows: Sequence[tuple[str, Iterable[str]]]) -> list[str]:
+def _align_rows(rows: Sequence[tuple[str, Iterable[str]]]) -> list[str]:
     width = max((len(name) for name, _ in rows), default=0)
     return ["   ".join([name.ljust(width), *facts]) for name, facts in rows]
 

@@ -133,14 +133,14 @@ def of_text(written: str, wanted: str) -> MetricSums:
 
 def rouge_l(written: str, wanted: str) -> float:
     ours, theirs = _tokenize_for_rouge(written), _tokenize_for_rouge(wanted)
-    common = _common(ours, theirs)
+    common = _longest_common_subsequence(ours, theirs)
     if not common:
         return 0.0
     precision, recall = common / len(ours), common / len(theirs)
     return 2 * precision * recall / (precision + recall)
 
 
-def _common(one: list[str], other: list[str]) -> int:
+def _longest_common_subsequence(one: list[str], other: list[str]) -> int:
     row = [0] * (len(other) + 1)
     for word in one:
         diagonal = 0
