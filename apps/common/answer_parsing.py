@@ -32,19 +32,19 @@ REASONING: Mapping[str, tuple[str, str]] = {
     "mistral": ("[THINK]", "[/THINK]"),
     "seed_oss": ("<seed:think>", "</seed:think>"),
 }
-"""The marks before and after the reasoning, by the name of vLLM's parser."""
+"""Marks before and after the reasoning. Each key is the name of vLLM's parser."""
 NO_REASONING = "none"
 REASONING_PARSERS = (NO_REASONING, *REASONING)
 
 
 def detect_reasoning_marks(template: str) -> str:
-    """Return the name of the marks in a chat template, or `none`."""
+    """Return the key in `REASONING` of the marks in a chat template, or `none`."""
     found = (name for name, (_, end) in REASONING.items() if end in template)
     return next(found, NO_REASONING)
 
 
 class ReasoningParser:
-    """Separates reasoning from text. `prompt`: may end with the first mark."""
+    """Separates reasoning from text. If `prompt` ends with the first mark, the answer begins with reasoning."""
 
     def __init__(self, marks: tuple[str, str], *, prompt: str) -> None:
         self._begin, self._end = marks
@@ -52,7 +52,7 @@ class ReasoningParser:
         self._is_first = not self._is_reasoning
         """True while the answer may still begin with the first reasoning mark."""
         self._is_blank = True
-        """True while the reasoning, or the answer after it, is blank."""
+        """True while the current part (reasoning or text) is blank."""
         self._held = ""
 
     def feed(self, text: str) -> AnswerDelta:
@@ -67,7 +67,7 @@ class ReasoningParser:
         return AnswerDelta(reasoning=held.rstrip()) if self._is_reasoning else AnswerDelta(text=held)
 
     def _begins(self) -> bool:
-        """Return False if more text must show whether the answer begins with the mark."""
+        """Return False while the held text is too short to compare with the first mark."""
         said = self._held.lstrip()
         if said.startswith(self._begin):
             self._is_reasoning, self._held = True, said.removeprefix(self._begin)
@@ -101,7 +101,7 @@ class ReasoningParser:
 
 
 class AnswerParser:
-    """Parses an answer. `seed`: text from which ids of calls are derived."""
+    """Parses an answer. `seed`: text from which the parser derives ids of function calls."""
 
     def __init__(
         self, *, reasoning: ReasoningParser | None, calls: CallParser | None, seed: str, has_short_ids: bool
@@ -146,7 +146,7 @@ def tool_format(request: ApiRequest, template: str) -> ToolFormat:
 
 
 def answer_parser(request: ApiRequest, *, template: str, prompt: str, place: int) -> AnswerParser | None:
-    """Return None if the answer is ordinary text. `place`: index of the prompt in the request."""
+    """Return a parser, or None for ordinary text. `place`: index of the prompt in the request."""
     if request.endpoint is not Endpoint.CHAT:
         return None
     marks = None

@@ -1,7 +1,7 @@
 """The files through which `stoker batch` and a gateway communicate, and functions that write JSON lines.
 
-The gateway writes how many calls may start into the *permits* file. The batch writes how many calls ended, and their
-tokens, into the *use* file. Numbers count from the start of the batch.
+The gateway writes how many calls may start into the *permits* file. The batch writes the number of ended calls and
+their tokens into the *use* file. All numbers are totals since the start of the batch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 T = TypeVar("T")
 OK = 200
 _LINE_ENDS = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
-"""Characters in JSON strings that end a line for some readers (`str.splitlines`)."""
+"""Characters that end a line for some readers (`str.splitlines`), with their JSON escapes."""
 
 
 class BatchUse(msgspec.Struct, frozen=True):
@@ -63,7 +63,7 @@ def encode_json_line(value: Any) -> bytes:
 
 
 def read_json_lines(path: Path, kind: type[T]) -> Iterator[T]:
-    """Yield the lines of a file that are JSON of this type. Other lines and a missing file are skipped."""
+    """Yield the lines of a file that decode to `kind`. Other lines and a missing file are skipped."""
     with suppress(FileNotFoundError), path.open("rb") as lines:
         for line in lines:
             with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):

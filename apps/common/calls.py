@@ -34,7 +34,7 @@ Job = tuple[StokerApp, Iterable[Any]]
 
 
 class Stopped(BaseException):
-    """Raised on Ctrl-C, SIGTERM and SIGHUP. Not a KeyboardInterrupt, because `stoker.map` prints advice for those."""
+    """Raised on Ctrl-C, SIGTERM and SIGHUP. A KeyboardInterrupt would make `stoker.map` print advice."""
 
 
 @contextlib.contextmanager
@@ -79,12 +79,12 @@ class FailedCall(msgspec.Struct, frozen=True):
 
 
 def run_calls(jobs: Sequence[Job], *, keep_errors: bool = False, window: int | None = None) -> Iterator[Any]:
-    """Yield results as they arrive. Raises the error of a failed call; `keep_errors`: yields a FailedCall instead."""
+    """Yield results as they arrive. A failed call raises its error or, with `keep_errors`, yields a FailedCall."""
     if len(jobs) == 1:
         yield from _results(0, *jobs[0], keep_errors=keep_errors, window=window)
         return
-    # A thread per job collects results, so that a job whose context loads does not delay others. The threads wait while
-    # the caller has not taken earlier results.
+    # A thread per job collects results, so a job that waits for its context to load does not delay other jobs. The size
+    # of the queue is limited: the threads wait until the caller takes earlier results.
     come: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=max(_MOST_WAITING, len(jobs)))
     is_over = threading.Event()
 
@@ -151,7 +151,7 @@ def measure(
     app: StokerApp, recipe: Recipe, request: Any, *, site: str, session: str = "", json: bool,
     show: Callable[[Any], tuple[dict[str, Any], Iterable[str]]],
 ) -> int:  # fmt: skip
-    """Call the app on the context of a recipe with a progress display, and print the result. Return the exit status.
+    """Call the app on a recipe's context, show the progress, and print the result. Return the exit status.
 
     `show`: returns the JSON form and the lines of a result.
     """

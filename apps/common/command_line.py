@@ -21,7 +21,7 @@ _FOLDER = click.Path(path_type=Path)
 
 
 class RunChoice(msgspec.Struct, frozen=True):
-    """The folder of a run (`out`, or `resume` for an earlier run), and the form of its report."""
+    """The run folder (`out` for a new run, `resume` for an earlier run), and the form of the report."""
 
     out: Path | None = None
     resume: Path | None = None
@@ -30,7 +30,7 @@ class RunChoice(msgspec.Struct, frozen=True):
 
 
 def add_run_options(*, prefix: str, formats: Sequence[str]) -> Callable[[Function], Function]:
-    """Add the options of a run, which a command receives as `choice`, and drop the options that are not set."""
+    """Add the options of a run. The command receives `choice` and the other options that are set."""
     options = [
         click.option("--site", metavar="FILE", help="Where to run: a site file. [this machine]"),
         click.option("--out", metavar="DIR", type=_FOLDER, help=f"The run folder. [runs/{prefix}-DATE-TIME]"),
@@ -40,7 +40,7 @@ def add_run_options(*, prefix: str, formats: Sequence[str]) -> Callable[[Functio
         ),
         click.option("--format", type=click.Choice(formats), help=f"Format of the results file. [{formats[0]}]"),
         click.option(
-            "--json", "json_", is_flag=True, help="The summary as JSON on stdout; everything else goes to stderr."
+            "--json", "json_", is_flag=True, help="Print the summary as JSON on stdout and all other output on stderr."
         ),
     ]
 
@@ -57,10 +57,10 @@ def add_run_options(*, prefix: str, formats: Sequence[str]) -> Callable[[Functio
 
 
 def add_site_and_session_options(function: Function) -> Function:
-    """Add --site and --session to a command. A user may give one of them."""
+    """The two options exclude each other."""
 
     @click.option("--site", metavar="FILE", default="", help="Where to run: a site file. [this machine]")
-    @click.option("--session", metavar="ID", default="", help="Join a session that is up (stoker up) instead.")
+    @click.option("--session", metavar="ID", default="", help="Join this running session (see stoker up).")
     @functools.wraps(function)
     def call(*args: Any, site: str, session: str, **options: Any) -> Any:
         if site and session:
@@ -77,7 +77,7 @@ def drop_unset_options(values: Mapping[str, Any]) -> dict[str, Any]:
 def resolve(
     kind: type[Options], given: Mapping[str, Any], *, app: str, resume: Path | None, files: Sequence[str]
 ) -> Options:
-    """Combine defaults, the options of the resumed run, and the given options, which win.
+    """Combine defaults, the options of the resumed run, and the given options. Later values win.
 
     Paths become absolute, so that a run can be resumed from another folder.
     """
@@ -99,7 +99,7 @@ def command(app: str, arguments: str, *, through_make: bool = False) -> str:
 
 
 def columns(lines: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the lines of the `next:` block from pairs of a command and its effect."""
+    """Format pairs of a command and its effect as the `next:` block."""
     wide = max((len(line) for line, _ in lines), default=0)
     return [
         f"  {'next: ' if number == 0 else '      '}{line:{wide}}   {why}" for number, (line, why) in enumerate(lines)

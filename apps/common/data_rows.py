@@ -1,7 +1,7 @@
 """Read the input files of a run: a TOML file, and a data file with one item per row.
 
 Every pass reads the data file again, so the file may be larger than memory. The first pass, `check_rows`, keeps a
-checksum of each row (4 bytes), so no changed row reaches a model later.
+4-byte checksum of each row. Later passes refuse a changed row.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class DataItem(msgspec.Struct, frozen=True):
-    """A row. `id`: its name; `place`: its position in the file, such as `line 7`."""
+    """A row. `id`: the row's name; `place`: the row's position in the file (`line 7`)."""
 
     id: str
     fields: dict[str, Any]
@@ -37,7 +37,7 @@ class DataItem(msgspec.Struct, frozen=True):
 
 
 class DataRows(msgspec.Struct, frozen=True):
-    """The rows of a data file. `column`: the column with row names, empty for row numbers; `notes`: warnings."""
+    """The rows of a data file. `column`: the column with row names, empty to name rows by number; `notes`: warnings."""
 
     path: Path
     column: str
@@ -71,8 +71,8 @@ def check_rows(
 ) -> DataRows:  # fmt: skip
     """Check the first `limit` rows (0: all). Raises ConfigError.
 
-    `wanted`: required columns, by the part that requires them; `texts`: require text or empty cells; `empty_means`: the
-    effect of an empty cell, for a note.
+    `wanted`: required columns, keyed by the prompt or option that requires them; `texts`: require text or empty cells;
+    `empty_means`: effect of an empty cell, for a note.
     """
     digest, checksums = hashlib.sha256(b"["), array("I")
     names: dict[str, int] = {}
@@ -110,7 +110,7 @@ def row_error(problem: str, row: Row, *, path: Path, key: str) -> ConfigError:
 def _make_data_item(row: Row, *, path: Path, column: str) -> DataItem:
     name = row.number if not column else row.fields.get(column)
     if not isinstance(name, str | int) or name == "":
-        problem = f"{column} must be the row's name, a text or a whole number, and is {name!r:.40}"
+        problem = f"{column} must be a text or a whole number (the row's name), and is {name!r:.40}"
         raise row_error(problem, row, path=path, key=column)
     return DataItem(id=str(name), fields=row.fields, place=row.place)
 

@@ -1,8 +1,8 @@
-"""models.toml: models by the name in requests, for `stoker serve` and `stoker batch`. docs/serve.md shows the settings.
+"""Read models.toml, the models of `stoker serve` and `stoker batch`. docs/serve.md shows the settings.
 
 Formats of function calls (`tool_parser`): hermes, llama3_json, mistral, qwen3_xml and json. Formats of reasoning
-(`reasoning_parser`): deepseek_r1, mistral, seed_oss, and none if reasoning is part of the answer. The chat template
-decides by default.
+(`reasoning_parser`): deepseek_r1, mistral, seed_oss, and none if reasoning is part of the answer. The default depends
+on the chat template.
 """
 
 from __future__ import annotations
@@ -75,17 +75,17 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
     cold: Cold | None = None
-    """None: wait as long as `ttft` allows, or without limit."""
+    """None: a request is refused only if the load would take longer than `ttft`."""
     max_model_len: Annotated[int, msgspec.Meta(ge=1)] | None = None
     chat_template: str = ""
     quantization: str = ""
     vllm: dict[str, Any] = {}
 
     base: str = ""
-    """The base model of an adapter, from which the other settings are copied."""
+    """The base model of an adapter. The adapter gets the other settings of the base."""
     adapter: str = ""
     adapters: dict[str, str] = {}
-    """Folders of all adapters of this model or of its base, by name. Not in the file."""
+    """Folders of all adapters of this model or of its base, by name. Users cannot set this field."""
 
     def __post_init__(self) -> None:
         if bool(self.base) != bool(self.adapter):
@@ -99,13 +99,13 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if getattr(self, name) != getattr(_PLAIN, name):
                 raise ValueError(f"{name} is for models that generate text; leave it out for an embedding model")
         if self.quantization and "quantization" in self.vllm:
-            raise ValueError("quantization is given twice, also in vllm; leave one out")
+            raise ValueError("quantization is given twice: here and in vllm; leave one out")
         try:
             self.engine_settings.check(engine=self.engine)
         except RecipeError as error:
             raise ValueError(str(error)) from None
         if self.graphs and self.devices > 1:
-            raise ValueError("graphs = true captures the steps of one device; leave out graphs or devices")
+            raise ValueError("graphs = true supports only one device; leave out graphs or devices")
         if self.graphs and self.engine in ("static", "vllm"):
             raise ValueError(f'graphs = true is for engine = "continuous"; {self.engine} does not support it')
         for name, objective in (("ttft", self.ttft), ("tpot", self.tpot)):
@@ -187,7 +187,7 @@ def recipe_of(settings: ModelSettings) -> Recipe:
 
 
 def _usable_adapters(settings: ModelSettings) -> dict[str, str]:
-    """Return the adapters of a model whose files are still there."""
+    """Return the model's adapters. Skip unusable adapters, except the adapter of `settings`."""
     found = {}
     for name, folder in settings.adapters.items():
         try:
@@ -222,7 +222,7 @@ def _find_adapter_problem(settings: ModelSettings, models: dict[str, ModelSettin
     """Return why these settings of an adapter are invalid, or an empty string."""
     base = models.get(settings.base)
     if base is None:
-        return f"base = {settings.base!r} is not a model of this file; there are {', '.join(models)}"
+        return f"base = {settings.base!r} is not a model of this file; its models are {', '.join(models)}"
     if base.base:
         return f"base = {settings.base!r} is itself an adapter; name its base, {base.base}"
     if base.kind is ModelKind.EMBEDDING:
@@ -246,7 +246,7 @@ def _format_size_in_bytes(size: Size) -> str | None:
 
 
 def _placed(settings: ModelSettings, folder: Path) -> ModelSettings:
-    """Make the paths absolute. A missing path may be a name on the model hub and is kept."""
+    """Make the paths absolute. A missing path is kept, because it may be a name on the model hub."""
     if settings.base:
         adapter = os.path.abspath(folder / os.path.expanduser(settings.adapter))
         return msgspec.structs.replace(settings, adapter=adapter)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from stoker.contexts import CausalLM, EncoderModel, RelayedTexts
 
 Likelihoods = tuple[tuple[str, float | None, tuple[tuple[str, float], ...]], ...]
-"""Per token: text, log-probability (None: first of a prompt), and the likeliest tokens with theirs."""
+"""Per token: text, log-probability (None for a prompt's first token), and likeliest tokens with log-probabilities."""
 Prompt = str | TokenIds
 _PARAMS = {Endpoint.CHAT: "messages", Endpoint.COMPLETIONS: "prompt", Endpoint.EMBEDDINGS: "input"}
 _MOST_SPECIAL_TOKENS = 16
@@ -46,7 +46,7 @@ _UNKNOWN_LENGTH = 4096
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """The answer to a prompt. `unshown`: length of a start token that is not part of the text."""
+    """The answer to a prompt. `unshown`: length of a start token that `text` does not contain."""
 
     text: str
     finish_reason: str
@@ -65,7 +65,7 @@ class TextBegun(msgspec.Struct, frozen=True):
 
 
 class TokenPiece(msgspec.Struct, frozen=True):
-    """A token, or the whole prompt with `tokens` of 0. `unshown`: see `Choice`."""
+    """A generated token, or an echoed prompt with `tokens` of 0. `unshown`: see `Choice`."""
 
     text: str
     logprobs: Likelihoods | None
@@ -74,7 +74,7 @@ class TokenPiece(msgspec.Struct, frozen=True):
 
 
 class AnswerPiece(msgspec.Struct, frozen=True):
-    """A part of an answer with reasoning or calls. `tokens`: generated tokens since the last piece."""
+    """A piece of a parsed answer: reasoning, text or function calls. `tokens`: tokens since the last piece."""
 
     delta: AnswerDelta
     tokens: int
@@ -90,18 +90,18 @@ TextPiece = TextBegun | str | TokenPiece | AnswerPiece | TextEnded
 
 
 class ScorePiece(msgspec.Struct, frozen=True):
-    """The scores of a request's pairs. `tokens`: tokens that the model read."""
+    """The scores of a request's pairs of texts. `tokens`: tokens that the model read."""
 
     scores: tuple[float, ...]
     tokens: int
 
 
 _LENGTH_IS = "this model's maximum context length is"
-"""OpenAI's error text, by which clients such as LiteLLM recognize that a prompt is too long."""
+"""OpenAI's error text, which LiteLLM and other clients use to detect too long prompts."""
 
 
 class UnusableRequest(ValueError):
-    """The model cannot answer a request. `param`: the field at fault; empty: the prompt."""
+    """The model cannot answer a request. `param`: the invalid field, empty for the prompt."""
 
     def __init__(self, message: str, *, param: str = "", code: str = "context_length_exceeded") -> None:
         super().__init__(message)
@@ -109,7 +109,7 @@ class UnusableRequest(ValueError):
 
 
 def build_prompts(model: CausalLM, request: ApiRequest) -> tuple[Prompt, ...]:
-    """Return the prompts of a request; a conversation has one. Raises ValueError."""
+    """Return the prompts of a request. A conversation is one prompt. Raises ValueError."""
     if request.endpoint is not Endpoint.CHAT:
         return request.ids or request.texts
     template = model.chat_template
@@ -131,7 +131,7 @@ def set_request_adapter(model: CausalLM, request: ApiRequest) -> ApiRequest:
 
 
 def complete(model: CausalLM, request: ApiRequest, prompt: Prompt, *, place: int) -> Choice:
-    """Return the model's answer to a prompt, number `place` of the request. Raises ValueError."""
+    """Return the model's answer to a prompt. `place`: index of the prompt in the request. Raises ValueError."""
     sampling = request.sampling
     _, options = _options(model, prompt, sampling, place=place)
     found = model.complete(prompt, **options)
@@ -154,7 +154,7 @@ def complete(model: CausalLM, request: ApiRequest, prompt: Prompt, *, place: int
 
 
 def _parser(model: CausalLM, request: ApiRequest, prompt: Prompt, *, place: int) -> AnswerParser | None:
-    if not isinstance(prompt, str):  # only answers to conversations are parsed, and those prompts are strings
+    if not isinstance(prompt, str):  # only answers to conversations are parsed, and their prompts are strings
         return None
     return answer_parser(request, template=model.chat_template, prompt=prompt, place=place)
 
@@ -169,7 +169,7 @@ def _echo_piece(model: CausalLM, prompt: Prompt, likelihoods: Likelihoods, sampl
 def stream_text(
     model: CausalLM, request: ApiRequest, prompt: Prompt, *, place: int
 ) -> Iterator[TextPiece | RelayedTexts]:
-    """Yield plain text as one `RelayedTexts` object, else a piece per token. Raises ValueError before the first."""
+    """Yield a `RelayedTexts` object for plain text, or a piece per token. Raises ValueError before the first piece."""
     sampling = request.sampling
     read, options = _options(model, prompt, sampling, place=place)
     parser = _parser(model, request, prompt, place=place)
@@ -212,7 +212,8 @@ def embed_texts(model: EncoderModel, request: ApiRequest) -> tuple[Any, int]:
     """Return the vectors of the texts, float32 `[texts, width]`, and the number of tokens. Raises ValueError."""
     if model.longest:
         for text in request.texts:
-            # A token has at least one byte, except special tokens, so a short text fits and is not tokenized here.
+            # Every token except a special token has at least one byte. A text with few bytes therefore fits, and its
+            # tokens need no count.
             if len(text.encode()) + _MOST_SPECIAL_TOKENS > model.longest:
                 _check_length(model, model.count_tokens(text), "a text")
     vectors, tokens = model.embed_array(list(request.texts))
@@ -225,7 +226,7 @@ def embed_texts(model: EncoderModel, request: ApiRequest) -> tuple[Any, int]:
 
 
 def score_pairs(model: EncoderModel, request: ApiRequest) -> ScorePiece:
-    """Return the output of a cross-encoder (a classifier with one label), or the cosine of embeddings, per pair."""
+    """Return per pair the output of a cross-encoder (a classifier with one label), or the cosine of embeddings."""
     if len(model.labels) != 1:
         vectors, tokens = embed_texts(model, request)
         return ScorePiece(tuple(float(vectors[one] @ vectors[other]) for one, other in request.pairs), tokens)
@@ -323,7 +324,7 @@ def embedding_body(vectors: Vectors, *, model: str, packed: bool) -> Body:
 
 
 def embedding_parts(vectors: Vectors, *, model: str, packed: bool) -> Iterator[bytes]:
-    """Yield the body that `embedding_body` returns as JSON, in parts."""
+    """Yield the JSON text of `embedding_body` in parts."""
     encode = msgspec.json.encode
     part = bytearray(b'{"object":"list","data":[')
     for index, vector in enumerate(vectors):
@@ -335,7 +336,7 @@ def embedding_parts(vectors: Vectors, *, model: str, packed: bool) -> Iterator[b
 
 
 class Vectors(msgspec.Struct, frozen=True):
-    """Vectors of texts, or a part of them: `width` little-endian float32 numbers per text. `tokens`: of all texts."""
+    """Vectors of all or some texts: `width` little-endian float32 numbers per text. `tokens`: total of all texts."""
 
     width: int
     tokens: int
@@ -347,7 +348,7 @@ class Vectors(msgspec.Struct, frozen=True):
 
 
 def _message(choice: Choice) -> Body:
-    """Return the assistant's message. As in OpenAI's API, empty reasoning and calls are left out."""
+    """As in OpenAI's API, empty reasoning and calls are left out."""
     message: Body = {"role": "assistant", "content": choice.text or (None if choice.calls else ""), "refusal": None}
     if choice.reasoning:
         message["reasoning_content"] = choice.reasoning

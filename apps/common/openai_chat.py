@@ -1,8 +1,9 @@
 """Parse the messages and the tools of a conversation in OpenAI's format.
 
-Clients send the messages of earlier answers again, so every field of these is accepted.
+Clients send earlier answers back as messages, so every field of an answer is accepted.
 
-As in vLLM, a required call is the arguments of the named function, or a list of objects with `name` and `parameters`.
+A required call has vLLM's format: the arguments of the named function, or a list of objects with `name` and
+`parameters`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
-    """One message of a conversation. `name`: its author; `call_id`: the function call that a tool answers."""
+    """One message of a conversation. `name`: the author; `call_id`: id of the function call that a tool answers."""
 
     role: str
     content: str
@@ -160,7 +161,7 @@ class ToolChoice(enum.Enum):
 
 
 class Tools(msgspec.Struct, frozen=True):
-    """The functions of a request, as a chat template expects them. `name`: the function to call, with `NAMED`."""
+    """The functions of a request, as a chat template expects them. `name`: function to call if `choice` is `NAMED`."""
 
     functions: tuple[dict[str, Any], ...] = ()
     choice: ToolChoice = ToolChoice.NONE
@@ -198,7 +199,7 @@ class Tools(msgspec.Struct, frozen=True):
 
 
 def read_tools(body: Mapping[str, Any]) -> Tools:
-    """Parse the tools in the body of a request. Raises RequestRefused."""
+    """Raises RequestRefused."""
     given = body.get("tools", [])
     if not isinstance(given, list) or len(given) > _MOST_TOOLS:
         raise refused("tools", f"must be a list of up to {_MOST_TOOLS} tools, and is {shown(given)}", "invalid_type")
@@ -246,7 +247,7 @@ def _parameters(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rebase_schema_references(schema: Any, place: str) -> Any:
-    """Return a schema for the path `place` of a larger document, with its `$ref` references adjusted."""
+    """Adjust the `$ref` references of a schema that moves to path `place` of a larger document."""
     if isinstance(schema, list):
         return [_rebase_schema_references(each, place) for each in schema]
     if not isinstance(schema, dict):

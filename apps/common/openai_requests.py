@@ -2,7 +2,7 @@
 
 - Honoured fields have an effect: `HONOURED`, `ENGINE_FIELDS`, and the fields that require an output format.
 - Ignored fields do not change an answer (`IGNORED`). The caller of `parse_request_body` can log them.
-- All other fields are refused by name, unless the value has no effect (`n` of 1, `logit_bias` of `{}`).
+- Any other field is an error, unless its value has no effect (`n` of 1, `suffix` of "").
 
 A field with the value null counts as absent.
 """
@@ -44,10 +44,10 @@ class Endpoint(enum.Enum):
 class SamplingOptions(msgspec.Struct, frozen=True):
     """How the tokens of an answer are chosen, and where the answer ends.
 
-    `max_new_tokens`: 0 for no limit but the context length; `logprobs`: likeliest tokens to report per token, -1 for
-    none; `json_schema`: empty for any text; `engine_options`: further options by vLLM's names; `form_field`: the field
-    that requires an output format; `echo`: the answer begins with the prompt; `writes`: False if the answer is only the
-    prompt.
+    `max_new_tokens`: 0 if only the context length limits the answer; `logprobs`: number of likeliest tokens to report
+    per token, -1 for none; `json_schema`: empty for any text; `engine_options`: further options by vLLM's names;
+    `form_field`: the request field that requires an output format; `echo`: True if the answer begins with the prompt;
+    `writes`: False if the answer is only the prompt.
     """
 
     max_new_tokens: int = 0
@@ -65,11 +65,11 @@ class SamplingOptions(msgspec.Struct, frozen=True):
 
 
 class ApiRequest(msgspec.Struct, frozen=True):
-    """A checked request. `line`: its line in the request file, or 0.
+    """A checked request. `line`: line number in the request file, 0 without a file.
 
-    Conversations have `messages`, other requests `texts`, or `ids` (prompts as token ids). `packed`: vectors in base64;
-    `dimensions`: width of a vector, 0 for the model's; `tool_parser`, `reasoning_parser`: empty to derive them from the
-    chat template; `pairs`: indices of texts that are scored together.
+    Conversations have `messages`. Other requests have `texts`, or `ids` (prompts as token ids). `packed`: True for
+    vectors in base64; `dimensions`: width of a vector, 0 for the model's width; `tool_parser`, `reasoning_parser`:
+    empty to derive the parsers from the chat template; `pairs`: indices of texts that are scored together.
     """
 
     custom_id: str
@@ -165,7 +165,9 @@ def parse_request_body(
     body: Any, *, endpoint: Endpoint, custom_id: str, line: int, max_tokens: int = 0,
     ignored: Note = lambda _field: None,
 ) -> ApiRequest:  # fmt: skip
-    """Raises RequestRefused, whose message begins with the field. `max_tokens`: default limit, 0 for OpenAI's."""
+    """Raises RequestRefused with a message that begins with the invalid field. `max_tokens`: default limit of new
+    tokens, 0 for OpenAI's default.
+    """
     expect(body, dict, "body")
     given = {name: value for name, value in body.items() if value is not None and name not in IGNORED}
     _refuse_unsupported_fields(given, endpoint)
@@ -254,7 +256,7 @@ def _read_token_id_prompts(prompt: Any) -> tuple[TokenIds, ...]:
     for number, tokens in enumerate(prompts):
         where = f"prompt[{number}]" if prompts is prompt else "prompt"
         if not isinstance(tokens, list):
-            what = f"must be a list of token ids, as prompt[0] is, and is {shown(tokens)}"
+            what = f"must be a list of token ids, like prompt[0], and is {shown(tokens)}"
             raise refused(where, what, "invalid_type")
         if not tokens:
             raise refused(where, "is empty", "invalid_value")
@@ -277,7 +279,7 @@ def _read_sampling_options(body: Body, endpoint: Endpoint, *, custom_id: str, ma
         max_new_tokens=given if limits else max_tokens or own,
         temperature=_number(
             body, "temperature", lambda value: value == 0 or _LEAST_TEMPERATURE <= value <= 2,
-            "from 0 to 2, no nearer to 0 than 1e-6",
+            "from 1e-6 to 2, or 0",
         ),
         top_p=_number(body, "top_p", lambda value: 0 < value <= 1, "above 0, at most 1"),
         # The seed must depend only on the request, because the request may run again elsewhere.
@@ -312,7 +314,7 @@ def _read_logprob_count(body: Body, endpoint: Endpoint) -> int:
 
 
 def _form(body: Body) -> tuple[str, str, Any]:
-    """Return the field that sets an output format, the engine option, and its value, or three times nothing."""
+    """Return the field that sets an output format, the engine option, and its value, or three empty values."""
     asked = [(name, name.removeprefix("guided_"), body[name]) for name in body if name.startswith("guided_")]
     outputs = expect(body.get("structured_outputs", {}), dict, "structured_outputs")
     for name, value in outputs.items():
@@ -352,7 +354,7 @@ def _read_response_schema(form: Any) -> Body | None:
 def _stops(value: Any) -> tuple[str, ...]:
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
-        raise refused("stop", f"must be a text or a list of texts, none empty, and is {shown(value)}", "invalid_type")
+        raise refused("stop", f"must be one or more nonempty texts, and is {shown(value)}", "invalid_type")
     return tuple(texts)
 
 

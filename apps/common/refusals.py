@@ -1,4 +1,4 @@
-"""Errors of requests in OpenAI's format, and checks of JSON values that raise them."""
+"""Errors of requests in OpenAI's format, and checks of JSON values that raise such errors."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def expect_whole(value: Any, where: str, *, least: int, most: int) -> int:
 
 
 def expect_texts(value: Any, where: str, *, most: int = 0, or_ids: str = "") -> list[str]:
-    """Return a text or a list of texts as a list. `most`: 0 = unlimited; `or_ids`: words for an error."""
+    """Return one or more texts as a list. `most`: maximum number, 0 = unlimited; `or_ids`: appended to an error."""
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not texts:
         raise refused(where, f"must be a text or a list of texts{or_ids}, and is {shown(value)}", "invalid_type")

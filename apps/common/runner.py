@@ -39,7 +39,7 @@ Records = RecordLog | Mapping[tuple[Any, ...], Record]
 
 
 class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A run. Runs of one `app` with equal `parameters` are the same. `again`: resumes it (empty: `--resume`)."""
+    """A run. Runs of an `app` with equal `parameters` are one run. `again`: resuming command (empty: `--resume`)."""
 
     app: str
     prefix: str
@@ -56,7 +56,7 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attempt(msgspec.Struct):
-    """An attempt: results `kept` from earlier attempts and `made`, calls, tokens, contexts, origin of the model."""
+    """An attempt. `kept`: results from earlier attempts; `made`: new results; `origin`: origin of the model."""
 
     wall_s: float = 0.0
     made: int = 0
@@ -70,7 +70,7 @@ class Attempt(msgspec.Struct):
 
     @property
     def rate(self) -> float:
-        """Results per second, including the start of the session and loads."""
+        """Results per second. The time includes session start and loads."""
         return self.made / self.wall_s if self.wall_s else 0.0
 
     @property
@@ -140,9 +140,9 @@ class OpenRun:
         self, name: str, write: Callable[[Path], None], *, noun: str, lacks: str, first: str, more: dict[str, Any],
         figures: dict[str, Any], report: Iterable[str],
     ) -> Outcome:  # fmt: skip
-        """Write the summary and the results file of a run with a row per item.
+        """Write the summary, and a results file with one row per item.
 
-        `lacks`: what a failed item lacks; `more`, `figures`: further fields of the summary and its attempt.
+        `lacks`: what a failed item lacks; `more`, `figures`: further fields of the summary and of the attempt.
         """
         errors, total = len(self.failed), self.spec.total
         summary = {f"{noun}s": total, "errors": errors, **more, "attempt": {**figures, **self.attempt.figures}}
@@ -161,7 +161,7 @@ class OpenRun:
 
 
 def execute(spec: RunSpec, make: Callable[[OpenRun], Outcome], choice: RunChoice) -> int:
-    """Run, report, and return 0, 1 for results with errors, 130 after Ctrl-C. Results so far are always kept."""
+    """Run, report, and return the exit code: 0, 1 (results with errors) or 130 (Ctrl-C). Results so far are kept."""
     screen = Screen(json_only=choice.json)
     load_site(spec.site or None)  # report an invalid site file before the run folder exists
     folder = open_run(
@@ -206,7 +206,7 @@ def resume_command(spec: RunSpec, folder: Path) -> str:
 def _print_kept_results(screen: Screen, spec: RunSpec, folder: Path, *, kept: int, failed: bool = False) -> None:
     screen.line()
     if not kept:
-        screen.line(f"stopped before the first {spec.noun}; the same command starts again")
+        screen.line(f"stopped before the first {spec.noun}; run the same command to start again")
         return
     how = "once the cause is fixed" if failed else "to continue" if spec.again else "continue"
     how += ", the same command" if spec.again else ""

@@ -16,7 +16,7 @@ import msgspec
 
 
 class CallDelta(msgspec.Struct, frozen=True):
-    """A part of function call number `index`. Only the first part has a `name`, and an `id` in answers."""
+    """A part of function call number `index`. Only the first part has a `name` and, from AnswerParser, an `id`."""
 
     index: int
     name: str = ""
@@ -25,7 +25,7 @@ class CallDelta(msgspec.Struct, frozen=True):
 
 
 class AnswerDelta(msgspec.Struct, frozen=True):
-    """A piece of an answer: reasoning, the text after it, and parts of function calls after the text."""
+    """A piece of an answer, in this order: reasoning, text, and parts of function calls."""
 
     reasoning: str = ""
     text: str = ""
@@ -46,8 +46,8 @@ class CallParser(Protocol):
 class ToolFormat(msgspec.Struct, frozen=True):
     """How a family of models writes function calls.
 
-    `begin`, `end`: the marks around a call, or an empty `end`; `is_bare`: an answer that begins with JSON is also a
-    call, if it names a function of the request; `has_name_first`: the name may precede the arguments, `name[ARGS]{…}`;
+    `begin`, `end`: marks around a call (`end` may be empty); `is_bare`: JSON at the start of an answer is also a call
+    if the JSON names a function of the request; `has_name_first`: the name may precede the arguments, `name[ARGS]{…}`;
     `has_short_ids`: ids of calls have nine letters and digits; `is_xml`: arguments are tags (`xml_calls.py`);
     `templates`: texts that identify the format in a chat template.
     """
@@ -70,7 +70,7 @@ FORMATS: Mapping[str, ToolFormat] = {
     ),
     "json": ToolFormat(is_bare=True),
 }
-"""By the names of vLLM's parsers, in order of detection; `json` if none is detected."""
+"""Formats by the names of vLLM's parsers, in order of detection. The default is `json`."""
 PLAIN_FORMAT = "hermes"
 """The format that is explained to models whose chat template does not support tools."""
 
@@ -120,7 +120,7 @@ class HeldTextParser:
         return found
 
     def _put(self, *, name: str = "", arguments: str = "") -> None:
-        """Add to the latest call."""
+        """Add a name or arguments to the latest call."""
         index = self._count - 1
         if not index or not self._only_first:
             before = self._calls.get(index, CallDelta(index))
@@ -176,7 +176,7 @@ class ToolCallParser(HeldTextParser):
         """The consumed text of a call whose name is not known yet. It is ordinary text unless a call follows."""
         self._is_marked = is_marked or bool(mark)
         self._key = self._arguments = ""
-        """The key of the current value, and arguments before the name is known."""
+        """`_key`: key of the current value; `_arguments`: arguments that precede the function's name."""
         self._depth = self._scanned = 0
         self._is_named = self._is_quoted = self._is_escaped = self._has_arguments = self._is_named_first = False
         return True
@@ -235,7 +235,7 @@ class ToolCallParser(HeldTextParser):
         return False
 
     def _in_value(self) -> bool:
-        """Read an object or a list, and stream it if it is the arguments. The end mark ends a call in any case."""
+        """Read an object or a list, and stream the arguments. The end mark ends a call even inside a value."""
         mark, held, stop = self._format.end, self._held, len(self._held)
         for position in range(self._scanned, stop):
             character = held[position]
@@ -289,7 +289,7 @@ class ToolCallParser(HeldTextParser):
         return True
 
     def _end_as_text(self) -> bool:
-        """Release the start of a call that is none: its mark, or its first character."""
+        """Release the mark of text that is not a call, and parse the rest as text."""
         self._held, self._step = self._opened + self._held, self._in_text
         kept = len(self._format.begin) if self._held.startswith(self._format.begin) else 0
         self._text.append(self._held[:kept])
@@ -317,7 +317,7 @@ class ToolCallParser(HeldTextParser):
 
 
 class NamedCallParser:
-    """For answers that are the arguments of the requested function."""
+    """Parses an answer that contains only the arguments of the requested function."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -342,6 +342,6 @@ def _decode_json_string(word: str) -> str:
 
 
 def suffix_overlap_length(text: str, mark: str) -> int:
-    """Return the length of the longest suffix of `text` that begins `mark`."""
+    """Return the length of the longest suffix of `text` that `mark` starts with."""
     longest = min(len(text), len(mark) - 1)
     return next((length for length in range(longest, 0, -1) if mark.startswith(text[-length:])), 0)

@@ -1,7 +1,7 @@
 """Convert the messages and tools of a request to the input of a chat template.
 
-For a template without tools, a text describes the functions and the format of a call (`PLAIN_FORMAT`), and calls and
-their results are text.
+A template without tools gets a text that describes the functions and the call format (`PLAIN_FORMAT`). Calls and their
+results become text.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ def has_tool_support(template: str) -> bool:
 
 
 def template_messages(request: ApiRequest, template: str, format: ToolFormat) -> list[dict[str, Any]]:
-    """Return the messages for a chat template."""
     if has_tool_support(template):
         return [_message(message, format) for message in request.messages]
     messages = [_convert_message_without_tools(message) for message in request.messages]
@@ -83,7 +82,7 @@ def _message_with_content(message: ChatMessage, role: str, content: str) -> dict
 
 
 def _add_tool_descriptions(messages: list[dict[str, Any]], tools: Tools) -> list[dict[str, Any]]:
-    """Describe the tools in the system message or, without one, in the first user message."""
+    """Describe the tools in the system message, or else in the first user message."""
     functions = "\n".join(encode_json_text(tool["function"]) for tool in tools.functions)
     text = _PLAIN_TOOLS.format(functions=functions)
     if forced := _FORCED_CALL_TEXTS.get(tools.choice):

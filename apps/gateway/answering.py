@@ -60,7 +60,7 @@ _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscati
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """A checked request. `choices`: a model request each; `best`: choices to return per prompt, 0 = all."""
+    """A checked request. `choices`: one request per choice; `best`: choices to return per prompt, 0 = all."""
 
     request: ApiRequest
     choices: tuple[ApiRequest, ...]
@@ -81,7 +81,7 @@ def parse_responses_request(data: bytes, *, name: str, ignored: Note = lambda _f
 
 
 def parse_model_request(data: bytes, *, endpoint: Endpoint, name: str, ignored: Note = lambda _field: None) -> Asked:
-    """Parse the body of a request. `name` seeds random draws if the request has no seed."""
+    """`name` seeds random draws if the request has no seed."""
     body = parse_json_object(data)
     is_completion = endpoint is Endpoint.COMPLETIONS
     own = {key: body.pop(key) for key in (*_OWN, *(["best_of"] if is_completion else [])) if key in body}
@@ -96,7 +96,7 @@ def parse_model_request(data: bytes, *, endpoint: Endpoint, name: str, ignored: 
     number = expect_whole(own.get("best_of", wanted), "best_of", least=wanted, most=_MOST_CHOICES)
     stream = expect(own.get("stream", False), bool, "stream")
     if stream and number > wanted:
-        raise refused("best_of", "is for whole answers; leave it out, or do not stream", "unsupported_value")
+        raise refused("best_of", "cannot be streamed; leave it out, or do not stream", "unsupported_value")
     prompts = max(1, len(request.texts), len(request.ids))
     if prompts * number > _MOST_CHOICES:
         param = "prompt" if number == 1 else "n" if number == wanted else "best_of"
@@ -111,7 +111,7 @@ def parse_model_request(data: bytes, *, endpoint: Endpoint, name: str, ignored: 
 
 
 def estimate_request_tokens(asked: Asked) -> tuple[int, int]:
-    """Estimate the tokens that a request reads (one per four characters) and writes, if its client disconnects."""
+    """For a disconnected client, estimate the tokens that its request reads (one per four characters) and writes."""
     read = sum(max(1, len(text) // TOKEN_CHARACTERS) for text in asked.request.inputs)
     read += sum(map(len, asked.request.ids))
     if asked.request.endpoint is Endpoint.EMBEDDINGS:
@@ -131,7 +131,7 @@ def _chunks(asked: Asked, *, name: str, model: str) -> Chunks | ResponseEvents:
 
 
 def _choices(request: ApiRequest, prompts: int, number: int, *, logprobs: int) -> Iterable[ApiRequest]:
-    """Yield the requests of all choices, grouped by prompt. Each choice has the next seed."""
+    """Yield the requests of all choices, grouped by prompt. The seed increases by 1 per choice."""
     for place in range(prompts * number):
         sampling = msgspec.structs.replace(request.sampling, seed=request.sampling.seed + place, logprobs=logprobs)
         own = slice(place // number, place // number + 1)
@@ -167,11 +167,11 @@ _WAITS = re.compile(r"(?:^|[,;\s])wait=(\d{1,6})(?:$|[,;\s])")
 
 
 _AGAIN_S = 10.0
-_RETRY_HINT = "Ask again then, or send the header `Prefer: wait=600` to wait for it"
+_RETRY_HINT = "Ask again after this time, or send the header `Prefer: wait=600` to wait for the answer"
 
 
 async def admit(watch: SessionWatch, model: ServedModel, *, ttft_s: float, waits_s: float | None) -> None:
-    """Raise RequestRefused for a request that would wait too long. `waits_s`: of `Prefer: wait=`, None without it."""
+    """Raise RequestRefused for a request that would wait too long. `waits_s`: seconds in `Prefer: wait=`, else None."""
     facts = await watch.recent(model)
     if trouble := watch.journal_trouble:
         raise RequestRefused(
@@ -199,9 +199,9 @@ async def admit(watch: SessionWatch, model: ServedModel, *, ttft_s: float, waits
     else:
         watch.wake(model)
     raise RequestRefused(
-        f"the model {model.name} would give its first token in {show_seconds(expected.first_token_s)}, and its"
-        f" objective is {show_seconds(ttft_s)}: {expected.because}. It could be met in {show_seconds(later_s)}."
-        f" {_RETRY_HINT}",
+        f"the first token of the model {model.name} is expected in {show_seconds(expected.first_token_s)}, and the"
+        f" objective is {show_seconds(ttft_s)}: {expected.because}. The objective could be met in"
+        f" {show_seconds(later_s)}. {_RETRY_HINT}",
         type="overloaded", code=OBJECTIVE_UNREACHABLE, status=503, retry_after_s=later_s,
     )  # fmt: skip
 
@@ -321,7 +321,7 @@ class Answering:
         self, request: Request, asked: Asked, model: ServedModel, app: StokerApp, *, name: str, running: RunningRequest,
         at_once: bool,
     ) -> Response:  # fmt: skip
-        """Answer with a stream, or raise an earlier error. `at_once`: True if each token is sent immediately."""
+        """Stream the answer, or raise an error before the start. `at_once`: True to send each token immediately."""
         chunks = _chunks(asked, name=name, model=model.name)
         running.begin_first_token_wait(is_hot=self._watch.last(model).hot > 0)
         pieces = stream_merged_call_pieces(app, asked.choices)

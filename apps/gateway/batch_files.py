@@ -30,7 +30,7 @@ _ID = re.compile(r"file-[0-9a-f]{24}")
 
 
 class StoredFile(msgspec.Struct, frozen=True):
-    """A stored file. `owner`: name of its API key; empty if the gateway has no keys."""
+    """A stored file. `owner`: name of the owner's API key; empty if the gateway has no keys."""
 
     id: str
     owner: str
@@ -53,7 +53,6 @@ class FileStore:
         self._folder = folder
 
     def add(self, data: bytes | Path, *, filename: str, purpose: str, owner: str) -> StoredFile:
-        """Store bytes, or a copy of a file."""
         id = f"file-{secrets.token_hex(12)}"
         place = self._folder / id
         place.mkdir(mode=0o700, parents=True)
@@ -130,13 +129,15 @@ def read_upload(content_type: str, body: bytes) -> tuple[str, str, bytes]:
 
 
 _SUCCESS_MARK = b'"response":{"status_code":200'
-"""Bytes in the log line of each answer, which JSON strings cannot contain."""
+"""Bytes that only log lines of answers contain: a JSON string would escape the quotes."""
 
 
 def write_batch_output_files(
     log: Path, requests: Path, *, responses: Path, errors: Path, code: str, message: str
 ) -> tuple[int, int]:
-    """Write the output files of a batch. Unanswered requests get this code and message. Return answers and errors."""
+    """Write the output files of a batch. Unanswered requests get the error `code` and `message`. Return the numbers of
+    answers and errors.
+    """
     seen: set[str] = set()
     completed = 0
     with responses.open("wb") as answered, errors.open("wb") as others:
@@ -168,7 +169,7 @@ def count_answers(log: Path) -> tuple[int, int]:
 
 
 def copy_errors_for_client(errors: Path, out: Path) -> None:
-    """Copy a file of errors without the causes of failed calls, which name hosts and folders."""
+    """Copy a file of errors. Omit the causes of failed calls, because causes name hosts and folders."""
     with out.open("wb") as cleaned:
         for line in read_json_lines(errors, dict):
             error = ((line.get("response") or {}).get("body") or {}).get("error") or {}
@@ -183,7 +184,7 @@ _MOST_PAIRS, _LONGEST_KEY, _LONGEST_VALUE = 16, 64, 512
 
 
 class GatewayBatch(msgspec.Struct):
-    """One batch in OpenAI's format. `owner`: name of its API key; `waits`: why a step is retried (not stored)."""
+    """One batch in OpenAI's format. `owner`: name of an API key; `waits`: why a step is retried (not stored)."""
 
     id: str
     owner: str
@@ -221,7 +222,7 @@ class GatewayBatch(msgspec.Struct):
 
 
 def read_batch(data: bytes, *, owner: str = "") -> GatewayBatch:
-    """Return the batch that the body of a request describes. Raises RequestRefused."""
+    """Raises RequestRefused."""
     body = parse_json_object(data)
     for name in body.keys() - _BATCH_FIELDS:
         raise refused(f"{name:.80}", "is not a known field of a batch", "unknown_parameter")
@@ -244,7 +245,7 @@ def _window(value: Any) -> tuple[str, int]:
     found = _WINDOW.fullmatch(value) if isinstance(value, str) else None
     seconds = int(found[1]) * (3600 if found[2] == "h" else DAY_S) if found else 0
     if not 0 < seconds <= 30 * DAY_S:
-        raise refused("completion_window", "must be 24h, or another number of hours or days up to 30d", "invalid_value")
+        raise refused("completion_window", "must be a number of hours or days up to 30d, as in 24h", "invalid_value")
     return value, seconds
 
 

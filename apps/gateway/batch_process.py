@@ -2,9 +2,9 @@
 
 A step that fails for lack of disk space or file descriptors is retried after a growing pause.
 
-The `stoker batch` process gets permits from the gateway, within `KeyLimits.limits_for_batches`. With a token limit, as
-many requests run as the tokens left for this minute allow, by the mean tokens per finished request, but at least one
-per batch.
+A permit lets the `stoker batch` process start one request. The gateway grants permits up to
+`KeyLimits.limits_for_batches`. Under a token limit, as many requests run as the tokens left for this minute cover at
+the mean tokens per finished request. While tokens are left, each batch may run one request.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class MonitoredBatch:
         return self.child is not None or self.process is not None
 
     async def wait_for_process_end(self) -> int | None:
-        """Return the exit code if this gateway started the process."""
+        """Return the exit code, or None if an earlier gateway started the process."""
         code = await self.child.wait() if self.child is not None else None
         while _is_possibly_running(self.process):
             await asyncio.sleep(_END_CHECK_S)
@@ -61,7 +61,7 @@ class MonitoredBatch:
         return code
 
     async def retry_until_done(self, step: Callable[[], Awaitable[T]]) -> T:
-        """Run a step, and again after a pause while it raises OSError."""
+        """Run a step. If the step raises OSError, retry it after a pause."""
         pause_s = PAUSE_S
         while True:
             self._retry_now.clear()
@@ -93,7 +93,7 @@ class MonitoredBatch:
 
 
 def find_process(run: Path) -> psutil.Process | None:
-    """Return this user's `stoker batch` process of a run folder: the oldest, because later ones are its forks."""
+    """Return this user's oldest `stoker batch` process of a run folder. Later processes are its forks."""
     found = [
         process
         for process in psutil.process_iter(["cmdline", "create_time", "uids"])
@@ -119,7 +119,7 @@ _MOST_AHEAD = 256
 
 
 class BatchPace:
-    """Grants permits to one batch. `owner`: name of its key."""
+    """Grants permits to one batch. `owner`: name of the batch's key."""
 
     def __init__(self, file: Path, guard: Guard, *, owner: str) -> None:
         self._file = PermitFile(file)
@@ -184,7 +184,7 @@ class BatchPace:
         return self._use.tokens // self._use.ended if self._use.ended else 0
 
     def _has_room(self, caller: Caller) -> bool:
-        """True if the tokens left for this minute allow one more request, or none is running."""
+        """True if no request is running, or the tokens left for this minute allow one more."""
         if not self._held:
             return True
         if len(self._held) >= _MOST_AHEAD:

@@ -1,6 +1,6 @@
 """`/v1/batches`: each batch is a `stoker batch` process that joins the gateway's session.
 
-The next gateway finds the running process of a batch, or starts a new one.
+A restarted gateway finds the running process of a batch, or starts a new process.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ _EARLY_ENDS = {
     "finalizing": ("expired", "batch_expired", "the batch expired before this request was answered"),
     "in_progress": ("failed", "batch_failed", "the batch failed before this request was answered"),
 }
-"""The outcome of a batch that ends early, by its status before: the final status, and the error of unanswered requests.
+"""For each status in which a batch can end early: the final status, and the error code and message of unanswered
+requests.
 """
 _WINDOW_LOOK_S = 30.0
 _COUNT_EVERY_S = 1.0
 _LOG = "results.jsonl.part"
-"""The answers of a running batch, in its run folder."""
+"""File in the run folder with the answers of a running batch."""
 _KEPT, _CLEANED = "responses.kept.jsonl", "errors.cleaned.jsonl"
 _EXIT_CODES_WITH_FILES = (0, 1)
 """Exit codes after which there are output files. 1: some requests have no answer."""
@@ -78,7 +79,7 @@ class Batches:
             self._follow(id)  # after an OSError, the task reads the file again
 
     async def leave(self) -> None:
-        """Stop the batches, which the next gateway resumes."""
+        """Stop all batches. A restarted gateway resumes open batches."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -197,7 +198,7 @@ class Batches:
         with contextlib.suppress(OSError):
             batch = self._read(id)
         if batch is None:
-            return  # usage is counted at the end
+            return  # the usage is counted when the batch ends
         reader = self._reader(batch)
         while True:
             more = False
@@ -241,7 +242,7 @@ class Batches:
         return batch.total
 
     async def _spawn(self, batch: GatewayBatch) -> asyncio.subprocess.Process:
-        """Start the process of a batch, which continues if the gateway is killed."""
+        """Start the process of a batch. The process continues if the gateway is killed."""
         requests = str(self.files.data(batch.input_file_id))
         words = [sys.executable, "-P", "-m", "stoker.manager.cli.main", "batch", requests]
         words += ["--models", str(self._models), "--session", self._session, "--out", str(self._run(batch)), "--json"]
@@ -335,7 +336,7 @@ def _checked(path: Path, endpoint: str) -> tuple[int, str]:
             try:
                 found = msgspec.json.decode(line)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                continue  # this request gets an error
+                continue  # `stoker batch` reports the error of this request
             url = found.get("url") if isinstance(found, dict) else None
             if isinstance(url, str) and url != endpoint:
                 return total, f"line {number}: url is {url!r:.60}, and the batch is for {endpoint}"

@@ -68,13 +68,13 @@ _RUN_COMMAND = "run"
 
 @click.group("serve", cls=ServeGroup, short_help="Serve models at one OpenAI-compatible address.", no_args_is_help=True)
 def command() -> None:
-    """Serve the models of MODELS (a TOML file: docs/serve.md) at one OpenAI-compatible address, from a session on SITE
-    (a site file; without one, this machine).
+    """Serve the models in MODELS (a TOML file, see docs/serve.md) at one OpenAI-compatible address. A session on SITE
+    (a site file; default: this machine) runs the models.
 
-    The gateway joins the session of `stoker up SITE`, or starts it. The session stays when the gateway ends. A gateway
-    that was killed and is started again has the same address and finds its models loaded.
+    The gateway joins the session of `stoker up SITE`, or starts a session. The session keeps running when the gateway
+    ends. A restarted gateway has the same address and finds its models loaded.
 
-    Without keys the gateway answers everybody on this machine, and listens on no other interface.
+    Without keys, the gateway serves all users of this machine and no other machine.
     """
 
 
@@ -82,9 +82,9 @@ def command() -> None:
 @click.argument("files", nargs=-1, required=True, metavar="[SITE] MODELS")
 @click.option("--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="The interface to listen on.")
 @click.option(
-    "--port", metavar="N", type=WholeNumber(most=65535), help="The port. [the last one, else the first free from 8000]"
+    "--port", metavar="N", type=WholeNumber(most=65535), help="The port. [the last port, or a free port from 8000]"
 )
-@click.option("--uds", metavar="PATH", default="", help="Listen on this Unix socket instead.")
+@click.option("--uds", metavar="PATH", default="", help="Listen on this Unix socket, not on a port.")
 @click.option("--tls-cert", metavar="FILE", default="", help="Serve HTTPS with this certificate (PEM).")
 @click.option("--tls-key", metavar="FILE", default="", help="The certificate's key (PEM).")
 @click.option("--session", metavar="ID", default="", help="The session to join (stoker up).")
@@ -92,10 +92,10 @@ def command() -> None:
     "--origin", "origins", metavar="URL", multiple=True,
     help="An origin whose web pages may send requests with a key; may be given several times. [all origins]",
 )  # fmt: skip
-@click.option("--max-body", metavar="SIZE", type=ByteSize(), help="The largest request, as in 8MB. [32MB]")
+@click.option("--max-body", metavar="SIZE", type=ByteSize(), help="Limit of a request's body, for example 8MB. [32MB]")
 @click.option(
     "--workers", metavar="N", type=WholeNumber(most=_MOST_WORKERS), default=1, show_default=True,
-    help="Processes that answer at the address.",
+    help="Number of processes that answer requests.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the address as one JSON document, for programs.")
 @click.pass_context
@@ -110,14 +110,14 @@ def run(
         raise click.UsageError("--uds listens on no port: leave out --host and --port")
     site = files[0] if len(files) == 2 else ""
     if site and session:
-        raise click.UsageError("--session has its own sites: leave out SITE")
+        raise click.UsageError("--session joins a session that already has sites: leave out SITE")
     for origin in origins:
         if not re.fullmatch(r"https?://[^/?#\s]+", origin):
             raise click.UsageError(f"--origin {origin}: write a scheme and a host, as in https://lab.example")
     if workers > 1 and workers > (cores := len(os.sched_getaffinity(0))):
-        note(f"warning: --workers {workers}: this process may use {cores} cores; more workers answer no faster")
+        note(f"warning: --workers {workers}: only {cores} cores are available; more workers answer no faster")
     with report_missing_serve_extra("stoker serve"):
-        from stoker.apps.gateway.run import serve  # imported here, because Parsl would slow --help
+        from stoker.apps.gateway.run import serve  # imported here, because the import of Parsl would slow --help
     code = serve(
         Path(files[-1]), site=site, host=host, port=port or 0, uds=uds, tls_cert=tls_cert, tls_key=tls_key,
         session=session, origins=origins, most_bytes=max_body or MOST_BYTES, number=workers, as_json=as_json,
@@ -127,7 +127,7 @@ def run(
 
 @contextmanager
 def report_missing_serve_extra(command: str) -> Iterator[None]:
-    """Raise StokerError if an import in the block fails for lack of the extra `serve`."""
+    """Raise StokerError if an import in the block fails because the extra `serve` is missing."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -157,7 +157,7 @@ def _add_limit_options(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def _add_key_options(function: Callable[..., None]) -> Callable[..., None]:
-    admin = click.option("--admin", is_flag=True, help="May see the usage of all keys at /v1/usage.")
+    admin = click.option("--admin", is_flag=True, help="Let the key see the usage of all keys at /v1/usage.")
     group = click.option(
         "--group", metavar="GROUP", default="", help="Share the limits of this group (stoker serve groups set)."
     )
@@ -182,7 +182,7 @@ def add(*, name: str, limits: KeyLimits, group: str, admin: bool) -> None:
 @click.argument("name")
 @_add_key_options
 def set_key(*, name: str, limits: KeyLimits, group: str, admin: bool) -> None:
-    """Replace the limits, the group and the rights of the key of NAME: what is not given is removed."""
+    """Replace the limits, the group and the rights of NAME's key. Values that are not given are removed."""
     changed = KeyFile.usual().change(name, limits, group=group, admin=admin)
     line(f"the key of {name}: {_describe_key(changed)}")
 
@@ -210,7 +210,7 @@ def list_keys(*, as_json: bool) -> None:
 @keys.command("remove")
 @click.argument("name")
 def remove(*, name: str) -> None:
-    """Remove the key of NAME: it is refused from now on."""
+    """Remove the key of NAME. The gateway refuses the key from now on."""
     file = KeyFile.usual()
     file.remove(name)
     line(f"the key of {name} is removed")
@@ -220,8 +220,8 @@ def remove(*, name: str) -> None:
 
 @command.group("groups", short_help="Manage groups of keys that share limits.")
 def groups() -> None:
-    """Groups of keys (stoker serve keys add NAME --group GROUP). The keys of a group share its limits, in addition to
-    their own. A running gateway uses changes immediately.
+    """Groups of keys (stoker serve keys add NAME --group GROUP). The keys of a group share the group's limits, in
+    addition to their own limits. A running gateway uses changes immediately.
     """
 
 
@@ -257,7 +257,7 @@ def list_groups(*, as_json: bool) -> None:
 @groups.command("remove")
 @click.argument("name")
 def remove_group(*, name: str) -> None:
-    """Remove the group NAME, which has no keys."""
+    """Remove the group NAME. The group must have no keys."""
     KeyFile.usual().remove_group(name)
     line(f"the group {name} is removed")
 
@@ -273,11 +273,11 @@ def _since(_context: click.Context, _parameter: click.Parameter, value: str) -> 
 
 
 @command.command("usage", short_help="Requests and tokens per key.")
-@click.option("--key", metavar="NAME", default="", help="Only this key; - is for clients without a key.")
+@click.option("--key", metavar="NAME", default="", help="Only this key; - selects clients without a key.")
 @click.option("--model", metavar="NAME", default="", help="Only this model.")
 @click.option(
     "--since", metavar="TIME", callback=_since, default=DEFAULT_SINCE, show_default=True,
-    help="The first day: 30d, or a date.",
+    help="The first day: a number of days (30d), or a date.",
 )  # fmt: skip
 @click.option(
     "--by", multiple=True, type=click.Choice(COLUMNS), default=DEFAULT_BY, show_default=True,
@@ -286,9 +286,10 @@ def _since(_context: click.Context, _parameter: click.Parameter, value: str) -> 
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, for programs.")
 @click.option("--csv", "as_csv", is_flag=True, help="Comma-separated values.")
 def usage(*, key: str, model: str, since: str, by: tuple[str, ...], as_json: bool, as_csv: bool) -> None:
-    """Show the requests of your gateways and their tokens, of the last 400 days. No gateway needs to run.
+    """Show the requests and tokens of your gateways. Counts are kept for 400 days. No gateway needs to run.
 
-    Refused: by a limit of the key, or because the model would answer too late. Failed: answered with another error.
+    Refused requests exceeded a limit of the key, or would have been answered too late. Failed requests got another
+    error.
     """
     if as_json and as_csv:
         raise click.UsageError("--json and --csv exclude each other; give one")

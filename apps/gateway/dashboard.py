@@ -109,7 +109,7 @@ def show(session_id: str, *, host: str, port: int, uds: str, as_json: bool, scre
         if keys.exists:
             screen.line(f"  the page asks for a key ({keys.path})")
         elif not uds:
-            screen.line("  no keys: everybody on this machine can read it; --uds PATH is for you alone")
+            screen.line("  no keys: everybody on this machine can read the page; --uds PATH makes it private")
         if as_json:
             page, metrics = (None, None) if uds else (f"{address}/", f"{address}/metrics")
             facts = {"page": page, "metrics": metrics, "socket": uds or None, "over": answer.over or None}

@@ -38,7 +38,7 @@ _REFUSALS: dict[type[StokerError], tuple[str, str, int, float]] = {
     SerializationError: ("the answer could not be read", "result_unreadable", 500, 0.0),
     SessionError: ("the session does not answer now", "session_unavailable", 503, _BUSY_S),
 }  # fmt: skip
-"""Message, code, status and seconds before a retry, by the kind of an error; the first kind that fits counts."""
+"""Message, code, HTTP status and seconds before a retry for each type of error. The first matching type applies."""
 
 
 def refusal_of(error: BaseException) -> ApiError:
@@ -53,7 +53,7 @@ def refusal_of(error: BaseException) -> ApiError:
                 retry_after_s=retry_after_s,
             )  # fmt: skip
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
-            return _refusal(f"the gateway could not store this: {error.strerror}", "disk_full", 507, _BUSY_S)
+            return _refusal(f"the gateway could not store the data: {error.strerror}", "disk_full", 507, _BUSY_S)
     for kind, (message, code, status, retry_after_s) in _REFUSALS.items():
         if isinstance(error, kind):
             return _refusal(message, code, status, retry_after_s)
@@ -61,7 +61,7 @@ def refusal_of(error: BaseException) -> ApiError:
 
 
 def _refusal(message: str, code: str, status: int, retry_after_s: float = 0.0) -> ApiError:
-    text = f"{message}; the gateway's log says why, by the request id of this answer"
+    text = f"{message}; the gateway's log says why: search for the request id of this answer"
     return ApiError(text, type="server_error", code=code, status=status, retry_after_s=retry_after_s)
 
 

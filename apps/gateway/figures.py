@@ -36,7 +36,7 @@ Sample = tuple[str, str, tuple[tuple[str, str], ...], float]
 
 
 def summed(samples: Iterable[Sample]) -> list[Sample]:
-    """Add up samples of several processes. Counters were created at the first time."""
+    """Add up samples of several processes. Of `_created` times, keep the earliest."""
     sums: dict[tuple[str, str, tuple[tuple[str, str], ...]], float] = {}
     for family, name, labels, value in samples:
         key = (family, name, labels)
@@ -45,7 +45,7 @@ def summed(samples: Iterable[Sample]) -> list[Sample]:
 
 
 class _SummedRegistry:
-    """Adds the samples of other processes to those of a registry."""
+    """Adds the samples of other processes to a registry's samples."""
 
     def __init__(self, registry: CollectorRegistry, others: Sequence[Sample]) -> None:
         self._registry = registry
@@ -98,7 +98,7 @@ class GatewayMetrics:
             gauge("stoker_model_hot", "Libraries with the model loaded"),
             gauge("stoker_model_loading", "Libraries that load the model"),
             gauge("stoker_model_asleep", "Libraries with the model asleep"),
-            gauge("stoker_model_wake_seconds", "Time of the model's last wake"),
+            gauge("stoker_model_wake_seconds", "Duration of the model's last wake"),
         )
         self._session = SessionMetrics(registry)
 
@@ -115,7 +115,7 @@ class GatewayMetrics:
         self.errors.labels(str(status)).inc()
 
     def count_late_refusal(self, model: ServedModel, error: BaseException) -> bool:
-        """Count an error if it refuses a late request, else return False."""
+        """Count an error that refuses a late request, and return True. Ignore other errors."""
         is_late = refusal_of(error).code == OBJECTIVE_UNREACHABLE
         if is_late:
             model.meter.refused += 1
@@ -142,11 +142,11 @@ class GatewayMetrics:
 
 
 _CANCEL_LIMIT_S = 1.0
-"""Seconds after a disconnect until a request's calls have ended, and it no longer counts for its key."""
+"""Seconds that a request counts for its key after a disconnect. The request's calls end within this time."""
 
 
 class RunningRequest:
-    """A running request: its metrics, and its count for the limits of its key (`held`)."""
+    """A running request and its metrics. `held`: counts the request for the limits of its key."""
 
     def __init__(
         self, metrics: GatewayMetrics, model: ServedModel, endpoint: Endpoint, *, begun: float,
@@ -165,7 +165,7 @@ class RunningRequest:
         self._pieces = 0
         self._is_late = self._found_hot = self._is_over = False
         self._before: int | None = None
-        """Streams that waited before this one; None if this request does not wait."""
+        """Number of streams that waited before this stream; None if this request does not wait."""
         model.meter.begin()
         self._tokens = metrics.written.labels(model.name)
 

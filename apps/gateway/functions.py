@@ -1,6 +1,6 @@
 """The functions of the gateway that run on a pilot.
 
-A call answers one choice of a request, or embeds or scores all its texts. It yields pieces of the answer, or an
+A call answers one choice of a request, or embeds or scores all its texts. The call yields pieces of the answer, or an
 ApiError if the model refuses the request.
 """
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from stoker.contexts import CausalLM, EncoderModel, RelayedTexts
 
 _PIECE_BYTES = 500_000
-"""Target size of a piece with vectors. The limit is 1 MB."""
+"""Target size of a piece with vectors. A piece may have up to 1 MB."""
 
 
 @app(stream=True)

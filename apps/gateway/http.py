@@ -60,7 +60,7 @@ Guarding = Callable[[Handler], Callable[[Request], Awaitable[Response]]]
 
 
 def batch_routes(batches: Batches, guard: Guard, guarded: Guarding, *, most_bytes: int) -> list[Route]:
-    """Return the routes for files and batches. A caller sees only those of its key."""
+    """Return the routes for files and batches. A caller sees only files and batches of its key."""
     files = batches.files
 
     def route(path: str, handler: Handler, method: str = "GET") -> Route:
@@ -136,7 +136,7 @@ _TIDY_EVERY_S = 3600.0
 
 
 class Gateway:
-    """A gateway. `keeps`: functions that run with it; `workers`: processes that answer instead of this one."""
+    """A gateway. `keeps`: functions that run with the gateway; `workers`: processes that answer for the gateway."""
 
     def __init__(
         self, models: ServedModels, watch: SessionWatch, guard: Guard, *, site: str, most_bytes: int,
@@ -226,7 +226,7 @@ class Gateway:
         return JSONAnswer({**body, "session": self._watch.session.id}, 503 if trouble else 200)
 
     async def _figures(self) -> dict[str, Any]:
-        """Return the data of the page, which quotes errors only if no key is required."""
+        """Return the data of the page. The data quotes errors only if no key is required."""
         status = await self._watch.now()
         workers, names = self._workers, model_names_by_recipe(self._models)
         if workers is not None:
@@ -273,7 +273,7 @@ class Gateway:
 async def keep_note(
     session: Session, models: ServedModels, *, name: str, address: str, workers: GatewayWorkers | None = None
 ) -> None:
-    """Keep the file `name` about a gateway, which `stoker status` reads, until this task is cancelled."""
+    """Update the file `name`, which describes a gateway for `stoker status`, until this task is cancelled."""
     told = ""
     try:
         while True:
@@ -285,10 +285,10 @@ async def keep_note(
                 await asyncio.to_thread(write_gateway_note, session.folder, name, note)
                 told = ""
             except OSError as error:  # usually a full disk
-                why = error.strerror or str(error)  # the error's text contains a new file name each time
+                why = error.strerror or str(error)  # `str(error)` contains a new file name each time
                 if told != why:
                     told = why
-                    log.warning("stoker status will not show these models: %s", error)
+                    log.warning("stoker status will not show this gateway's models: %s", error)
             await asyncio.sleep(WRITTEN_EVERY_S)
     finally:
         remove_gateway_note(session.folder, name)
@@ -330,7 +330,7 @@ def prometheus_answer(text: bytes) -> Response:
 def guarded(
     handler: Handler, guard: Guard, *, failed: Callable[[int], None] = lambda _status: None
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Wrap a handler for known clients, and convert its errors to responses. `failed` receives their status."""
+    """Wrap a handler for known clients, and convert errors to responses. `failed` receives the status of each error."""
 
     async def answer(request: Request) -> Response:
         try:

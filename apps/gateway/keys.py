@@ -1,7 +1,7 @@
 """API keys of clients and groups of keys: the key file, the client of a request, and limits.
 
-A key is 256 random bits, so its SHA-256 cannot be guessed. The key file has mode 0600 and is replaced atomically. A
-running gateway reads it again after a change. All times are in seconds.
+A key has 256 random bits, so its SHA-256 does not reveal the key. The key file has mode 0600 and is replaced
+atomically. A running gateway reads the file again after a change. All times are in seconds.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class KeyLimits(msgspec.Struct, frozen=True):
     concurrent: int = 0
 
     def limits_for_batches(self) -> KeyLimits:
-        """Reserve a tenth of each limit above 1 (at least 1) for other requests."""
+        """Reduce each limit above 1 by a tenth, at least by 1, to leave capacity for other requests."""
         return KeyLimits(*(most and max(1, most - max(1, most // 10)) for most in msgspec.structs.astuple(self)))
 
 
 class KeyUse(msgspec.Struct):
-    """The use of a key or a group in the last minute. `tokens`: end times of requests with tokens."""
+    """The use of a key or a group in the last minute. `tokens`: end time and tokens of each request."""
 
     running: int = 0
     requests: deque[float] = msgspec.field(default_factory=deque)
@@ -59,7 +59,7 @@ class KeyUse(msgspec.Struct):
             self.tokens.append((now, tokens))
 
     def reached(self, limits: KeyLimits, *, now: float, who: str = "this key") -> RequestRefused | None:
-        """Return the refusal (429) of another request, or None. `who`: the owner of the limits."""
+        """Return an error (429) if another request would exceed a limit, else None. `who`: the owner of the limits."""
         used = self.tokens_used(now)
         while self.requests and self.requests[0] <= now - WINDOW_S:
             self.requests.popleft()
@@ -95,7 +95,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@-]{0,63}")
 
 
 class KeyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A key. `digest`: its SHA-256; `created`: seconds since the epoch; `admin`: may read all usage."""
+    """A key. `digest`: SHA-256 of the key; `created`: seconds since the epoch; `admin`: may read all usage."""
 
     name: str
     digest: str
@@ -106,14 +106,14 @@ class KeyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 class KeysOnDisk(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """Keys and limits of groups, by name."""
+    """Keys by name, and limits by group."""
 
     keys: dict[str, KeyRecord] = {}
     groups: dict[str, KeyLimits] = {}
 
 
 class KeyFile:
-    """The keys and groups on disk. Without a file, no keys are needed. With an empty file, no key is valid."""
+    """The keys and groups on disk. Without a file, requests need no key. A file without keys refuses all requests."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -130,7 +130,7 @@ class KeyFile:
         return self.path.exists()
 
     def read(self) -> list[KeyRecord]:
-        """Return the keys. Raises ConfigError for a damaged file, or one that others may read."""
+        """Return the keys. Raises ConfigError for a damaged file, or a file that other users may read."""
         return list(self._read().keys.values())
 
     def groups(self) -> dict[str, KeyLimits]:
@@ -196,7 +196,7 @@ class KeyFile:
         return self._by_digest.get(digest_of(key))
 
     def current(self) -> KeysOnDisk:
-        """Return the content of the file, which is read again only after a change."""
+        """Return the content of the file. A changed file is read again."""
         stat = self.path.stat() if self.path.exists() else None
         stamp = (stat.st_mtime_ns, stat.st_ino) if stat else None
         if stamp != self._stamp:
@@ -241,7 +241,7 @@ def digest_of(key: str) -> str:
 
 
 class Caller(msgspec.Struct):
-    """The client of a request. `name`: its key, empty without keys; `who`: its name in messages."""
+    """The client of a request. `name`: name of its key, empty without keys; `who`: the client in error messages."""
 
     name: str = ""
     limits: KeyLimits = KeyLimits()
@@ -284,7 +284,7 @@ class Guard:
         return not self._keys.exists
 
     def caller(self, headers: Mapping[str, str]) -> Caller:
-        """Return the client of a request. Raises RequestRefused."""
+        """Raises RequestRefused."""
         if self.is_open:
             _refuse_foreign_pages(headers.get("host", ""), headers.get("origin"))
             return Caller()
@@ -305,7 +305,7 @@ class Guard:
         return self._make_caller(record) if record is not None else None
 
     def begin(self, caller: Caller, *, used: Callable[[KeyLimits], KeyLimits] = lambda limits: limits) -> HeldRequest:
-        """Start a request. `used`: returns the part of limits that it may use. Raises RequestRefused (429)."""
+        """Start a request. `used`: returns the part of limits that the request may use. Raises RequestRefused (429)."""
         now = time.monotonic()
         for each in caller.owners:
             if reached := each.use.reached(used(each.limits), now=now, who=each.who):
@@ -339,7 +339,9 @@ class Guard:
 
 
 def _refuse_foreign_pages(host: str, origin: str | None) -> None:
-    """Refuse pages of other sites: any page in a browser on this machine can send requests (also by DNS rebinding)."""
+    """Refuse requests of other sites' web pages. Any page in a browser on this machine can send requests (also by DNS
+    rebinding).
+    """
     name = urlsplit(f"//{host}").hostname or ""
     try:
         is_own = "." not in name or bool(ipaddress.ip_address(name))
@@ -347,7 +349,8 @@ def _refuse_foreign_pages(host: str, origin: str | None) -> None:
         is_own = name == socket.getfqdn()
     if not is_own or (origin is not None and urlsplit(origin).netloc != host):
         raise RequestRefused(
-            "a web page of another origin sent the request, and this gateway has no keys: stoker serve keys add NAME",
+            "a web page of another origin sent the request, and this gateway has no keys: stoker serve keys add NAME"
+            " creates a key",
             type="authentication_error", code="foreign_page", status=403,
         )  # fmt: skip
 

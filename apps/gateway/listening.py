@@ -20,7 +20,7 @@ from stoker.errors import ConfigError
 
 FIRST_PORT = 8000
 FIRST_PAGE_PORT = 8100
-"""Outside the ports that stopped gateways keep."""
+"""First port for dashboards, above the default ports of gateways."""
 _PORTS = 100
 _BACKLOG = 1024
 
@@ -36,7 +36,9 @@ class ListeningAddress(NamedTuple):
 def open_listener(
     host: str, port: int, uds: str, *, keys: KeyFile, scheme: str = "http", **choice: Any
 ) -> ListeningAddress:
-    """Listen at an address. Raises ConfigError, also for an open address without keys. `choice`: see `listen`."""
+    """Listen at an address. Raises ConfigError, also if other machines could connect without keys. `choice`: see
+    `listen`.
+    """
     keys.read()
     if uds:
         return ListeningAddress(listen_on_path(uds), 0, uds)
@@ -54,7 +56,7 @@ def open_listener(
 def listen(
     host: str, port: int, *, kept: int = 0, not_on: Collection[int] = (), first: int = FIRST_PORT
 ) -> socket.socket:
-    """Listen on `port`, or `kept`, or the first free port from `first` that is not in `not_on`."""
+    """Listen on `port`, else on `kept`, else on the first free port from `first` that is not in `not_on`."""
     wanted = port or kept
     from_first = [each for each in range(first, first + _PORTS) if each not in not_on]
     for each in [wanted] if wanted else from_first:
@@ -128,8 +130,8 @@ def _remove_dead_socket(path: str) -> None:
 GRACE_S = 5
 """Seconds that streams may continue when the gateway stops."""
 _IDLE_S = 75
-"""Seconds that an idle connection stays open: longer than at clients (HTTPX 5 s, aiohttp 15 s), because a request is
-lost if both sides close.
+"""Seconds that an idle connection stays open. Clients close earlier (HTTPX after 5 s, aiohttp after 15 s), so no
+request meets a closing server.
 """
 
 
@@ -142,7 +144,7 @@ class Served(Protocol):
 
 
 def run_server(served: Served, *listeners: socket.socket, **options: Any) -> None:
-    """Serve until Ctrl-C or a call of `when_over`. `options`: of uvicorn's Config."""
+    """Serve until Ctrl-C or a call of `when_over`. `options`: further arguments of uvicorn's Config."""
     config = uvicorn.Config(
         served.application(), log_level="warning", access_log=False, lifespan="on", server_header=False,
         timeout_graceful_shutdown=GRACE_S, timeout_keep_alive=_IDLE_S, **options,

@@ -43,11 +43,11 @@ class Objectives(msgspec.Struct, frozen=True):
     tpot_s: float = 0.0
 
     def due_s(self, token: int, *, ttft_s: float) -> float:
-        """Return when a token is due, in seconds after the request (SLINFER eq. 1). `token`: 1 is the second."""
+        """Return when a token is due, in seconds after the request (SLINFER eq. 1). `token`: index, 0 for the first."""
         return (self.ttft_s or ttft_s) + token * self.tpot_s
 
     def met(self, *, ttft_s: float, late: bool | None, failed: bool) -> dict[str, bool]:
-        """Say which objectives a stream met. `late`: a further token was late; None after only one token."""
+        """Say which objectives a stream met. `late`: True if a token after the first was late; None for one token."""
         found: dict[str, bool] = {}
         if self.ttft_s:
             found["ttft"] = ttft_s <= self.ttft_s and not failed
@@ -67,7 +67,7 @@ class RequestLengths:
         self._answers: deque[int] = deque(maxlen=_REMEMBERED)
 
     async def features(self, request: ApiRequest) -> dict[str, int]:
-        """Return the `features` of a request's calls, by its longest prompt."""
+        """Return the `features` of a request's calls. The longest prompt counts."""
         text = "\n".join(request.inputs) if request.messages else max(request.texts, key=len, default="")
         tokens = await self._tokens(text) + _MESSAGE_TOKENS * len(request.messages)
         tokens = max([tokens, *map(len, request.ids)])
@@ -92,7 +92,7 @@ class RequestLengths:
             else:
                 tokens = await asyncio.to_thread(self._counted, self._count, counted)
         except RecipeError as error:
-            if self._count is not None:  # another request may have failed first
+            if self._count is not None:  # another request may have logged this error
                 said = "%s; the lengths of its prompts are estimated at %d characters per token"
                 log.warning(said, error, TOKEN_CHARACTERS)
             self._count = None
@@ -110,20 +110,20 @@ def refuse_objectives(headers: Mapping[str, str], *, what: str) -> None:
     """Refuse objectives for bulk work. `what`: the kind of work."""
     for header in HEADERS:
         if header in headers:
-            raise refused(header, f"is for requests that are answered at once; {what} has none", "unsupported_value")
+            raise refused(header, f"is for requests that are answered at once, not for {what}", "unsupported_value")
 
 
 def read_objective_headers(
     headers: Mapping[str, str], *, honoured: frozenset[str], writes: bool = True
 ) -> dict[str, float]:
-    """Return objectives in seconds by option. `writes`: the model generates texts. Raises RequestRefused."""
+    """Return objectives in seconds by option. `writes`: True if the model generates text. Raises RequestRefused."""
     found: dict[str, float] = {}
     for header, option in HEADERS.items():
         value: Any = headers.get(header)
         if value is None:
             continue
         if option == "tpot" and not writes:
-            raise refused(header, "is for models that generate text; an embedding model has none", "unsupported_value")
+            raise refused(header, "is for models that generate text, not for embedding models", "unsupported_value")
         if option == "tpot" and "tpot_s" not in honoured:  # the gateway checks the time to first token under any policy
             raise refused(header, "needs a session whose policy honours it, such as slinfer", "unsupported_value")
         try:

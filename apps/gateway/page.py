@@ -28,10 +28,10 @@ log = logging.getLogger("stoker.gateway")
 
 
 class FigureHistory:
-    """Means of values in equal time steps of 1 s at first.
+    """Mean values per time step. A step is 1 s at first.
 
-    With more than `most` steps, their length doubles, up to `longest_s`; then the oldest go. The defaults keep 25
-    hours.
+    After `most` steps, the step length doubles, up to `longest_s`. After that, the oldest steps are deleted. The
+    defaults keep 25 hours.
     """
 
     def __init__(self, *, most: int = 720, longest_s: int = 128) -> None:
@@ -100,7 +100,7 @@ class PageFigures:
         self._read_at = float("-inf")
 
     async def now(self) -> bytes:
-        """Return the data as JSON, at most a second old, or older in a very large session."""
+        """Return the data as JSON, at most 1 s old (in a very large session, 10 s)."""
         async with self._reading:
             began = time.monotonic()
             if began - self._read_at >= self._every_s * 0.9:
@@ -123,13 +123,13 @@ class PageFigures:
             await asyncio.sleep(_HISTORY_EVERY_S)
 
     async def answer(self, request: Request, _caller: Caller) -> Response:
-        """Answer `/status`, with events for a page."""
+        """Answer `/status` with JSON, or with events for a page."""
         if "text/event-stream" in request.headers.get("accept", ""):
             return EventStream(self.events())
         return Response(await self.now(), media_type="application/json")
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield figures every second, and the history first and every ten seconds."""
+        """Yield figures every second. Yield the history at the start and every ten seconds."""
         history_at = float("-inf")
         while True:
             yield b"data: " + await self.now() + b"\n\n"

@@ -32,7 +32,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 _STATE = ("previous_response_id", "conversation", "prompt")
 _FIELDS = {"max_completion_tokens": "max_output_tokens", "messages": "input", "response_format": "text.format"}
-"""Fields of `/v1/responses`, by the names in chat requests."""
+"""Fields of `/v1/responses`, by their names in chat requests."""
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 
 
@@ -67,7 +67,7 @@ def chat_request(body: Body, *, ignored: Note) -> tuple[Body, Body]:
 
 
 def translate_chat_error(error: RequestRefused) -> RequestRefused:
-    """Name the fields of `/v1/responses` in an error."""
+    """Replace a chat field in an error by the field of `/v1/responses`."""
     param = error.error.param or ""
     for name, own in _FIELDS.items():
         if param.split("[")[0].split(".")[0] == name:
@@ -125,7 +125,7 @@ def _messages(given: Any) -> list[Body]:
 
 
 def _content(content: Any, where: str) -> Any:
-    """Return content as in a chat request."""
+    """Convert content to the format of a chat request."""
     if not isinstance(content, list):
         return content
     parts = []
@@ -260,7 +260,7 @@ class ResponseEvents:
             yield self._event("response.function_call_arguments.delta", **self._place(), delta=call.arguments)
 
     def _open(self, kind: str, *, part: Body | None = None, **fields: Any) -> Iterator[bytes]:
-        """Begin an output item, unless one of the same kind is open."""
+        """Begin an output item, unless an item of this kind is open."""
         if self._is_open and self._items[-1]["type"] == kind:
             return
         yield from self._close()

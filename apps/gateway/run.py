@@ -1,7 +1,7 @@
-"""Run one gateway. When it ends, the session keeps its models loaded.
+"""Run one gateway. When the gateway ends, the session keeps its models loaded.
 
-Each pair of a site file and a models file has a folder with the gateway's port and session, and a lock against a second
-gateway.
+Each pair of a site file and a models file has a folder. The folder contains the gateway's port and session, and a lock
+against a second gateway.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class GatewayPlace:
         except BlockingIOError:
             where = f"at port {state.port} " if state.port else ""
             raise SessionError(f"a gateway for these files runs already {where}(pid {state.pid})") from None
-        except OSError:  # without file locks, the port detects a second gateway
+        except OSError:  # without file locks, a second gateway fails because the port is in use
             pass
         return state
 
@@ -85,7 +85,7 @@ def serve(
     file: Path, *, site: str, host: str, port: int, uds: str, tls_cert: str, tls_key: str, session: str,
     origins: tuple[str, ...], most_bytes: int, number: int, as_json: bool,
 ) -> int:  # fmt: skip
-    """Serve the models of `file`. An empty text or a port of 0 selects the default; `number`: of workers."""
+    """Serve the models of `file`. An empty text or a port of 0 selects the default; `number`: number of workers."""
     screen, settings, keys = Screen(json_only=as_json), read_models(file), KeyFile.usual()
     _check_tls(tls_cert, tls_key)
     place = GatewayPlace(site, file)

@@ -43,18 +43,18 @@ class Scoring(msgspec.Struct, frozen=True):
 def read_scoring(
     data: bytes, address: str, *, name: str, ignored: Note = lambda _field: None
 ) -> tuple[ApiRequest, Scoring]:
-    """Parse the body of a request. Raises RequestRefused."""
+    """Raises RequestRefused."""
     body = {field: value for field, value in parse_json_object(data).items() if value is not None}
     for field in body.keys() - _FIELDS[address]:
         if field not in IGNORED:
-            what = f"is not a known field here; there are {', '.join(_FIELDS[address])}"
+            what = f"is not a known field here; the fields are {', '.join(_FIELDS[address])}"
             raise refused(field, what, "unknown_parameter")
         ignored(field)
     if address == SCORE:
         left = expect_texts(required(body, "text_1"), "text_1", most=_MOST_TEXTS)
         right, scoring = expect_texts(required(body, "text_2"), "text_2", most=_MOST_TEXTS), Scoring(address)
         if len(left) not in (1, len(right)):
-            what = f"has {len(left)} texts, and text_2 {len(right)}; give one, or as many as text_2 has"
+            what = f"has {len(left)} texts, and text_2 has {len(right)}; give one text, or as many as text_2"
             raise refused("text_1", what, "invalid_value")
     else:
         left = expect_texts(expect(required(body, "query"), str, "query"), "query")

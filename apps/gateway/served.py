@@ -7,11 +7,11 @@ uses the time of earlier loads. For a loaded model, the larger of two forecasts 
 
 - The session's: waiting calls leave the queue as fast as running calls end, so a new call waits `queued * run_s /
   running`.
-- The gateway's: for each recent stream, the number of streams that waited before it, and its time to first token. A
-  line through these pairs (least squares) predicts the time for the current number of streams.
+- The gateway's: each recent stream gives two numbers: how many streams waited at its arrival, and its time to first
+  token. A line through these points (least squares) predicts the time for the current number of streams.
 
-Both tend to accept requests: the line is extrapolated to at most twice the longest queue seen, and the length of the
-prompt has no influence.
+Both forecasts tend to accept requests. The line is extrapolated to at most twice the longest queue seen, and the length
+of the prompt has no influence.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ UNKNOWN_LOAD_S = 10.0
 
 
 class ModelFacts(msgspec.Struct, frozen=True):
-    """The state of a model. `load_s`, `wake_s`: seconds of the last; `loading_s`: since a load began; `run_s`: of a
-    call.
+    """The state of a model. `load_s`, `wake_s`: seconds of the last load or wake; `loading_s`: seconds since a load
+    began; `run_s`: seconds of a call.
     """
 
     hot: int = 0
@@ -76,7 +76,7 @@ class FirstTokens(msgspec.Struct):
 
     waiting: int = 0
     _seen: deque[tuple[int, float]] = msgspec.field(default_factory=lambda: deque(maxlen=_MOST_SAMPLES))
-    """Per stream: the streams waiting at its arrival, and its time to first token."""
+    """Per stream: number of streams that waited at its arrival, and its time to first token."""
 
     def begin(self) -> int:
         """Count a new stream. Return the number of streams that waited before it."""
@@ -109,15 +109,15 @@ class FirstTokenForecast(msgspec.Struct, frozen=True):
     alone_s: float
 
     def later_s(self, objective_s: float) -> float:
-        """Return the seconds until a request would meet the objective; 0 if other requests are not the cause."""
+        """Return the seconds until a request would meet the objective; 0 if waiting is unnecessary or useless."""
         return 0.0 if self.alone_s > objective_s else max(0.0, self.first_token_s - objective_s)
 
 
 def forecast(facts: ModelFacts, first: FirstTokens) -> FirstTokenForecast:
     alone_s = first.expected_s(0)
     if not facts.hot:
-        load = f"a load took {show_seconds(facts.load_s)}" if facts.load_s else "no load of it has been measured"
-        return FirstTokenForecast(facts.seconds_until_loaded + alone_s, f"it is {facts.state}, and {load}", alone_s)
+        load = f"a load took {show_seconds(facts.load_s)}" if facts.load_s else "no load has been measured"
+        return FirstTokenForecast(facts.seconds_until_loaded + alone_s, f"the model is {facts.state}; {load}", alone_s)
     queued_s = facts.queued * facts.run_s / facts.running if facts.running else 0.0
     own_s = first.expected_s(first.waiting)
     if queued_s + alone_s > own_s:
@@ -215,7 +215,7 @@ class ServedModel:
         """True if the policy, not the gateway, decides whether a request would be in time."""
         self.recipe: Recipe | None = None
         self.trouble = ""
-        """Why the model has no recipe; empty if it has one."""
+        """Why the model has no recipe; empty if the recipe exists."""
         self._apps: dict[str, StokerApp] = {}
 
     def prepare(self) -> None:
@@ -249,7 +249,7 @@ class ServedModel:
         return self.settings.max_model_len or longest_input(self.settings.path, writes=writes)
 
     async def app(self, request: ApiRequest, objectives: Mapping[str, float], *, in_pieces: bool = False) -> StokerApp:
-        """`objectives`: seconds by option, which override the model's. Raises RequestRefused for an unusable model."""
+        """`objectives`: seconds by option; they override the model's. Raises RequestRefused for an unusable model."""
         self.prepare()
         found = self._apps["pieces" if in_pieces else "scores" if request.pairs else "whole"]
         if not self.is_admitted_by_policy:
@@ -265,7 +265,7 @@ class ServedModels(dict[str, ServedModel]):
     def named(self, name: str) -> ServedModel:
         """Raises RequestRefused (404)."""
         if name not in self:
-            said = f"the model {name!r:.200} does not exist; there are {', '.join(self)}"
+            said = f"the model {name!r:.200} does not exist; the models are {', '.join(self)}"
             raise RequestRefused(said, param="model", code="model_not_found", status=404)
         return self[name]
 
@@ -295,7 +295,7 @@ class SessionWatch:
         self.session = session
         self.models = models
         self.status: Status | None = None
-        """The last status; None before the first, and while the manager does not answer."""
+        """The last status; None before the first status and while the manager does not answer."""
         self.trouble = ""
         self._asked_at = float("-inf")
         self._status_lock = asyncio.Lock()
@@ -347,7 +347,7 @@ class SessionWatch:
         return f"{model.name}: {facts.queued} requests wait, {facts.running} run"
 
     def wake(self, model: ServedModel, *, count: int = 1) -> None:
-        """Load a model, unless it is loading. Raises RequestRefused if it is unusable."""
+        """Load a model, unless it is loading. Raises RequestRefused if the model is unusable."""
         model.prepare()
         if model.name not in self._warmed:
             self._warmed.add(model.name)
@@ -371,14 +371,15 @@ class SessionWatch:
             await asyncio.sleep(_WARM_EVERY_S)
 
     def _keep_task(self, task: asyncio.Task[Any]) -> None:
-        """Keep a reference to a task, which might otherwise be garbage-collected."""
+        """Keep a reference to a task, so that Python does not garbage-collect the task."""
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _warm_model(self, model: ServedModel, count: int) -> None:
         assert model.recipe is not None
         try:
-            # A policy that admits requests loads one library on request, and the remaining libraries of `min` itself.
+            # If the policy admits requests, it loads one library for this call, and the remaining libraries of `min`
+            # itself.
             await asyncio.wrap_future(self.session.warm(model.recipe, 1 if model.is_admitted_by_policy else count))
             self._failures.pop(model.name, None)
         except Exception as error:

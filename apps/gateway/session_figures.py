@@ -180,7 +180,7 @@ def _session(status: Status) -> Iterator[Metric]:
     yield CounterMetricFamily("stoker_rerun_calls", "Calls that ran again after a loss", status.rerun_calls)
     rows = (([group.function, group.error, group.place], group.count) for group in status.failure_groups)
     labels = ["function", "error", "place"]
-    yield _family("stoker_failures", "Failed calls of the largest groups", labels, rows, counts=True)
+    yield _family("stoker_failures", "Failed calls in the largest groups of equal failures", labels, rows, counts=True)
 
 
 _CONTEXT_METRICS = (
@@ -208,7 +208,7 @@ def _context_metrics(status: Status, names: Mapping[str, str]) -> Iterator[Metri
 
 
 def _engines(status: Status, names: Mapping[str, str]) -> Iterator[Metric]:
-    """Yield metrics of each model, summed over its engines. The cache usage is a maximum."""
+    """Yield metrics of each model, summed over its engines. The cache usage is the maximum over the engines."""
     label = ["model_name"]
     read, written, preempted, reused = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
     used: dict[str, float] = {}
@@ -222,14 +222,14 @@ def _engines(status: Status, names: Mapping[str, str]) -> Iterator[Metric]:
             if load.cache_tokens:
                 used[name] = max(used.get(name, 0.0), min(1.0, load.peak_tokens / load.cache_tokens))
     for metric, help, counts in (
-        ("stoker_engine_prompt_tokens", "Tokens that present libraries have read", read),
-        ("stoker_engine_generation_tokens", "Tokens that present libraries have written", written),
+        ("stoker_engine_prompt_tokens", "Tokens that the current libraries have read", read),
+        ("stoker_engine_generation_tokens", "Tokens that the current libraries have written", written),
         ("stoker_prefix_cache_queries", "Tokens of prompts, read or taken from kept prefixes", read + reused),
         ("stoker_prefix_cache_hits", "Tokens of prompts that were taken from kept prefixes", reused),
-        ("stoker_num_preemptions", "Requests that engines of present libraries have evicted", preempted),
+        ("stoker_num_preemptions", "Requests that engines of the current libraries have evicted", preempted),
     ):
         yield _family(metric, help, label, (([name], count) for name, count in counts.items()), counts=True)
-    help = "Cache that requests will use at their expected lengths; 1 = all"
+    help = "Share of the cache that requests will use at their expected lengths"
     yield _family("stoker_kv_cache_usage_perc", help, label, (([name], part) for name, part in used.items()))
 
 

@@ -32,7 +32,7 @@ from stoker.errors import StreamDiffersError
 from stoker.sessions import StokerApp
 
 _WAITING = 4
-"""Maximum number of groups of pieces that wait for a slow client. Then the calls wait too."""
+"""Maximum number of groups of pieces that wait for a slow client. Beyond this number, the calls wait too."""
 Piece = Any
 """A result of a function in `functions.py`, other than ApiError."""
 
@@ -113,7 +113,9 @@ class Chunks:
         self, *, endpoint: Endpoint, name: str, model: str, created: int, per_prompt: int, usage: bool,
         continuous: bool = False,
     ) -> None:  # fmt: skip
-        """`per_prompt`: choices per prompt; `usage`: the last chunk has token counts; `continuous`: each chunk has."""
+        """`per_prompt`: choices per prompt; `usage`: the last chunk has token counts; `continuous`: every chunk has
+        token counts.
+        """
         is_chat = endpoint is Endpoint.CHAT
         self._is_chat = is_chat
         self._head = {
@@ -128,7 +130,7 @@ class Chunks:
         self._continuous = continuous
         self._offsets: dict[int, int] = {}
         self._plain: dict[int, tuple[bytes, bytes]] = {}
-        """The bytes around the text in an event with text alone, by choice."""
+        """By choice: the bytes before and after the text in an event with only text."""
         self.read, self.written = 0, 0
         self._completed = 0
         """Number of generated tokens of the ended choices."""
@@ -170,7 +172,7 @@ class Chunks:
         return _event(last) + DONE
 
     def _plain_event_head_and_tail(self, index: int) -> tuple[bytes, bytes]:
-        """Encode the bytes around the text in an event with text alone once."""
+        """Encode the bytes before and after the text of a text-only event, and keep them."""
         head, tail = self._choice(index, text=msgspec.Raw(_MARK)).split(_MARK)
         self._plain[index] = head, tail
         return head, tail
@@ -198,7 +200,7 @@ class Chunks:
 
 
 def comment(text: str) -> bytes:
-    """Clients ignore a comment, which keeps connections open."""
+    """Return a comment: clients ignore comments, and connections stay open."""
     return f": {text}\n\n".encode()
 
 
@@ -208,14 +210,14 @@ def _event(value: Any) -> bytes:
 
 _HEADERS_S = 1.0
 _HOT_HEADERS_S = 10.0
-"""Seconds after which a stream without a piece starts with comments (`_HOT_HEADERS_S`: for a loaded model). An earlier
-error gets an HTTP error status, so that clients retry.
+"""Seconds without a piece after which a stream starts with comments (for a loaded model: `_HOT_HEADERS_S`). An error
+before the start gets an HTTP error status, so that clients retry.
 """
 _COMMENT_S = 2.0
 
 
 class StreamedAnswer:
-    """A streamed answer. `failed`: receives the error that ends it."""
+    """A streamed answer. `failed`: receives the error that ends the answer."""
 
     def __init__(
         self, pieces: AsyncGenerator[tuple[int, list[Piece]], None], chunks: Chunks | ResponseEvents,
@@ -281,5 +283,5 @@ class StreamedAnswer:
         self._first.cancel()
         await asyncio.wait({self._first})
         if not self._first.cancelled():
-            self._first.exception()  # the client has this error, or has disconnected
+            self._first.exception()  # avoids a warning; the client has received this error, or has disconnected
         await self._pieces.aclose()

@@ -69,7 +69,7 @@ def _read(data: bytes, address: str, *, needs: str) -> dict[str, Any]:
     body = {name: value for name, value in parse_json_object(data).items() if value is not None}
     for name, value in body.items():
         if name not in fields:
-            what = f"is not a known field here; there are {', '.join(fields)}"
+            what = f"is not a known field here; the fields are {', '.join(fields)}"
             raise refused(name, what, "unknown_parameter")
         expect(value, fields[name], name)
     for name in ("model", needs):

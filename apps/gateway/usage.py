@@ -1,7 +1,7 @@
 """Count requests and tokens per key, model and day, in an SQLite file that all gateways of a user share.
 
-A thread writes the counts every second, so a killed gateway loses about one second of them. For a batch, the file
-contains its totals so far, and a gateway adds the difference.
+A thread writes the counts every second, so a killed gateway loses the counts of about one second. For a batch, the file
+contains the totals so far, and a gateway adds only the difference to new totals.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LOG_INTERVAL_S = 60.0
 
 
 class UsageCount(msgspec.Struct):
-    """Requests and tokens. `refused`: over a limit or too late; `failed`: with another error."""
+    """Requests and tokens. `refused`: requests over a limit or too late; `failed`: requests with another error."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -71,13 +71,13 @@ class UsageQuery(msgspec.Struct, frozen=True):
 
 
 def read_query(given: Mapping[str, str]) -> UsageQuery:
-    """Return the query of a request. Raises RequestRefused."""
+    """Raises RequestRefused."""
     for name in given:
         if name not in ("key", "model", "since", "by"):
             raise RequestRefused(f"{name:.80} is not a filter of usage", param=name[:80], code="unknown_parameter")
     by = tuple(dict.fromkeys(given.get("by", ",".join(DEFAULT_BY)).split(",")))
     if unknown := set(by) - set(COLUMNS):
-        said = f"by is {min(unknown)!r:.80}; there are {', '.join(COLUMNS)}"
+        said = f"by is {min(unknown)!r:.80}; the columns are {', '.join(COLUMNS)}"
         raise RequestRefused(said, param="by", code="invalid_value")
     try:
         since = first_day(given.get("since", DEFAULT_SINCE))
@@ -87,7 +87,7 @@ def read_query(given: Mapping[str, str]) -> UsageQuery:
 
 
 def first_day(text: str) -> str:
-    """Return the first day of `7d` (today and six days before) or of a date. Raises ValueError."""
+    """Return the first day of a period: `7d` (today and six days before), or a date. Raises ValueError."""
     today = datetime.date.today()
     if found := re.fullmatch(r"([1-9][0-9]{0,3})d", text):
         return (today - datetime.timedelta(days=int(found[1]) - 1)).isoformat()
@@ -268,7 +268,7 @@ class _Response(msgspec.Struct):
 
 
 class _Line(msgspec.Struct):
-    """A line of an output file, or of a log, which contains the output line in its field `line`."""
+    """A line of an output file or a log. In a log, the field `line` contains the output line."""
 
     custom_id: str | None = None
     response: _Response | None = None
@@ -281,7 +281,7 @@ class _BatchRequest(msgspec.Struct):
 
 
 class BatchReader:
-    """Counts a batch. `requests`: the input file; `log`: its answers so far; `models`: the models to count."""
+    """Counts a batch. `requests`: the input file; `log`: the file of answers so far; `models`: the models to count."""
 
     def __init__(self, requests: Path, log: Path, *, models: Collection[str]) -> None:
         self.totals: dict[str, UsageCount] = {}
@@ -292,7 +292,7 @@ class BatchReader:
         self._requested_models: dict[str, str] | None = None
 
     def read_log(self) -> bool:
-        """Add new lines of the log. Return True if more may follow immediately."""
+        """Add new lines of the log. Return True if the log may have more lines."""
         lines = []
         with suppress(FileNotFoundError), self._log.open("rb") as log:
             log.seek(self._at)

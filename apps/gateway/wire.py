@@ -23,7 +23,7 @@ from stoker.apps.gateway.failures import refusal_of
 
 T = TypeVar("T")
 _LARGEST_BODY_FACTOR = 16
-"""A body that is too large is read up to this multiple of the limit, because clients read an answer only afterwards."""
+"""Multiple of the limit up to which a too large body is read. Clients read an answer only after sending the body."""
 _REQUEST_ID = "x-request-id"
 
 
@@ -47,7 +47,9 @@ class RequestIds:
 
 
 class CrossOrigin:
-    """Pages of other `origins` (empty: all) may send requests if keys are required; see `Guard` otherwise."""
+    """If keys are required, pages of other `origins` (empty: all) may send requests. Otherwise, `Guard` refuses such
+    pages.
+    """
 
     def __init__(self, app: ASGIApp, *, is_open: Callable[[], bool], origins: Sequence[str]) -> None:
         self._app = app
@@ -100,7 +102,7 @@ def error_answer(error: BaseException) -> Response:
 
 
 async def receive_body(request: Request, *, most: int) -> bytes:
-    """Return the body of a request. Raises RequestRefused (413), and ClientLeft on a disconnect."""
+    """Raises RequestRefused (413), and ClientLeft on a disconnect."""
     parts: list[bytes] = []
     size = 0
     while True:
@@ -121,7 +123,7 @@ async def receive_body(request: Request, *, most: int) -> bytes:
 
 
 async def result_unless_disconnected(request: Request, work: Awaitable[T]) -> T:
-    """Return the result of `work`. On a disconnect, cancel it and raise ClientLeft."""
+    """Return the result of `work`. If the client disconnects, cancel `work` and raise ClientLeft."""
     working = asyncio.ensure_future(work)
     gone = asyncio.create_task(_wait_for_disconnect(request.receive))
     try:
@@ -140,14 +142,15 @@ _SILENT_S = 15.0
 
 _FEW_STREAMS = 8
 _APART_S = 0.015
-"""Seconds between two writes to a stream while many are open. A write costs a third of the gateway's time for a token.
+"""Seconds between two writes to a stream while many streams are open. A write costs a third of the gateway's time for a
+token.
 """
 
 
 class EventStream(Response):  # type: ignore[misc]
     """Server-sent events, with comments during silence. `at_end`: called at the end, or on a disconnect.
 
-    With many open streams, close events are sent together, unless `at_once` is true.
+    While many streams are open, consecutive events are grouped, unless `at_once` is true.
     """
 
     media_type = "text/event-stream"

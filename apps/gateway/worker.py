@@ -1,6 +1,6 @@
 """A worker of a gateway: answers requests for models, and forwards other requests to the gateway process.
 
-It gets the listening socket, and a socket for calls as standard input.
+A worker gets the listening socket, and a socket for calls as standard input.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The worker processes of a gateway (`stoker serve --workers N`), as seen by the gateway process.
 
 Workers inherit the listening socket, so a waiting connection survives the end of a worker. A worker answers requests
-for models over its own connection to the session. For other requests, and for permission to start a request of a key,
-it calls the gateway process, which alone enforces limits, runs batches, and collects figures.
+for models over its own connection to the session. For other requests, and before it starts a request of a key, a worker
+calls the gateway process. Only the gateway process enforces limits, runs batches, and collects figures.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ log = logging.getLogger("stoker.gateway")
 
 _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _STABLE_S = 60.0
-"""Seconds of running after which the next restart is quick again."""
+"""Seconds that a worker must run before its next restart is quick again."""
 _REPORT_S = 1.0
 _KILLED_AFTER_S = GRACE_S + 5.0
 
@@ -73,7 +73,7 @@ class GatewayPeer:
         self._is_over = False
 
     async def call(self, name: str, *given: Any) -> Any:
-        """Return the result of a call in the other process. A cancellation cancels it there. Raises PeerLostError."""
+        """Return the result of a call in the other process. Cancelling ends the call there. Raises PeerLostError."""
         if self._is_over:
             raise PeerLostError(_ENDED)
         number = next(self._numbers)
@@ -159,7 +159,7 @@ class WorkerReport(msgspec.Struct, frozen=True):
 
 
 class _Worker:
-    """A running worker. `held`: running requests of keys, by the worker's numbers."""
+    """A running worker. `held`: running requests of keys, by the worker's request numbers."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -224,13 +224,12 @@ class GatewayWorkers:
                 return
             if time.monotonic() - began >= _STABLE_S:
                 pause_s = _PAUSE_S
-            log.warning("a worker of the gateway %s; the next one starts in %g s", how, pause_s)
+            log.warning("a worker of the gateway %s; the next worker starts in %g s", how, pause_s)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             self._restarts += 1
 
     async def _run_one(self, app: ASGIApp) -> int:
-        """Run a worker, and return its exit status."""
         here, there = socket.socketpair()
         try:
             with there:

@@ -79,7 +79,7 @@ def test_empty_cell_adds_no_text_and_prints_a_note(files):
         (('data = "rows.csv"', 'data = "no.csv"'), "no.csv: no such file"),
         (
             ('data = "rows.csv"', 'data = "rows.csv"\nid = "name"'),
-            "line 2: name must be the row's name, a text or a whole number, and is None",
+            "line 2: name must be a text or a whole number (the row's name), and is None",
         ),
         (('text = "Q', 'chat = 1\ntext = "Q'), "[prompts.plain] chat must be true or false"),
         (("data =", "data ="), None),

@@ -49,7 +49,7 @@ def test_adapter_with_missing_files_does_not_fail_other_adapters(folder):
     [
         ('[models.a]\nbase = "small"\n', "[models.a] base and adapter belong together"),
         ('[models.a]\nadapter = "lora"\n', "[models.a] base and adapter belong together"),
-        ('[models.a]\nbase = "smal"\nadapter = "lora"\n', "base = 'smal' is not a model of this file; there are small"),
+        ('[models.a]\nbase = "smal"\nadapter = "lora"\n', "'smal' is not a model of this file; its models are small"),
         (f'{LEGAL}[models.a]\nbase = "legal"\nadapter = "lora"\n', "is itself an adapter; name its base, small"),
         (f'{LEGAL}memory = "1 GB"\n', "memory is a setting of the base; write it at [models.small]"),
         (f'{LEGAL}path = "tiny"\n', "path is a setting of the base"),

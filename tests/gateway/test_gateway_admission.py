@@ -72,11 +72,11 @@ def test_forecast_of_an_unloaded_model_is_its_load_time():
     measured = forecast(ModelFacts(loading=1, load_s=40.0, loading_s=15.0), FirstTokens())
     assert measured.first_token_s == 25.0
     assert measured.later_s(1.0) == 24.0
-    assert "loading, and a load took 40" in measured.because
+    assert "loading; a load took 40" in measured.because
     asleep = ModelFacts(asleep=1, wake_s=2.5, load_s=40.0)
     assert (asleep.state, asleep.seconds_until_loaded) == ("asleep", 2.5)
     assert ModelFacts(loading=1, loading_s=5.0, load_s=40.0).seconds_until_loaded == 35.0
-    assert "no load of it has been measured" in forecast(ModelFacts(), FirstTokens()).because
+    assert "no load has been measured" in forecast(ModelFacts(), FirstTokens()).because
 
 
 def test_forecast_includes_the_sessions_queue():

@@ -103,7 +103,7 @@ async def test_unwritable_note_is_logged_once(tmp_path, monkeypatch, caplog) -> 
     await until(lambda: len(tries) >= 4)
     keeping.cancel()
     said = [record.message.partition(":")[0] for record in caplog.records]
-    assert said == ["stoker status will not show these models"]
+    assert said == ["stoker status will not show this gateway's models"]
 
 
 @pytest.mark.parametrize("kept", [b"", b"\xff\xfe", b'{"address": 3}', b"[1]"])

@@ -180,7 +180,7 @@ def test_metrics_count_met_objectives_and_refused_requests():
 
 
 def test_objectives_are_refused_for_batches_and_tpot_for_embeddings():
-    with pytest.raises(RequestRefused, match="stoker-ttft is for requests that are answered at once; a batch has none"):
+    with pytest.raises(RequestRefused, match="stoker-ttft is for requests that are answered at once, not for a batch"):
         refuse_objectives({"stoker-ttft": "1 s"}, what="a batch")
     refuse_objectives({"prefer": "wait=1"}, what="a batch")
     with pytest.raises(RequestRefused, match="stoker-tpot is for models that generate text"):

@@ -235,7 +235,7 @@ def test_abandoned_request_counts_its_prompt_and_maximum_tokens():
     [
         ({"n": 3, "best_of": 2}, "best_of must be a whole number from 3 to 128"),
         ({"best_of": 200}, "best_of must be a whole number from 1 to 128"),
-        ({"best_of": 2, "stream": True}, "best_of is for whole answers; leave it out, or do not stream"),
+        ({"best_of": 2, "stream": True}, "best_of cannot be streamed; leave it out, or do not stream"),
         ({"best_of": 65, "prompt": ["a", "b"]}, "best_of asks for 130 choices; at most 128"),
     ],
 )
