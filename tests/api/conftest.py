@@ -60,7 +60,7 @@ def _until() -> Callable[..., Any]:
 
 
 class Router:
-    """The manager side of a link. `frames`: received (sequence number, messages) in order."""
+    """The manager side of a link. `frames`: the received frames in order, as (sequence number, messages)."""
 
     def __init__(self, folder: SessionFolder) -> None:
         self.folder = folder

@@ -281,7 +281,7 @@ def test_context_created_before_its_helper_changed_is_reported(caplog):
     assert names["table"]().key != submission.recipe.key
 
 
-def test_only_parsls_own_wrapper_is_removed():
+def test_only_the_wrapper_that_parsl_adds_is_removed():
     app = python_app(double)
     assert bare(app.func) is double
 
@@ -315,7 +315,7 @@ def test_last_call_that_uses_large_arguments_removes_their_file(tmp_path):
     [file] = tmp_path.iterdir()
     assert payloads.loads(file.read_bytes()) == ((data,), {})
     assert file.stat().st_mode & 0o077 == 0
-    other = LargeArguments(tmp_path)  # the large arguments of another program
+    other = LargeArguments(tmp_path)  # `other` imitates a second program
     others = pack_arguments((data,), {}, name="f", large=other)
     assert others.name == large.name
     store.drop(large)
@@ -353,7 +353,7 @@ def test_memoization_includes_the_context_and_not_the_priority():
 
 
 @pytest.mark.parametrize("kind", FailureKind)
-def test_every_kind_of_failure_raises_an_error_with_evidence(kind):
+def test_every_kind_of_failure_raises_an_error_with_its_facts(kind):
     failure = Failure(
         kind, "it went wrong", pilot="n014-0a1b", library=3, signal=9, exit_code=0, tail="last words", log="l"
     )

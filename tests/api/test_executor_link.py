@@ -149,7 +149,7 @@ def test_many_threads_can_submit_at_once(link, router):
     assert not link.waiting
 
 
-def test_no_wake_up_is_lost_between_sending_and_receiving(link, router):
+def test_link_misses_no_message_while_it_sends_and_receives(link, router):
     for turn in range(200):
         future = submit(link, submission())
         router.answer([done(router.calls(turn + 1)[-1].call, turn)])

@@ -94,7 +94,7 @@ def test_unused_function_is_reported_and_defined_again_on_use() -> None:
     gone = Replaced(submissions[0].function.key, by=submissions[1].function.key)
     old, new = (opened(n, submission) for n, submission in enumerate(submissions))
     assert leaves(old, gone, new) == ["define f0", "call f0", "define f1", "call f1", "unused f0"]
-    # a late call was made before the message that its function is unused, but is sent after that message
+    # a late call: made before the message that its function is unused, and sent after that message
     for late in (old, (gone, old)):
         assert leaves(*(late if late is not old else [late])) == ["define f0", "call f0", "unused f0"]
     assert leaves(old, new, old) == ["define f0", "call f0", "call f1", "call f0", "unused f0"]

@@ -85,7 +85,7 @@ def test_acknowledgements_are_batched_unless_the_call_waits() -> None:
     assert inbox.add(again) == PiecesTaken(CALL, 1, ACK_PIECES + 1)
 
 
-def test_full_inbox_acknowledges_after_its_reader_made_room() -> None:
+def test_full_inbox_delays_acknowledgements_until_pieces_are_read() -> None:
     inbox = make()
     inbox.add(pieces(*range(MOST_PIECES)))
     assert inbox.add(pieces(MOST_PIECES, MOST_PIECES + 1, waits=True)) is None
@@ -151,7 +151,7 @@ def test_reconnected_program_requests_missing_pieces() -> None:
     assert inbox.add(pieces(2)) is None
 
 
-def test_earlier_run_may_continue_after_a_later_run_began() -> None:
+def test_earlier_run_of_a_stream_may_continue_after_a_later_run() -> None:
     inbox = make()
     inbox.add(pieces(0, 1))
     inbox.add(pieces(0, run=2))

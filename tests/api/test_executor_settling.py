@@ -1,4 +1,4 @@
-"""Slow unpickling and slow callbacks delay no other result."""
+"""Slow unpickling or a slow callback of one result does not delay other results."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_slow_callback_delays_other_callbacks_only_once(link, router, gate, monk
     assert not gate[1].is_set()
 
 
-def test_closing_delivers_the_received_results(link, router, gate, until, monkeypatch):
+def test_closing_a_link_delivers_the_received_results(link, router, gate, until, monkeypatch):
     monkeypatch.setattr(client, "SETTLE_LIMIT_S", PATIENCE_S)
     name, event = gate
     (slow,) = submitted(link, router, 1)
@@ -127,7 +127,7 @@ def test_future_cancelled_before_unpickling_leaves_no_file(link, router, gate, t
 @pytest.mark.parametrize(
     "value", [None, 1, "text", b"bytes", 1.5, [1, [2]], (1, "2"), {"a": {1: 2}}, {1, 2}, "x" * 999]
 )
-def test_only_builtin_types_are_unpickled_at_once(value):
+def test_only_builtin_types_are_unpickled_without_user_code(value):
     assert can_unpickle_without_user_code(CallEnd(CallId(1), True, payloads.dumps(value, what="result")))
     for other in (range(3), complex, ValueError("x"), Gated, [value, {2: Gated}], len):
         assert not can_unpickle_without_user_code(CallEnd(CallId(1), True, payloads.dumps(other, what="result")))
@@ -138,7 +138,7 @@ def test_only_builtin_types_are_unpickled_at_once(value):
 
 @pytest.fixture
 def no_threads(monkeypatch):
-    """Make settling threads fail to start, like at a process limit."""
+    """Let the start of settling threads fail, as at the process limit of a user."""
     start = threading.Thread.start
 
     def refuse(self: threading.Thread) -> None:
@@ -206,7 +206,7 @@ def test_hundred_waiting_callbacks_do_not_block_a_program(link, router, until):
     assert {got.get() for _ in range(count)} == {value}
 
 
-def test_callbacks_that_wait_for_each_other_get_threads(link, router, until, soon, caplog, monkeypatch):
+def test_callbacks_that_wait_for_each_other_run_on_many_threads(link, router, until, soon, caplog, monkeypatch):
     monkeypatch.setattr(settling_module.callbacks, "_has_warned", False)  # an earlier test may have issued the warning
     count = settling_module.MANY_THREADS + 20
     here, last, through = submitted(link, router, count), threading.Event(), []
@@ -241,7 +241,7 @@ def test_callbacks_run_in_order_even_if_a_callback_raises(link, router, until):
 
 @pytest.mark.parametrize("make", [lambda: CallFuture(None), lambda: AppCallFuture({})], ids=["call", "app"])  # type: ignore[arg-type]
 @pytest.mark.parametrize("earlier_runs_still", [False, True])
-def test_callback_runs_if_its_future_ends_while_it_is_added(monkeypatch, gate, until, make, earlier_runs_still):
+def test_callback_runs_if_its_future_ends_during_registration(monkeypatch, gate, until, make, earlier_runs_still):
     ran: list[str] = []
     is_users, future, started = settling_module.is_users_callback, make(), threading.Event()
     if not earlier_runs_still:
@@ -299,7 +299,7 @@ class OneEndsAtEachLook:
         self._now += 0.2
 
 
-def test_closing_waits_as_long_as_callbacks_keep_finishing(monkeypatch):
+def test_closing_worker_threads_waits_while_callbacks_finish(monkeypatch):
     here, done = WorkerThreads("done-callbacks"), []
     clock = OneEndsAtEachLook(here)
     monkeypatch.setattr(settling_module, "time", clock)
@@ -309,7 +309,7 @@ def test_closing_waits_as_long_as_callbacks_keep_finishing(monkeypatch):
     assert len(done) == 5
 
 
-def test_closing_does_not_wait_for_a_hanging_callback(gate):
+def test_closing_worker_threads_does_not_wait_for_a_hung_callback(gate):
     done = []
     there = WorkerThreads("done-callbacks")
     there.add(lambda: (gate[1].wait(100), done.append(2)))
@@ -317,7 +317,7 @@ def test_closing_does_not_wait_for_a_hanging_callback(gate):
     assert not done
 
 
-def test_forked_process_has_its_own_threads(gate, until):
+def test_forked_process_runs_callbacks_on_its_own_threads(gate, until):
     settling_module.callbacks.add(lambda: gate[1].wait(30))
     until(settling_module.callbacks._work.empty)
     child = os.fork()

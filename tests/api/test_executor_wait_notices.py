@@ -63,7 +63,7 @@ class WaitingProgram:
         return self.here
 
     def look(self, seconds: float) -> list[str]:
-        """Check every second for `seconds`; return the new lines."""
+        """Let the program check once a second for `seconds`; return the new lines."""
         before = len(self.said)
         until = self.now + seconds
         while self.now < until:
@@ -89,7 +89,7 @@ def test_long_wait_is_reported_each_minute_and_new_reasons_sooner() -> None:
     assert len(said) <= 3
 
 
-def test_wait_notices_stop_when_a_pilot_joins_and_resume_without_one() -> None:
+def test_wait_notices_stop_while_calls_wait_for_a_busy_library() -> None:
     desk = WaitingProgram()
     desk.look(FIRST_S + 1)
     desk.here = status("5 calls of llm are queued, its hot library is busy", pilots=1, hot=1)
@@ -164,7 +164,7 @@ def test_long_load_is_reported_with_its_last_log_line() -> None:
     desk.here = loading(12.0, "Loading weights 61 %")
     assert desk.look(1) == ["context llm is loading (12 s); the last line of its log: Loading weights 61 %"]
     desk.here = loading(25.0, "Loading weights 73 %")
-    assert desk.look(AGAIN_S - 5) == []  # a changed number causes no notice
+    assert desk.look(AGAIN_S - 5) == []  # only a number changed, so no notice is printed
     assert desk.look(10) == ["context llm is loading (25 s); the last line of its log: Loading weights 73 %"]
     desk.here = loading(90.0, "Retrying in 8 s")
     assert desk.look(FIRST_S + 1) == ["context llm is loading (1 min 30 s); the last line of its log: Retrying in 8 s"]

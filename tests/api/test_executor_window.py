@@ -58,7 +58,7 @@ def test_results_after_a_slow_first_item_are_bounded_and_delivered(session, tmp_
             time.sleep(0.01)
         return number, os.urandom(60 * KB)
 
-    stream = stoker.map(gated, range(400))  # the 64 calls before the first result have 4 MB
+    stream = stoker.map(gated, range(400))  # the 64 calls before the first result return 4 MB
     stream._window.most_bytes = 6 * MB
     wait, sent = stream._wait, []
 

@@ -110,7 +110,7 @@ SPECIFICATION: dict[str, list[Any]] = {
     "latency_s": [-1, "1", math.inf],
     "ttft_s": [-1, "1"],
     "ttft_per_token_s": [-1, "1"],
-    "ttft_most_s": [-1, "1", 8],  # has no effect without ttft_per_token_s
+    "ttft_most_s": [-1, "1", 8],  # the value 8 has no effect without ttft_per_token_s
     "tpot_s": [-1, "1"],
     "features": APP["features"],
     "variants": APP["variants"],

@@ -76,7 +76,7 @@ def test_parsl_paper_figure_5_runs_with_changed_imports(run_program, tmp_path):
 
 @pytest.mark.long
 def test_program_without_stderr_or_docstrings_needs_no_shutdown(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONOPTIMIZE", "2")  # Python removes docstrings
+    monkeypatch.setenv("PYTHONOPTIMIZE", "2")  # with this setting Python removes docstrings
     (tmp_path / "program.py").write_text(
         'import stoker\n@stoker.app\ndef documented():\n    "Not kept."\n    return documented.__doc__\n'
         "stoker.load()\nprint(documented().result())\n"

@@ -142,7 +142,7 @@ class Words:
 
     def stream(self, _prompt, *, max_new_tokens):
         for number in range(max_new_tokens):
-            stoker.progress(number)  # raises if the call should stop
+            stoker.progress(number)  # `progress` raises if the call should stop
             time.sleep(0.01)
             yield "a"
 

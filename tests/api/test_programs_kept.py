@@ -127,7 +127,7 @@ def test_leaving_a_map_loop_keeps_the_received_results(session, tmp_path, kept):
     assert len(set(ran(tmp_path / "log"))) == 50 - count
 
 
-def test_failed_items_run_again(session, tmp_path, kept):
+def test_failed_items_of_a_kept_map_run_again(session, tmp_path, kept):
     flag = tmp_path / "flag"
 
     def work(item):
@@ -144,7 +144,7 @@ def test_failed_items_run_again(session, tmp_path, kept):
     assert list(stoker.map(work, range(6), keep=kept)) == list(range(6))
 
 
-def test_items_may_be_reordered_and_repeated(session, tmp_path, kept):
+def test_items_of_a_kept_map_may_be_reordered_and_repeated(session, tmp_path, kept):
     work = noted(tmp_path / "log")
     list(stoker.map(work, [5, 1, 5, 2], keep=kept))
     assert ran(tmp_path / "log") == [1, 2, 5, 5], "equal items are separate items"
@@ -238,7 +238,7 @@ def test_keep_path_that_cannot_be_a_file_is_refused(session):
         stoker.map(abs, [1], reuse=True)
 
 
-def test_file_with_other_content_is_left_unchanged(session, kept):
+def test_keep_file_with_other_content_is_left_unchanged(session, kept):
     kept.write_text('{"claim": "the sky is blue"}\n')
     with pytest.raises(ConfigError, match="is not a file of kept results"):
         stoker.map(abs, [1], keep=kept)
@@ -247,7 +247,7 @@ def test_file_with_other_content_is_left_unchanged(session, kept):
     assert kept.read_text() == '{"claim": "the sky is blue"}\n'
 
 
-def test_two_maps_cannot_write_to_one_file(session, kept):
+def test_two_maps_cannot_keep_results_in_one_file(session, kept):
     stream = stoker.map(abs, [1, 2], keep=kept)
     with pytest.raises(
         ConfigError, match=rf"pid {os.getpid()} .*is writing results to this file; wait until that program ends"
@@ -295,7 +295,7 @@ def test_kept_values_equal_the_original_values(kept):
 
 
 @pytest.mark.parametrize("torn", [1, 7, 30, 200])
-def test_incomplete_last_line_is_removed(kept, torn):
+def test_incomplete_last_line_of_a_kept_file_is_removed(kept, torn):
     written(kept, ["x" * 200, "y" * 200])
     whole = kept.read_bytes()
     kept.write_bytes(whole[:-torn])
@@ -323,7 +323,7 @@ def test_item_of_a_damaged_record_runs_again(kept):
     assert list(stoker.kept(kept)) == ["again", "z"]
 
 
-def test_incomplete_header_is_rewritten_and_damaged_one_is_refused(kept):
+def test_incomplete_header_is_rewritten_and_damaged_header_refused(kept):
     kept.write_bytes(HEADER.line()[:12])
     written(kept, ["x"])
     assert list(stoker.kept(kept)) == ["x"]

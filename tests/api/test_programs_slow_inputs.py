@@ -44,7 +44,7 @@ def _no_reader_before(monkeypatch):
 
 
 class Source:
-    """An input that waits before each item from number `QUICK` on until the program has read a result."""
+    """An input of 12 items. Each item from number `QUICK` on waits until the program has read a result."""
 
     def __init__(self):
         self.taken = threading.Semaphore(0)
@@ -84,7 +84,7 @@ def test_result_does_not_wait_for_the_next_input_item(session, ordered):
 
 
 class Bell:
-    """A replacement for the signal of a stream that sets an event when the stream waits."""
+    """A replacement for the signal of a stream. It sets an event when the stream waits."""
 
     def __init__(self, bell):
         self.waited_for = threading.Event()
@@ -116,7 +116,7 @@ def for_ever(number):
 
 @contextlib.contextmanager
 def consumed(session, results):
-    """Iterate over a map on a thread that must end without a result."""
+    """Iterate over a map on a thread. The thread must end without a result."""
     got = []
     thread = threading.Thread(target=lambda: got.extend(results), daemon=True)
     thread.start()
@@ -356,7 +356,7 @@ def test_ctrl_c_stops_a_program_with_a_slow_input(tmp_path):
     for line in program.stdout:
         if line == "5\n":  # the next item takes ten minutes
             break
-    os.killpg(program.pid, signal.SIGINT)  # like a terminal, signal the whole group
-    _, complaint = program.communicate(timeout=120)  # a fifth of the ten minutes
+    os.killpg(program.pid, signal.SIGINT)  # a terminal signals the whole process group
+    _, complaint = program.communicate(timeout=120)  # far less than the ten minutes of the item
     assert complaint.count("stoker.map stopped: 6 results were taken; to continue, map the items after these") == 1
     assert complaint.splitlines()[-1] == "KeyboardInterrupt"

@@ -181,7 +181,7 @@ def test_reader_that_waits_in_an_event_loop_can_be_cancelled(tmp_path, until):
     until(place.exists)
 
 
-def test_leaving_the_loop_ends_the_call_but_not_its_library(tmp_path, until):
+def test_leaving_a_stream_loop_ends_the_call_but_not_its_library(tmp_path, until):
     loads = tmp_path / "loads"
 
     @stoker.context(max_libraries=1)  # without this limit another device may load the context while the call ends

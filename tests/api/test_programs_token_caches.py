@@ -1,4 +1,4 @@
-"""Under `slinfer` contexts with token caches share a device: model folders, a hub model, a cache of the user."""
+"""Contexts with token caches share a device under `slinfer`: model folders, a hub model and a user-defined context."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def session(hub: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any
 
 
 def new_prompt():
-    """Return a prompt of 100 characters. Prompts share no prefix, so the engine reads each of them whole."""
+    """Return a prompt of 100 characters. Prompts share no prefix, so the engine reads every prompt whole."""
     from uuid import uuid4
 
     return (uuid4().hex * 4)[:100]
@@ -99,7 +99,7 @@ def write_on(model, tokens, begun):
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, stoker.contexts.Recipe]:
     folder = tmp_path_factory.mktemp("models")
-    longest = {"three": "1792", "four": "1280"}  # equal models would be one context
+    longest = {"three": "1792", "four": "1280"}  # two equal models would be the same context
     for name, tokens in longest.items():
         write_tiny_model(folder / name)
         config = folder / name / "config.json"
@@ -116,8 +116,8 @@ def test_pilot_refuses_a_request_that_would_miss_its_latency_limit(
         wants = parse_call_specification({"context": models[name], **wishes}, takes_context=True)
         return StokerApp(function, wants, {})(*words)
 
-    # All prompts have one length and are read alone. A tiny model reads 200 tokens about as fast as 10 tokens, so
-    # measurements of two lengths could give a forecast below a second for 200,000 tokens.
+    # All prompts have one length and are read alone. A tiny model reads 200 tokens about as fast as 10 tokens.
+    # Measurements of both lengths could therefore give a forecast below one second for 200,000 tokens.
     beside = [ask(name, 60) for name in ("three", "four")]  # these calls measure the step times
     assert [len(future.result()) for future in beside] == [60, 60]
     begun = {name: tmp_path / f"begun-{name}" for name in ("three", "four")}

@@ -16,11 +16,11 @@ from faults.world import World
 T = TypeVar("T")
 
 TRY_S = 0.5
-"""Seconds to find a victim before a step is skipped."""
+"""Maximum seconds to find a victim; a step without a victim is skipped."""
 
 
 class Step(NamedTuple):
-    """A fault after a pause. `rank` (0 to 1) selects the victim, `length` (0 to 1) the duration."""
+    """A pause, and the fault after the pause. `rank` (0 to 1) selects the victim, `length` (0 to 1) the duration."""
 
     pause_s: float
     way: str
@@ -35,14 +35,18 @@ class Step(NamedTuple):
 
 
 class Way(NamedTuple):
-    """A kind of fault. `share`: count per ten thousand faults. `do` injects the fault; returns the victim or ""."""
+    """A kind of fault. `share`: expected faults of this kind per ten thousand faults. `do` injects the fault; returns
+    the victim or "".
+    """
 
     share: int
     do: Callable[[Step], str]
 
 
 def plan(seed: int, shares: Mapping[str, int], *, every_s: float) -> Iterator[Step]:
-    """Yield endless steps, on average every `every_s`: first each kind of fault once, then kinds by share."""
+    """Yield endless steps, on average every `every_s` seconds: first each kind of fault once, then random kinds
+    weighted by share.
+    """
     chance = random.Random(seed)
     names = sorted(shares)
     weights = [shares[name] for name in names]
@@ -69,7 +73,7 @@ class Stage:
         return not any(key in self._held for key in keys)
 
     def hold(self, key: str, seconds: float, undo: Callable[[], object]) -> None:
-        """Register `undo` under `key` to revert a step after `seconds`."""
+        """Register `undo` under `key`, to be called after `seconds`."""
         self._held[key] = time.monotonic() + seconds, undo
 
     def restore(self, now: float) -> None:
@@ -102,14 +106,14 @@ class Chaos:
         self._began = time.monotonic()
 
     def run(self, *, seconds: float = float("inf"), faults: int | None = None) -> None:
-        """Inject faults for this time or number; then restore everything."""
+        """Inject faults for `seconds` or until `faults` are done; then revert all of them."""
         end = time.monotonic() + seconds
         due = time.monotonic()
         try:
             while faults is None or self.done.total() < faults:
                 step = next(self._plan)
                 self.steps += 1
-                due = max(due + step.pause_s, time.monotonic() - 5.0)  # late steps catch up at most 5 s
+                due = max(due + step.pause_s, time.monotonic() - 5.0)  # after a delay, catch up at most 5 s of steps
                 if not self._sleep_until(due, end):
                     return
                 self._check()

@@ -14,7 +14,7 @@ from faults.world import is_alive, kill
 BLINK_S = (0.05, 1.5)
 """Seconds that a process is usually frozen."""
 FROZEN_S = (1.0, 6.0)
-"""Seconds that exceed the tolerated silence."""
+"""Seconds of a freeze that exceeds the tolerated silence."""
 ALL_FROZEN_S = (0.5, 3.0)
 MANAGERS_A_MINUTE = 3
 
@@ -98,7 +98,7 @@ class Processes:
         return name
 
     def _kill_zygote(self, step: Step) -> str:
-        """Kill a zygote without loading libraries, because a context fails after two deaths while loading."""
+        """Kill a zygote while none of its libraries loads, because a context fails after two deaths during loads."""
         of = self._stage.victims.libraries_of
         candidates = [(name, pid) for name, pid in self._stage.victims.zygotes() if of(pid)]
         return self._hit(candidates, step, of, lambda pid: kill([pid]))
@@ -121,7 +121,7 @@ class Processes:
         libraries_of: Callable[[int], Sequence[int]],
         hit: Callable[[int], object],
     ) -> str:
-        """Hit a candidate if all calls of its libraries run for the first time; return its name, else ""."""
+        """Call `hit` on a candidate if all calls of its libraries run for the first time; return its name, else ""."""
         if not candidates or not self._stage.is_free("all frozen"):
             return ""
         name, victim = step.of(candidates)
@@ -146,7 +146,7 @@ class Processes:
         return found
 
     def may_kill_manager(self) -> bool:
-        """True unless managers died often in the last minute."""
+        """True if fewer than `MANAGERS_A_MINUTE` managers were killed in the last minute."""
         full = len(self._managers) == MANAGERS_A_MINUTE
         return not full or time.monotonic() - self._managers[0] > 60
 

@@ -32,7 +32,7 @@ STEP_S = 0.1
 OPEN = {"plain": 12, "steps": 2, "gang": 1}
 """Number of calls of each kind in flight in `mixed`."""
 LAST_S = 300.0
-"""Seconds after `stop` after which a call counts as lost."""
+"""Seconds after `stop` until an open call counts as lost."""
 KEPT = 20
 """Maximum wrong results and failures that are reported in full."""
 
@@ -86,7 +86,7 @@ def write(file: str, content: object) -> None:
 
 
 def note(call: str, what: str) -> None:
-    """Log that a call begins or ends (`what`) on this node in this process."""
+    """Log that a call begins or ends (`what`), with this node and process."""
     with open(log, "a") as file:
         file.write(f"{call} {os.environ.get('SLURMD_NODENAME', 'head')} {os.getpid()} {what}\n")
 
@@ -109,7 +109,9 @@ def work(digest: str, item: tuple[int, bytes]) -> tuple[int, str, bytes]:
 
 
 def file_of(turn: int) -> tuple[str, str]:
-    """Write the input file of a round, equal in all programs; return path and digest. Remove an old file."""
+    """Write the input file of a round, with equal content in every program; return path and digest. Remove the file of
+    60 rounds ago.
+    """
     content = random.Random(turn).randbytes(FILE_BYTES)
     Path(folder, f"model-{turn - 60}-{name}.bin").unlink(missing_ok=True)
     path = Path(folder, f"model-{turn}-{name}.bin")
@@ -187,7 +189,7 @@ def take(peer: socket.socket, count: int) -> bytes:
 
 
 def greet(place: Any) -> socket.socket:
-    """Return a socket to the other rank after a check of the gang key, because the test also connects strangers to this
+    """Return a socket to the other rank. Check the gang key first, because the test also connects strangers to this
     port. Raises OSError.
     """
     if place.rank:

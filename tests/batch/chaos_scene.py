@@ -28,8 +28,8 @@ PROGRAM = Path(__file__).with_name("chaos_program.py")
 
 
 class Scene:
-    """A session over a cluster and this machine: `start` the session, then clients. `packed`: pilots unpack their
-    environment, else share the environment of the programs.
+    """A session over a cluster and this machine: `start` the session, then clients. `packed`: pilots unpack an
+    environment instead of sharing the environment of the programs.
     """
 
     def __init__(self, cluster: Cluster, world: World, *, disk: Path, packed: bool) -> None:
@@ -151,7 +151,7 @@ class Scene:
         return found
 
     def replayed(self) -> str:
-        """Return the first difference between a replay of the journal and the decisions of managers, or ""."""
+        """Return the first decision of a manager that a replay of the journal does not repeat, or ""."""
         said = self.stoker("replay", self.session, "--json")
         if said.returncode and not said.stdout.startswith("{"):
             return f"stoker replay: {said.stdout}{said.stderr}"[:2000]
@@ -188,6 +188,6 @@ class Scene:
             ).stdout
             left += [f"{name}: /dev/shm/{each}" for each in listed.split()]
         for place in self.world.scratch.glob("*/stoker-*"):
-            sweep(place)  # the next pilot on the node would do this for a killed pilot
+            sweep(place)  # imitate the next pilot on the node, which removes folders of killed pilots
             left += map(str, place.glob("pilot-*"))
         return left

@@ -62,7 +62,7 @@ class Scheduler:
             done = list[bool]()
 
             def end(pid: int) -> None:
-                node = node_of(pid)  # the node of an ended process is the head
+                node = node_of(pid)  # `node_of` returns the head for an ended process
                 done.append(node in self._cluster.shape.nodes and hit(step, node))
 
             found = self._processes.end_pilot(step, end, head=False)

@@ -19,7 +19,7 @@ from batch.chaos import Stage, Step, Way
 from faults.world import command_of, kill
 
 CUT_S = (0.5, 4.0)
-"""Seconds without network: shorter and longer than the time after which a pilot is lost."""
+"""Minimum and maximum seconds without network: below and above the time after which a pilot is lost."""
 SILENT_S = (0.5, 8.0)
 _PIDFD_GETFD = 438
 _LISTENS, _CONNECTED = "0A", "01"
@@ -115,7 +115,7 @@ class Sockets:
         return f"{node}, {_module(end.pid)}"
 
     def _garble(self, step: Step) -> str:
-        """Write to the descriptors of a library like a faulty call: the library sends garbage to the agent and dies."""
+        """Write random bytes to the sockets between a library and the agent, like a faulty call; the library dies."""
         candidates = self._stage.victims.libraries()
         if not candidates:
             return ""

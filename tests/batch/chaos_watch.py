@@ -14,7 +14,7 @@ from faults.world import command_of
 
 SAMPLE_S = 10.0
 YOUNG_S = 300.0
-"""Seconds after the start during which a process may grow."""
+"""Seconds after its start during which memory and descriptors of a process may grow."""
 MORE_FDS = 64
 MORE_BYTES = 200 << 20
 LIBRARY_FDS = 4
@@ -139,7 +139,7 @@ class Watch(threading.Thread):
                 facts.sample(fds=own_fds(process, kind), rss=process.memory_info().rss, age_s=time.time() - born)
 
     def summary(self) -> dict[str, dict[str, float]]:
-        """Return the maximum over processes of each kind, and the growth of the oldest process."""
+        """For each kind, return the maxima over its processes and the growth of its oldest process."""
         found: dict[str, dict[str, float]] = {}
         for kind in sorted({each.kind for each in self.growth.values()}):
             mine = [each for each in self.growth.values() if each.kind == kind]
@@ -166,7 +166,7 @@ def own_fds(process: psutil.Process, kind: str) -> int:
 
 
 class StalledError(Exception):
-    """No result arrived for too long."""
+    """Raised if no result arrives within the limit."""
 
 
 def _lines(pids: Iterable[int]) -> list[str]:

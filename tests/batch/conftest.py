@@ -31,7 +31,7 @@ def slurm(shared_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 @pytest.fixture
 def make_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Shape], Cluster]]:
-    """Start a cluster of a special shape for one test, with Slurm's commands."""
+    """Return a function that starts a cluster of any shape and selects its Slurm commands."""
     with contextlib.ExitStack() as all_of_them:
 
         def make(shape: Shape) -> Cluster:
@@ -50,6 +50,6 @@ def make_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Shape], 
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    """A folder for the session of a test, which no process may outlive."""
+    """A folder for the session of a test; a process that outlives the test is an error."""
     with World(tmp_path / "world").entered(limit_s=20, folders=False) as world:
         yield world

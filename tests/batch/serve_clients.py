@@ -42,7 +42,7 @@ QUESTIONS = tuple(Question(*each) for each in itertools.product(PROMPTS, LENGTHS
 
 @dataclass
 class Answer:
-    """An answer so far. `pieces`: chunks with text; `tokens`: the gateway's token count."""
+    """An incomplete or complete answer. `pieces`: chunks with text; `tokens`: the gateway's token count."""
 
     text: str = ""
     pieces: int = 0
@@ -127,7 +127,7 @@ def _take(chunk: dict[str, Any], answer: Answer) -> None:
 
 
 class Clients:
-    """Clients that send requests steadily, half of them streams, with pauses of up to `pause_s`."""
+    """Clients that send requests with pauses of up to `pause_s`; half of the requests are streams."""
 
     def __init__(self, url: str, *, clients: int, seed: int, pause_s: float = 0.5) -> None:
         self.url = url

@@ -28,7 +28,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def write_site(folder: Path, *, name: str = "lab", **sections: Mapping[str, Any]) -> Path:
-    """Write a site file for one block of one core in `backfill`, changed by `sections`."""
+    """Write a site file for one block of one core in `backfill`; `sections` overrides these settings."""
     lines = [f"name = {json.dumps(name)}"]
     for section in (*DEFAULTS, *(section for section in sections if section not in DEFAULTS)):
         lines.append(f"[{section}]")

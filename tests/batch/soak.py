@@ -34,7 +34,7 @@ EVERY_S = 0.36
 """Average seconds between faults, for ten thousand faults an hour."""
 STALL_S = 120.0
 FIRST_S = 180.0
-"""Seconds until the first results, after pilots and their environment have started."""
+"""Maximum seconds until the first results; pilots unpack their environment first."""
 
 
 class Soak:

@@ -21,8 +21,8 @@ SESSIONS = itertools.count(1)
 
 @pytest.fixture
 def batch_of(tmp_path):
-    """Return a function that makes the `SlurmBatch` of a session. Blocks run a command instead of a pilot; Slurm
-    remembers earlier sessions.
+    """Return a function that makes the `SlurmBatch` of a session. Blocks run a command instead of a pilot. Session
+    names are new, because Slurm remembers earlier sessions.
     """
     own = f"k{next(SESSIONS)}"
 
@@ -126,7 +126,7 @@ def test_hanging_slurm_command_times_out_after_command_limit(slurm, batch_of):
     slurm.freeze("slurmctld")
     with pytest.raises(BatchTrouble, match="squeue has not answered for 1 s"):
         batch_of(command_limit="1 s").query(["1"])
-    with pytest.raises(BatchTrouble, match="sbatch has not answered for 4 s"):  # after 4 s sbatch has sent its request
+    with pytest.raises(BatchTrouble, match="sbatch has not answered for 4 s"):  # within 4 s sbatch sends its request
         batch_of(command_limit="4 s").submit(B2)
     slurm.thaw("slurmctld")
     batch = batch_of()

@@ -36,7 +36,7 @@ def whereabouts(_, meeting=None, number=0):
 
 @stoker.app(context=nothing())
 def met_by(_, meeting, number, *, count):
-    """Return the array variables of the task of this call, while `count` calls run."""
+    """Return the array variables of the task that runs this call, after `count` calls have started."""
     meeting.mkdir(exist_ok=True)
     (meeting / str(number)).touch()
     until(lambda: len(list(meeting.iterdir())) == count, what="the other calls")
@@ -154,7 +154,7 @@ def test_probe_fails_with_the_queue_reason_if_its_job_stays_pending(slurm, world
 def test_pilot_that_cannot_connect_to_the_manager_is_reported(make_cluster, world, monkeypatch):
     monkeypatch.chdir(world.path)  # commands on the head begin in this process's folder
     cluster = make_cluster(Shape(gpus=("a10:1",), namespaces=True))
-    # pilots get the loopback address of the head, which on a node is the node itself
+    # pilots get a loopback address for the head; on a node this address is the node itself
     write_site(world.path, session={"interface": "127.0.0.1"})
     said = probe(world, cluster.on_head(), wait_s=8)
     assert said.returncode == 1, said.stdout

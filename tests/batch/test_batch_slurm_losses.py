@@ -87,7 +87,7 @@ def test_job_cancelled_by_another_user_is_replaced(slurm, world, stream, go):
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_node_power_loss_affects_only_the_calls_it_ran(make_cluster, world, stream, go):
+def test_node_power_loss_affects_only_the_calls_on_that_node(make_cluster, world, stream, go):
     cluster = make_cluster(Shape(gpus=("a10:1", "a10:1"), node_timeout_s=10))
     with load(world, pilot={"init_blocks": 2, "max_blocks": 2}, provider={"gpus": "a10:1"}) as session:
         status_when(session, lambda status: len(status.pilots) == 2, what="two pilots")
@@ -141,7 +141,7 @@ def test_node_with_a_failing_prolog_does_not_stop_other_nodes(make_cluster, worl
 
 
 WALLTIME_CALLS = 120
-"""Run calls of half a second, together longer than the life of the first pilot."""
+"""Number of calls of 0.5 s, which together outlast the first pilot."""
 
 
 @pytest.mark.long

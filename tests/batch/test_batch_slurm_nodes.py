@@ -54,7 +54,7 @@ def test_blocks_avoid_a_bad_node_until_a_probe_clears_it(slurm, world, break_nod
         assert slurm.job(job.job)["ExcNodeList"] in ("n4,n1", "n[1,4]")
     with load(world, break_node.probe) as session:
         [job] = status_when(session, lambda status: status.pilots, what="a pilot").jobs[:1]
-        assert slurm.job(job.job)["ExcNodeList"] in ("n4,n1", "n[1,4]")  # the first block of the next session
+        assert slurm.job(job.job)["ExcNodeList"] in ("n4,n1", "n[1,4]")  # the next session avoids n1 from the start
         failed = status_when(session, lambda status: status.excluded_nodes[0].probes, what="a probe that fails")
         assert WHY in failed.excluded_nodes[0].said
         bad.unlink()

@@ -1,4 +1,4 @@
-"""If Slurm refuses, hangs, is full or is down, the user sees its message, and work continues when possible."""
+"""If Slurm refuses, hangs, is full or is down, users see the message of Slurm, and work continues when possible."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_slurmctld_outage_of_a_minute_loses_no_call(make_cluster, world):
         cluster.have_jobs_written()
         cluster.kill("slurmctld")
         gone_at = time.monotonic()
-        away = "Unable to contact slurm controller"  # a squeue that was running may report a reset connection first
+        away = "Unable to contact slurm controller"  # a running squeue may report a reset connection first
         status_when(session, lambda status: away in status.trouble.get("lab", ""), what=away)
         cluster.crash("n2")
         rounds = 0
@@ -108,7 +108,7 @@ def test_stoker_down_lists_jobs_that_it_could_not_cancel(make_cluster, world):
 
 
 TRIES = 4
-"""Number of refusals, above the three that would fail every waiting call."""
+"""More refusals than the three failures after which every waiting call would fail."""
 
 
 @contextmanager

@@ -152,7 +152,7 @@ class Pooled(Shell):
 
     def close(self) -> None:
         self.pool.state.ledger.validate()
-        for order in self.vine.orders:  # orders that hold calls of ended libraries
+        for order in self.vine.orders:  # these orders still hold calls of ended libraries
             self.slots.finish(order, result="forsaken")
         assert not list(self.folder.iterdir()), "stop files and notes go with their orders"
         shutil.rmtree(self.folder)

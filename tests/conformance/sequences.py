@@ -28,8 +28,8 @@ _NO_SIGNAL = "a simulated batch system sends no signal"
 
 
 class Sequence(msgspec.Struct, frozen=True):
-    """A sequence of orders and checks. `without`: shells that cannot run the sequence, with reasons. `ends_pilot`: the
-    pilot ends.
+    """A sequence of orders and checks. `without`: shells that cannot run the sequence, with reasons. `ends_pilot`: True
+    if the sequence ends the pilot.
     """
 
     run: Callable[[Shell], None]

@@ -1,6 +1,6 @@
 """A pilot from the view of its manager, over any shell (the program around a pilot core). A driver controls the
 environment of a shell. A library runs one call at a time until the driver ends the call. Each call must leave its
-library as often as it was sent.
+library as often as the call was sent there.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ M = TypeVar("M")
 
 class Loads(enum.Enum):
     AT_ONCE = enum.auto()
-    WHEN_LET = enum.auto()  # when a test calls `let_load`
+    WHEN_LET = enum.auto()  # loads when a test calls `let_load`
     NEVER = enum.auto()  # the load exceeds its time limit of half a second
     FAILS = enum.auto()
-    FILES = enum.auto()  # as soon as its object has arrived
+    FILES = enum.auto()  # loads as soon as its object has arrived
 
 
 class Shell(abc.ABC):
@@ -201,8 +201,8 @@ class Shell(abc.ABC):
         return returned
 
     def silent(self, kind: type, *, due_in_s: float = math.inf, **fields: Any) -> None:
-        """Assert that no message of this kind is unread or arrives at once. Skip the check if a message may be due: the
-        last manager message is older than `due_in_s`.
+        """Assert that no message of this kind is unread or arrives at once. Skip the check if the manager's last
+        message is older than `due_in_s`, because a message may be due.
         """
         self.settle()
         if self.said_s_ago() >= due_in_s:

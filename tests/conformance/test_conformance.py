@@ -18,7 +18,7 @@ NAMES = [one.name for one in SEQUENCES]
 
 
 class SharedAgent:
-    """A pilot for sequences that do not change it; replaced after a failure."""
+    """One pilot for all sequences that do not end the pilot, replaced after a failure."""
 
     def __init__(self, folders: pytest.TempPathFactory) -> None:
         self._folders = folders
@@ -87,12 +87,12 @@ def test_shared_pilot_agent_passes_sequences_that_keep_it_running(
 
 
 @pytest.mark.parametrize("sequence", [one for one in SEQUENCES if one.ends_pilot], ids=lambda one: one.name)
-def test_new_pilot_agent_passes_each_sequence_that_ends_it(sequence: Sequence, tmp_path: Path) -> None:
+def test_new_pilot_agent_passes_each_sequence_that_ends_a_pilot(sequence: Sequence, tmp_path: Path) -> None:
     expressible(sequence, AGENT)
     play(RealAgent(tmp_path, walltime_s=sequence.walltime_s), sequence)
 
 
-def test_core_runs_all_sequences_and_few_are_skipped_elsewhere() -> None:
+def test_core_runs_all_sequences_and_other_shells_skip_few() -> None:
     shells = {CORE, AGENT, SIMULATED, POOL}
     left_out = [(one.name, name) for one in SEQUENCES for name in one.without]
     assert {name for _, name in left_out} <= shells - {CORE}

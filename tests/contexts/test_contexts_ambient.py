@@ -53,7 +53,7 @@ def test_object_paths_remain_known_after_the_context_load() -> None:
     assert contexts.local_path("other") == Path("other")
 
 
-def test_progress_is_passed_to_the_hook() -> None:
+def test_reported_progress_is_passed_to_the_hook_of_the_call() -> None:
     seen: list[tuple[float, float, float, Any]] = []
 
     def hook(done: float, total: float, metric: float, state: bytes) -> bool:

@@ -38,7 +38,7 @@ def did_next(batch: RunningBatch) -> None:
     st.sampled_from([0, 512, 1024]),
 )
 def test_repeated_step_equals_the_same_number_of_single_steps(requests, rows, cache_tokens):
-    """Compare two equal batches: one batch gets the results of a repeated step one by one, the other batch together."""
+    """Compare two equal batches: the results of a repeated step arrive one by one, or all together."""
     batches = [RunningBatch(BatchLimits(rows=rows, prefill_tokens=64, cache_tokens=cache_tokens)) for _ in range(2)]
     for id, (prompt, most) in enumerate(requests):
         if not batches[0].why_not(prompt=prompt, most=most):
@@ -67,7 +67,7 @@ def _ends(batch: RunningBatch, step: Step, id: int) -> bool:
     return request.unread == count and request.made + 1 == request.most
 
 
-def test_next_token_is_due_one_tpot_later() -> None:
+def test_each_token_is_due_one_tpot_after_the_previous_token() -> None:
     batch = RunningBatch(BatchLimits())
     batch.add(1, prompt=4, most=9, due_at=2.0, tpot_s=0.25)
     for made in range(3):
@@ -97,7 +97,7 @@ def test_prompts_are_read_together_and_finished_requests_leave() -> None:
     [
         ({"rows": 2}, [(1, 2), (1, 2), (3,), (2, 3)]),
         ({"rows": 4}, [(1, 2, 3), (1, 2, 3), (2,)]),
-        ({"rows": 4, "prefill_requests": 1}, [(1,), (1,), (2,), (2,), (3,), (2, 3)]),  # reads one prompt at a time
+        ({"rows": 4, "prefill_requests": 1}, [(1,), (1,), (2,), (2,), (3,), (2, 3)]),  # one prompt is read at a time
     ],
 )
 def test_free_row_is_reused_before_other_requests_end(limits: dict[str, int], expected: list[tuple[int, ...]]) -> None:
@@ -149,13 +149,13 @@ def test_expected_cache_size_grows_if_output_exceeds_the_mean() -> None:
     batch.add(1, prompt=16, most=32)
     run(batch, {1: 32})
     batch.add(2, prompt=16, most=200)
-    assert batch.expected_cache_tokens() == 16 + 32  # the mean length of ended requests
+    assert batch.expected_cache_tokens() == 16 + 32  # 32 is the mean output of ended requests
     step = batch.next()
     assert step is not None
     batch.did(step)
     assert batch.expected_cache_tokens(unrecorded=31) == 16 + 32
     assert batch.expected_cache_tokens(unrecorded=32) == 16 + 112  # 33 tokens are written, and 64 more may come
-    assert batch.expected_cache_tokens(unrecorded=190) == 16 + 208  # at most its limit
+    assert batch.expected_cache_tokens(unrecorded=190) == 16 + 208  # at most its limit of 200 tokens, rounded up
 
 
 def test_request_that_can_never_fit_is_refused() -> None:
@@ -180,7 +180,7 @@ requests = st.lists(
     asked=requests, rows=st.integers(1, 6), part=st.integers(1, 200), room=st.sampled_from([0, 512, 1024]),
     aborted=st.sets(st.integers(0, 11), max_size=3), mixes=st.booleans(),
 )  # fmt: skip
-def test_every_request_ends_within_the_limits(asked, rows, part, room, aborted, mixes):
+def test_every_request_ends_within_the_row_and_memory_limits(asked, rows, part, room, aborted, mixes):
     batch = RunningBatch(BatchLimits(rows=rows, prefill_tokens=part, cache_tokens=room, mixes=mixes))
     ends = {}
     for id, (prompt, most, made, due_at) in enumerate(asked):

@@ -104,8 +104,8 @@ def really_expected(real: Any) -> list[list[float]]:
     return bare_scores(real)
 
 
-def test_scores_are_equal_in_separate_calls(model: Any, expected: list[list[float]]) -> None:
-    """Calls of one prompt reuse the common prefix of earlier prompts without changing any score."""
+def test_separate_calls_score_prompts_like_one_call(model: Any, expected: list[list[float]]) -> None:
+    """Calls with one prompt reuse the prefix that earlier prompts share, and scores do not change."""
     before = model.reused_tokens
     assert close(model.label_scores(PROMPTS, LABELS, batch_size=2), expected)
     model.forget_prefixes()
@@ -142,7 +142,7 @@ def test_unscorable_labels_raise_an_error(model: Any, arguments: Any, says: str)
 
 
 def test_texts_end_at_stop_texts_and_limits(real: Any) -> None:
-    """If the tokens of a label depend on the prompt, the tokens of the label alone count."""
+    """If the tokens of a label depend on the prompt, the label is tokenized alone."""
     found = real.label_scores(["Answer: fal"], ["se", " se"])
     assert len(found[0]) == 2
     assert all(score < 0 for score in found[0])
@@ -189,7 +189,7 @@ def test_closed_stream_aborts_its_request(model: Any) -> None:
 def test_memory_per_cached_token_is_known_after_the_load(model: Any) -> None:
     memory, cache = model.memory(), model.token_cache()
     assert cache == TokenCache(memory.weights_bytes + 500_000_000, 2 * 2 * 64 * 4, tokens=2048)
-    ambient.enter_library(device="cpu", device_memory_bytes=400_000_000)  # less than the memory of weights and process
+    ambient.enter_library(device="cpu", device_memory_bytes=400_000_000)  # less than weights and process need
     try:
         assert model.token_cache().weights_bytes == 336_000_000  # the engine keeps a cache of 64 MB
     finally:

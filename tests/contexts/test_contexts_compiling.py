@@ -195,5 +195,5 @@ def test_unwritable_disk_loses_only_the_artifact(state, monkeypatch, caplog, tmp
     def fails(cache: Path) -> str:
         raise OSError("g++: command not found")
 
-    with pytest.raises(OSError, match="command not found"):  # the error of a compiler is no error of the disk
+    with pytest.raises(OSError, match="command not found"):  # an error of a compiler is not a disk error
         compiling.compile_once("compiled-y", fails)

@@ -23,7 +23,7 @@ def threads_stay() -> Iterator[None]:
 
 
 class Machine:
-    """Simulated cores that other processes use partly. The tested share computes for a second at a time."""
+    """Simulated cores that other processes use partly. The tested `CoreShare` computes for one second at a time."""
 
     def __init__(self, most: int, *, cores: float) -> None:
         self.cores, self.now, self.cpu_s = cores, 0.0, 0.0
@@ -56,7 +56,7 @@ class Machine:
         ({}, 0, [4, 4, 4, 4]),
         ({}, 2, [4, 2, 2, 2]),
         ({}, 4, [4, 2, 1, 1]),  # with fewer threads, the process gets a smaller part of the cores
-        ({"busy": 0.3}, 0, [4, 4, 4, 4]),  # idle threads are no sign of other processes
+        ({"busy": 0.3}, 0, [4, 4, 4, 4]),  # idle threads do not show that other processes run
     ],
 )
 def test_thread_count_decreases_if_other_processes_use_the_cores(changes, others, expected):
@@ -114,7 +114,7 @@ def threads_once_below(most: int) -> int:
     return found
 
 
-def test_helper_threads_end_and_come_back() -> None:
+def test_released_helper_threads_end_and_start_again_on_use() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     found: list[int] = []
@@ -141,8 +141,8 @@ def test_helper_threads_end_and_come_back() -> None:
         torch.set_num_threads(before)
 
 
-def test_helpers_end_if_other_packages_load_openmp_too(tmp_path: Path) -> None:
-    """Several OpenMP libraries may be loaded in any order of addresses, so the first library found may be unused."""
+def test_helper_threads_end_if_other_packages_load_openmp_too(tmp_path: Path) -> None:
+    """Several OpenMP libraries may be loaded, and the first of them in memory may be unused."""
     torch.set_num_threads(torch.get_num_threads())  # PyTorch is loaded
     libraries = core_share._openmp_libraries()
     if not libraries:
@@ -150,4 +150,4 @@ def test_helpers_end_if_other_packages_load_openmp_too(tmp_path: Path) -> None:
     copy = shutil.copy(libraries[0], tmp_path / "libgomp-of-another-package.so.1")
     ctypes.CDLL(copy)
     assert {*libraries, str(copy)} <= {*core_share._openmp_libraries()}
-    test_helper_threads_end_and_come_back()
+    test_released_helper_threads_end_and_start_again_on_use()

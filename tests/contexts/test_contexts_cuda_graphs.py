@@ -34,7 +34,7 @@ def make_driver(*, captures: bool = True, dtype: str = "float32") -> Any:
 
 
 def asked(driver: Any) -> list[list[int]]:
-    """Return the tokens of greedy and sampled requests in one batch that one request leaves and another joins."""
+    """Return the tokens of greedy and sampled requests in one batch; one request leaves, another request joins."""
     options = [{}, {"temperature": 1.0, "seed": (1, 0)}, {"temperature": 0.8, "top_p": 0.7, "seed": (2, 0)}]
     ids = [
         driver.ask(prompt, max_new_tokens=60 + 7 * at, **options[at % 3], **ENDLESS)
@@ -62,13 +62,13 @@ def test_captured_steps_give_the_tokens_of_eager_steps() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "top_p": 0.7, "seed": (2, 0)}])
-def test_step_waits_only_for_the_tokens_of_the_step_before(options: dict[str, Any]) -> None:
+def test_step_waits_only_for_the_tokens_of_the_previous_step(options: dict[str, Any]) -> None:
     driver = make_driver()
     for prompt in PROMPTS[:2]:
         driver.ask(prompt, max_new_tokens=50, **options, **ENDLESS)
     driver.run(steps=5)
     assert driver.ahead.launched
-    # implicit synchronization raises from now on; waits for the event of a copy are allowed
+    # from here on, implicit synchronization raises; a wait for the event of a copy is allowed
     torch.cuda.set_sync_debug_mode("error")
     found = driver.run(steps=10)
     torch.cuda.set_sync_debug_mode("default")

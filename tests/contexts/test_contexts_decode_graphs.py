@@ -73,7 +73,7 @@ def test_step_is_launched_before_the_last_tokens_are_read() -> None:
     assert not uploads  # an unchanged batch copies nothing to the device
 
 
-def test_request_joins_in_the_step_after_it_was_added() -> None:
+def test_new_request_joins_the_batch_in_the_next_step() -> None:
     driver = make_driver()
     first = driver.ask(PROMPTS[0], max_new_tokens=30, engine_options=(("ignore_eos", True),))
     found = driver.run(steps=6)
@@ -151,7 +151,7 @@ def test_memory_of_graphs_is_counted_limited_and_freed(caplog: pytest.LogCapture
     assert driver.backend.held_bytes == 150_000
     driver.engine.resize(CACHE_BYTES)
     assert driver.backend.held_bytes == 0
-    with caplog.at_level(logging.WARNING):  # an eighth of the budget suffices for two graphs
+    with caplog.at_level(logging.WARNING):  # graphs may use an eighth of the budget: enough for two graphs
         for rows in range(1, 6):
             ids = [driver.ask(PROMPTS[0], max_new_tokens=5) for _ in range(rows)]
             found = driver.run()
@@ -202,7 +202,7 @@ def test_any_schedule_gives_the_tokens_of_the_eager_engine(drivers, schedule):
                 driver.engine.resize(number)
                 driver.cache_bytes = number
             except ValueError:
-                continue  # an open request would not fit
+                continue  # the new size is too small for an open request
     driver.run(found)
     driver.engine.resize(350_000)
     driver.cache_bytes = 350_000

@@ -150,7 +150,7 @@ CHANGES = [
     ("math.sqrt", "math.cbrt"),  # a name in nested code
     ('{"q", "r"', '{"q", "rr"'),  # a constant set
     ('NAMES = {"b"', 'NAMES = {"bb"'),
-    ("STEP = 4", "STEP = 5"),  # in a helper module
+    ("STEP = 4", "STEP = 5"),  # a constant of a helper module
     ("x * STEP", "x + STEP"),
     ("return 1", "return 2"),
 ]

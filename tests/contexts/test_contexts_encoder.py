@@ -50,7 +50,7 @@ def same(found: list[list[float]], expected: Any) -> bool:
 @pytest.mark.parametrize(
     ("pooling", "normalize", "batch_size"), [("mean", True, 1), ("cls", False, 2), ("last", True, 100)]
 )
-def test_embeddings_equal_those_of_the_model(folder, model, pooling, normalize, batch_size):
+def test_embeddings_equal_those_of_the_bare_model(folder, model, pooling, normalize, batch_size):
     found = model.embed(TEXTS, pooling=pooling, normalize=normalize, batch_size=batch_size)
     assert same(found, by_hand(folder, TEXTS, pooling=pooling, normalize=normalize))
 

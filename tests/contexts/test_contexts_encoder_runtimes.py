@@ -122,7 +122,7 @@ def test_login_node_counts_the_same_tokens_as_the_model(folder: Path) -> None:
     assert count(COUNTED[1]) == 3, "with the tokens around it"
 
 
-def test_token_count_of_a_call_is_that_of_its_longest_text(folder: Path) -> None:
+def test_call_counts_the_tokens_of_its_longest_text(folder: Path) -> None:
     count = token_counter(str(folder))
     assert count(["paris", "paris lies in france", "water boils"]) == 6
     assert count([]) == 0
@@ -180,7 +180,7 @@ def test_lengths_are_chosen_by_the_latency_profile(folder: Path) -> None:
         encoder_family(folder, texts=["paris " * 60])
 
 
-def test_missing_profile_error_explains_how_to_measure_one(folder: Path) -> None:
+def test_missing_profile_error_explains_how_to_measure_a_profile(folder: Path) -> None:
     with pytest.raises(RecipeError, match=r"give lengths=\[64, .*stoker run encoder_lengths --model"):
         encoder_family(folder)
     keep_encoder_profile(folder, PROFILE)

@@ -58,7 +58,7 @@ def test_requests_of_several_slots_share_steps(engine: CountingEngine, thread: E
     assert engine.most_running >= 5  # 5 of 6, because the first request may start and end before the other requests
 
 
-def test_pieces_are_delivered_while_they_are_written(engine: CountingEngine, thread: EngineThread) -> None:
+def test_tokens_are_delivered_while_the_request_runs(engine: CountingEngine, thread: EngineThread) -> None:
     generation = thread.submit((7,), Sampling(max_new_tokens=1_000_000), pieces=True)
     tokens = generation.tokens()
     assert [next(tokens).token for _ in range(3)] == [7, 8, 9]
@@ -101,7 +101,7 @@ def test_reader_receives_texts_that_the_sink_rejects(thread: EngineThread) -> No
 
 
 def test_call_told_to_stop_does_not_wait_for_a_step(engine: CountingEngine, thread: EngineThread) -> None:
-    """A stopped call frees its slot before the current step ends, and its request is in no later step."""
+    """A stopped call frees its slot before the current step ends, and no later step contains its request."""
     stop = CallStop()
     ambient.enter_call_scope(stop=stop)
     try:
@@ -255,7 +255,7 @@ def test_request_that_fails_by_itself_affects_no_other_request(engine: CountingE
     assert [token.token for token in good.tokens()] == [5, 6]
 
 
-def test_interrupted_wait_for_the_model_leaves_it_usable(thread, monkeypatch):
+def test_interrupted_wait_for_the_model_leaves_the_model_usable(thread, monkeypatch):
     class Interrupted:
         def acquire(self, *, timeout: float) -> None:
             raise KeyboardInterrupt
@@ -340,7 +340,7 @@ def open_files(folder: Path) -> list[str]:
     """Return the open and mapped files of this process in a folder, one entry per descriptor."""
     found = list[str]()
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the descriptor of the listing itself
+        with contextlib.suppress(OSError):  # `listdir` has closed its own descriptor
             found.append(os.readlink(f"/proc/self/fd/{name}"))
     return sorted(path for path in found if path.startswith(str(folder)))
 

@@ -50,7 +50,7 @@ def test_requests_that_outgrow_the_memory_write_the_same_text() -> None:
         driver.ask(PROMPTS[4], max_new_tokens=1_500)
 
 
-def test_smaller_budget_applies_from_the_next_step_on() -> None:
+def test_smaller_memory_budget_applies_from_the_next_step_on() -> None:
     driver = make_driver()
     expected = {at: driver.own_tokens(PROMPTS[at], most=40) for at in (0, 2, 5)}
     ids = {at: driver.ask(PROMPTS[at], max_new_tokens=40) for at in (0, 2, 5)}
@@ -139,7 +139,7 @@ def test_decoder_that_computes_wrong_values_is_not_used() -> None:
     ("kind", "token_bytes"), [("llama", 384), ("qwen3", 384), ("static llama", 384), ("sliding", 0)]
 )
 def test_engines_know_the_bytes_of_a_cached_token(kind: str, token_bytes: int) -> None:
-    """A token needs keys and values of 3 layers with 2 heads of 8 numbers of 4 bytes; sliding windows do not grow."""
+    """Each cached token needs keys and values: 3 layers, 2 heads, 8 numbers of 4 bytes. Sliding windows do not grow."""
     memory = make_driver(kind).engine.memory()
     assert (memory.token_bytes, memory.fixed_tokens) == (token_bytes, 0)
 
@@ -162,7 +162,7 @@ def split_model() -> Any:
 
 
 @pytest.mark.parametrize("kind", ["continuous", "static"])
-def test_split_model_writes_the_same_tokens_as_on_one_device(kind: str) -> None:
+def test_split_model_and_whole_model_write_the_same_tokens(kind: str) -> None:
     first, second, long, one, *_ = PROMPTS
     expected = {prompt: generated(make_model("llama"), prompt, most=8) for prompt in (first, second, long, one)}
     with pretended.pretended_devices():
@@ -174,20 +174,20 @@ def test_split_model_writes_the_same_tokens_as_on_one_device(kind: str) -> None:
         driver.engine.abort(gone)
         ids[one] = driver.ask(one, max_new_tokens=8)
         driver.run(found)
-        again = driver.tokens(long, max_new_tokens=8)  # with cached prefixes
+        again = driver.tokens(long, max_new_tokens=8)  # this run uses cached prefixes
     assert {prompt: [token.token for token in found[id]] for prompt, id in ids.items()} == expected
     assert again == expected[long]
 
 
-def test_token_memory_is_that_of_the_device_with_most_layers() -> None:
+def test_token_memory_is_counted_on_the_device_with_most_layers() -> None:
     with pretended.pretended_devices():
         split = OwnDriver(split_model()).engine
-    # the second device has layers 1 and 2: keys and values of 2 layers with 2 heads of 8 numbers of 4 bytes
+    # the second device has layers 1 and 2: keys and values, 2 layers, 2 heads, 8 numbers of 4 bytes
     assert split._store.token_bytes == 2 * 2 * 2 * 8 * 4
     assert split.memory().weights_bytes < OwnDriver(make_model("llama")).engine.memory().weights_bytes
 
 
-def test_label_scores_of_a_split_model_equal_those_on_one_device() -> None:
+def test_split_model_and_whole_model_score_labels_equally() -> None:
     tails: list[list[tuple[int, ...]]] = [[(40, 41, 42), (43,)], [(44, 45), (46, 47, 48)]]
     rows = [PROMPTS[0], PROMPTS[2]]
     expected = forward.ModelRunner(make_model("llama"), limit_bytes=0).score(rows, tails)

@@ -52,7 +52,7 @@ def test_recipe_key_depends_on_its_content_and_not_on_its_name() -> None:
     assert context(slots=1)(plain.loader)("a").key == plain("a").key != slots.key
 
 
-def test_recipes_can_be_loaded() -> None:
+def test_loading_a_recipe_runs_its_loader_with_its_arguments() -> None:
     ran: list[int] = []
     recipe = context(lambda: ran.append(1))()
     assert ran == [], "the loader runs only when the context loads"

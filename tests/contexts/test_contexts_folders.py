@@ -73,7 +73,7 @@ def test_private_mount_of_a_node_is_not_the_programs_folder(tmp_path: Path) -> N
         assert done.stdout.strip() == seen, done.stderr
 
 
-def test_umask_is_read_without_a_change() -> None:
+def test_reading_the_umask_does_not_change_the_umask() -> None:
     before = os.umask(0o027)
     try:
         assert umask_now() == 0o027

@@ -14,7 +14,7 @@ WAIT_S = 30.0
 
 
 class Engine:
-    """An engine that waits at a gate before each batch and records the batch (rows are numbers: their lengths)."""
+    """An engine whose rows are numbers: their lengths. It waits at a gate before each batch and records the batch."""
 
     def __init__(self, *, is_open: bool = True) -> None:
         self.batches: list[list[int]] = []
@@ -37,7 +37,7 @@ class Engine:
 
 
 def busy(pool: ThreadPoolExecutor, *, kind: str = "k", row: int = 50) -> tuple[Engine, Future[list[str]]]:
-    """Return an engine that computes one row until its gate opens, and the future result."""
+    """Return an engine that waits at its gate with one row, and the future result."""
     engine = Engine(is_open=False)
     first = pool.submit(engine.joined.run, kind, [row], batch_size=8)
     assert engine.entered.wait(WAIT_S)

@@ -1,4 +1,4 @@
-"""Results do not change classes of the program; calls of the program set class attributes in the library.
+"""Results do not change classes of the program; arguments carry class attributes to the library.
 (tests/api/test_programs_captured.py tests results and exceptions of a whole program.)
 """
 
@@ -33,7 +33,7 @@ except Exception as error:
 
 
 def of_a_library(function: Callable[[], Any], *, pack: Callable[[Any], bytes] | None = None) -> bytes:
-    """Return the pickled result or exception of a function from another process without the classes of this test."""
+    """Run a function in another process that lacks the classes of this test; return its pickled result or exception."""
     data = dumps_code((function, pack), what="function")
     done = subprocess.run([sys.executable, "-c", _LIBRARY], input=data, capture_output=True, timeout=60, cwd="/")
     assert done.returncode == 0, done.stderr.decode()
@@ -140,7 +140,7 @@ def with_and_without_text(file: Path) -> tuple[bytes, bytes]:
     return both
 
 
-def test_class_that_failed_to_rebuild_is_complete_next_time(tmp_path: Path) -> None:
+def test_class_is_complete_after_an_earlier_failed_rebuild(tmp_path: Path) -> None:
     data, _ = with_and_without_text(tmp_path / "text")
     with pytest.raises(FileNotFoundError):
         payloads.loads(data, keep_classes=True)
@@ -156,7 +156,7 @@ def test_two_threads_rebuild_values_of_one_new_class(tmp_path: Path) -> None:
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(payloads.loads(slow, keep_classes=True)))
     thread.start()
-    # `open` returns when the thread reads the file; the class then exists without attributes
+    # `open` returns when the thread opens the file for reading; at this time the class exists without attributes
     with open(fifo, "w") as file:
         back = payloads.loads(quick, keep_classes=True)
         assert (back.rate, back.level()) == (1.0, 1)

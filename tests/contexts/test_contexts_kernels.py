@@ -34,7 +34,7 @@ def test_all_attention_kernels_give_equal_results(heads: int, key_heads: int, pr
         other = way(q, held, values, mask)
         assert one.shape == other.shape == (rows, heads * size)
         assert (one.float() - other.float()).abs().max() < apart
-    assert (one.float() - one.float().roll(1, 0)).abs().max() > 10 * apart  # different rows let the comparison fail
+    assert (one.float() - one.float().roll(1, 0)).abs().max() > 10 * apart  # the comparison detects different rows
 
 
 def test_kernel_choice_depends_only_on_processor_and_precision(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +49,7 @@ def test_kernel_choice_depends_only_on_processor_and_precision(monkeypatch: pyte
         assert kernels.choose_decode_attention(torch.float32, cpu) is kernels.attend_by_matrix_products
         assert kernels.choose_decode_attention(torch.bfloat16, cpu) is expected
         assert kernels.choose_decode_attention(torch.bfloat16, gpu) is kernels.ON_GPU
-        wide = () if half else (torch.float32,)  # weights are copied to a wide type without half precision
+        wide = () if half else (torch.float32,)  # without half precision, weights are also copied to float32
         assert kernels.packed_dtypes(torch.bfloat16) == (*wide, torch.bfloat16)
         assert kernels.packed_dtypes(torch.float32) == (torch.float32,)
         assert kernels.packed_dtypes(torch.float16) == ()
@@ -86,7 +86,7 @@ def test_float32_weight_copy_gives_correctly_rounded_products(rows: int, bias: b
     with torch.inference_mode():
         found = wide(x)
     assert found.dtype == torch.bfloat16
-    assert (found.double() - exact).abs().max() <= exact.abs().max() * 2**-8  # half of the last place
+    assert (found.double() - exact).abs().max() <= exact.abs().max() * 2**-8  # half a unit in the last place
     assert wide.packed_bytes == 64 * 48 * 4
 
 

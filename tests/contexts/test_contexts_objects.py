@@ -84,7 +84,7 @@ def test_object_name_of_a_file_depends_on_its_content(tmp_path: Path) -> None:
 
 
 def test_links_inside_a_folder_are_part_of_its_object_name(tmp_path: Path) -> None:
-    """A link inside the folder stays a link. A link to the outside, as in a hub cache, counts as its target."""
+    """A link inside the folder stays a link. A link to a file outside, as in a hub cache, counts as its target."""
     plain = build(tmp_path / "plain", {"weights": (b"w", False), "sub": {"deep": (b"d", False)}})
     (tmp_path / "blob").write_bytes(b"w")
     hub = build(tmp_path / "hub", {"sub": {"deep": (b"d", False)}})
@@ -122,7 +122,7 @@ def test_invalid_objects_are_refused(tmp_path: Path) -> None:
 
 
 def test_folder_may_contain_file_names_that_are_not_utf8(tmp_path: Path) -> None:
-    """The path of the folder must be text, because pilots receive the path; names in a folder may be any bytes."""
+    """Names in a folder may be any bytes. The path of the folder must be text, because pilots receive the path."""
     folder = tmp_path / "d"
     folder.mkdir()
     odd = Path(os.fsdecode(os.fsencode(folder) + b"/\xff\n"))

@@ -123,7 +123,7 @@ def test_adapter_evicted_from_memory_is_read_again(tmp_path: Path) -> None:
     assert driver.tokens(PROMPTS[0], max_new_tokens=12, adapter="lora-0") == expected[0]
 
 
-def test_adapter_of_another_base_model_fails_alone(tmp_path: Path) -> None:
+def test_adapter_of_another_base_model_fails_only_its_request(tmp_path: Path) -> None:
     wide, deep = small_llama(hidden_size=64), small_llama(num_hidden_layers=5)
     driver = AdapterDriver({
         "good": write_lora(tmp_path / "good", seed=1, modules=ATTENTION),

@@ -81,7 +81,7 @@ rows = st.lists(st.integers(0, 2), min_size=1, max_size=40).map(tuple)
 def test_cached_prefix_is_never_wrong_and_never_too_large(calls: list[list[Ids]], limit: int) -> None:
     model = Model(limit)
     for rows in calls:
-        model.read(rows)  # checks that each found prefix is the start of the rows
+        model.read(rows)  # `read` checks that each found prefix is the start of the rows
         assert model.cache.size_bytes <= limit
     model.cache.clear()
     assert model.cache.size_bytes == 0

@@ -145,7 +145,7 @@ def ask_all(engine: InferenceEngine, *, most: int) -> None:
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("kind", ["continuous", "static"])
-def test_profiler_measures_an_engine_and_leaves_it_idle(kind: str) -> None:
+def test_profiler_measures_an_engine_and_leaves_the_engine_idle(kind: str) -> None:
     engine, now = make_engine(kind), [0.0]
     step = engine.step
 

@@ -34,7 +34,7 @@ def driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> O
 
 
 def assert_scores(driver: OwnDriver, token: Any, prompt: Sequence[int], *, most: int) -> None:
-    """Compare with the log-probabilities of the model after each token of the prompt."""
+    """Compare the scores of a prompt with the log-probabilities of the bare model."""
     with torch.inference_mode():
         own = torch.log_softmax(driver.model(torch.tensor([prompt])).logits[0].float(), dim=-1)
     assert [each.token for each in token.prompt] == list(prompt)

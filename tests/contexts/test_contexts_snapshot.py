@@ -131,7 +131,7 @@ def test_several_libraries_convert_a_model_once(place: Path) -> None:
 
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Replace the loading of Transformers by reading the files of a `Part`. Return the list of read paths."""
+    """Let models load from the files of a `Part` instead of with Transformers. Return the list of read paths."""
     seen: list[str] = []
 
     def read(path: str, *, dtype: Any, devices: tuple[str, ...]) -> tuple[Any, Any]:

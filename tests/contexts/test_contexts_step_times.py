@@ -30,7 +30,7 @@ from stoker.contexts.step_times import (
 
 
 def decode_s(rows: float, length: float) -> float:
-    """Return a step time with both terms of SLINFER: the batch size and all tokens."""
+    """Return a step time that depends on the batch size and on all tokens, as in SLINFER."""
     return 0.01 + 0.002 * rows + 1e-6 * rows * length
 
 
@@ -54,7 +54,7 @@ def test_later_parts_of_a_long_prompt_take_longer() -> None:
     samples += [StepSample(True, tokens, tokens / 2, read_s(tokens, tokens / 2)) for tokens in (64, 128, 256)]
     model = StepModel(times_of(samples))
     assert model.step_s(prefill=True, tokens=512, length=1800) == pytest.approx(read_s(512, 1800))
-    # extrapolated from the samples of the longest part
+    # this time is extrapolated from the samples of the longest part
     assert model.step_s(prefill=True, tokens=128, length=2000) == pytest.approx(read_s(128, 2000))
 
 
@@ -76,7 +76,7 @@ def test_estimate_at_a_power_of_two_equals_its_sample(seconds: dict[tuple[int, i
     st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 100)), min_size=1, max_size=60),
     st.floats(0, 1e7), st.floats(0, 1e7),
 )  # fmt: skip
-def test_estimate_is_never_negative(samples, tokens, length):
+def test_step_time_estimate_is_never_negative(samples, tokens, length):
     table = StepTable()
     for sample in samples:
         table.add(*sample)
@@ -108,7 +108,7 @@ def test_two_tables_are_merged_by_their_sample_counts() -> None:
     assert one.joined(other).decode_error == StepError(pytest.approx(0.4), 3)
 
 
-def test_powers_of_two_and_tokens_of_a_step_are_counted() -> None:
+def test_step_sizes_attended_tokens_and_padding_are_computed() -> None:
     assert powers_of_two_up_to(12) == [1, 2, 4, 8, 12]
     assert powers_of_two_up_to(64, least=10) == [16, 32, 64]
     assert powers_of_two_up_to(0) == []

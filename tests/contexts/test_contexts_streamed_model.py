@@ -53,7 +53,7 @@ def open_files() -> list[str]:
 
 
 def converted(weights, dtype):
-    """Convert floating weights to a data type; keep all weights for None."""
+    """Convert floating-point weights to `dtype`; change nothing if `dtype` is None."""
     return {
         name: each.to(dtype) if dtype is not None and each.is_floating_point() else each
         for name, each in weights.items()

@@ -166,7 +166,7 @@ def test_functions_of_several_slots_find_their_own_modules(tmp_path: Path) -> No
 
 
 def brought(version: str = "1", **sources: str) -> CarriedModules:
-    """Return sent modules by name. `__` stands for a dot; a module with submodules is a package."""
+    """Return `CarriedModules` with these sources. `__` stands for a dot; a module with submodules is a package."""
     named = {name.replace("__", "."): text for name, text in sources.items()}
     table = {
         name: (f"/nowhere/{name}.py", any(other.startswith(f"{name}.") for other in named), version, text.encode())
@@ -426,7 +426,7 @@ def test_packages_in_a_pip_target_folder_count_as_installed(target: str, tmp_pat
 
 
 def test_pip_packages_in_a_pth_folder_do_not_count_as_editable(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A library imports an edited linked package again. Stoker itself may be in a linked folder."""
+    """Only linked (editable) packages are imported again after an edit. Stoker itself may be in a linked folder."""
     monkeypatch.syspath_prepend(target)
     monkeypatch.setattr(user_code, "_linked_roots", lambda: (target + os.sep,))
     assert [user_code.is_linked_package(name) for name in ("boxed", "single", "beside")] == [False, False, True]

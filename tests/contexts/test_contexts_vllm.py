@@ -41,7 +41,7 @@ pytestmark = pytest.mark.timeout(1500)  # vLLM's first start compiles for minute
 
 LIMIT_S = 600.0
 NEAR_TIE = 1e-3
-"""Log-likelihood difference below which two tokens may be swapped."""
+"""Maximum log-likelihood difference at which two tokens may be swapped."""
 TEXTS = [
     "The capital of France is",
     "Once",

@@ -62,9 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def load(folder: Path) -> Iterator[Load]:
-    """Return a function that loads the model and keeps it until another model is loaded: a process has the vLLM state
-    of one model.
-    """
+    """Return a function that loads a model and keeps it until the next load: a process can hold one vLLM model."""
     kept: dict[str, Any] = {}
     named: dict[str, str] = {}
 

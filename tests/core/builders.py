@@ -187,7 +187,7 @@ class Cluster(Desk):
         return self.report(library.pilot.id, say.LibraryAsleep(library.id, *sizes, sleep_s))
 
     def awake(self, library: Library, *, wake_s: float = 0.3, refused: str = "") -> Cluster:
-        """Report that a library is awake, with its earlier reservation."""
+        """Report that a library is awake, with the reservation from before its sleep."""
         return self.report(library.pilot.id, say.LibraryAwake(library.id, library.awake_bytes, wake_s, refused))
 
     def hot(self, *, run_s: float = 0.0, context: str = "bare", **how: Any) -> Cluster:
@@ -345,7 +345,7 @@ class Cluster(Desk):
                     self.others.append(command)
 
     def _results(self, client: str, results: to_client.Results) -> None:
-        """Check that results have no gap and that each call ends once; ignore known results."""
+        """Check that no result is missing and that each call ends once; ignore repeated results."""
         had = self._received.get(client, 0)
         assert results.first <= had, "results were skipped"
         for end in results.ends[had - results.first :]:

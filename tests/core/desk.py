@@ -49,7 +49,7 @@ class Desk:
         return commands
 
     def apply(self, plan: Sequence[Action], *, seam: str) -> None:
-        """Carry out a plan like that of a policy."""
+        """Carry out these actions as the plan of the policy `seam`."""
         actions.carry_out(self.core.manager, plan, seam=seam)
 
     def check(self) -> None:

@@ -1,8 +1,8 @@
 """Simulate pilots that fetch object parts from each other, with the real core and toy links in virtual time.
 
 The link of each pilot and of the origin has `rate` bytes per second up and down. A pilot requests one part at a time
-from each source, the rarest part first, ties at random. Parts from a `corrupt` pilot are wrong. Requests to a dead
-or unreachable pilot fail after `fail_s`.
+from each source: a random one of the rarest parts. Parts from a `corrupt` pilot are wrong. Requests to a dead or
+unreachable pilot fail after `fail_s`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class SwarmPilot:
         self.told = 0
         self.up_free = self.down_free = 0.0
         self.corrupt = self.blind = False  # corrupt: serves wrong bytes; blind: cannot read origins
-        self.busy_until = 0.0  # Time until which its calls delay its exit
+        self.busy_until = 0.0  # Time until which calls delay the exit of the pilot
 
     def complete(self, ref: ObjectRef) -> bool:
         return len(self.parts.get(ref.name, ())) == count_of(ref)
@@ -66,7 +66,7 @@ class Swarm(Desk):
         self.pilots: dict[str, SwarmPilot] = {}
         self.caches: dict[str, dict[str, set[int]]] = {}
         self.walls: set[frozenset[str]] = set()
-        """Pairs of pilots that cannot reach each other; a single name is a pilot that reaches no other pilot."""
+        """Pairs of pilots that cannot reach each other. A single name is a pilot that can reach no other pilot."""
         self.unsaid: dict[str, list[Any]] = {}  # Messages of disconnected pilots
         self.origin_free = 0.0
         self.origin_bytes: dict[str, int] = {}
@@ -109,7 +109,7 @@ class Swarm(Desk):
             self._carry_out(self.give(FromPilot(name, 0, list(messages))))
 
     def drain(self, name: str, *, busy_s: float = 0.0) -> Swarm:
-        """Drain a pilot, which exits after its calls when its objects are replicated or its time ends."""
+        """Drain a pilot. After its calls, the pilot exits when its objects are replicated or its time ends."""
         self.pilots[name].busy_until = self.now + busy_s
         hello = say.ClientHello(wire.VERSION, SESSION)
         release = say.ReleaseBlock(BlockId(name))
@@ -129,7 +129,7 @@ class Swarm(Desk):
         return self
 
     def cut(self, name: str) -> Swarm:
-        """Disconnect a pilot. Fetches continue and are reported after a reconnect."""
+        """Disconnect a pilot. The pilot continues to fetch and reports its fetches after the reconnect."""
         self.unsaid[name] = []
         self._carry_out(self.give(PilotCut(name)))
         return self

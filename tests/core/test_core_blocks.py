@@ -117,7 +117,7 @@ def test_missing_factory_is_reported_to_waiting_calls(cluster: Make) -> None:
 
 # ---- the policy
 def test_calls_wait_for_the_remaining_pilots_of_a_block(cluster: Make) -> None:
-    """After the first pilot of a block joined, other calls wait for the other pilots, not for a second block."""
+    """After the first pilot of a block joined, calls wait for its other pilots instead of a second block."""
     c = cluster().sources(Source("backfill", Rule.OPPORTUNISTIC, first=0, most=4, nodes=4, slots=1, idle_s=100.0))
     c.calls(4)
     assert c.asked() == ["b1"]
@@ -288,7 +288,7 @@ def test_early_pilot_deaths_delay_requests_and_are_reported(cluster: Make) -> No
     assert c.status().trouble == {}
 
 
-def test_fluctuating_work_keeps_the_number_of_blocks(cluster: Make) -> None:
+def test_number_of_blocks_stays_constant_while_work_fluctuates(cluster: Make) -> None:
     c = cluster().sources(OPEN).call("c0")
     blocks = c.asked()
     c.block(*blocks, phase=BlockPhase.RUNNING).join("p1", block=blocks[0]).ready().end("c0")
@@ -378,7 +378,7 @@ def test_block_that_is_held_and_released_stops_its_source(cluster: Make, seen: b
         assert c.core.state.blocks["b1"].leaving == "its source is stopped"
 
 
-def test_job_holds_with_other_causes_or_gaps_keep_the_source(cluster: Make) -> None:
+def test_held_jobs_not_in_a_row_or_with_other_causes_stop_no_source(cluster: Make) -> None:
     c = cluster().sources(OPEN).calls(5)
     for n, cause in enumerate(["memory", "disk", "", "disk"], 1):
         c.block(f"b{n}", phase=BlockPhase.RUNNING).join(f"p{n}", block=f"b{n}").lose(f"p{n}")

@@ -92,7 +92,7 @@ def test_failures_of_too_many_kinds_are_counted_together(cluster: Make) -> None:
     assert sum(group.count for group in found.groups) == found.failed == count
 
 
-def test_failure_that_does_not_count_leaves_its_group(cluster: Make) -> None:
+def test_uncounted_failure_is_removed_from_its_failure_group(cluster: Make) -> None:
     count = ending.MOST + 1
     c = cluster(pilots=1).calls(count).ready()
     for n in range(1, count + 1):

@@ -26,7 +26,7 @@ def test_call_loads_its_context_runs_and_ends_once(cluster: Make) -> None:
     c.nothing_else_was_said()
 
 
-def test_function_is_sent_once_per_library_unless_it_is_lost(cluster: Make) -> None:
+def test_function_is_sent_again_only_to_a_library_that_requests_it(cluster: Make) -> None:
     c = cluster(pilots=1).call("c1").hot(run_s=0)
     c.end("c1").forget().call("c2")
     assert c.hears("p1", to_pilot.RunCalls).function_blob is None
@@ -41,7 +41,7 @@ def test_calls_wait_in_order_of_priority_then_of_arrival(cluster: Make) -> None:
     assert c.held() == ["high2"]
 
 
-def test_requeued_calls_keep_their_place(cluster: Make) -> None:
+def test_requeued_calls_keep_their_place_in_the_queue(cluster: Make) -> None:
     c = cluster(pilots=2).calls(2).ready().calls(3)
     assert c.waiting() == ["3", "4", "5"]
     first, second = c.library("p1"), c.library("p2")
@@ -49,7 +49,7 @@ def test_requeued_calls_keep_their_place(cluster: Make) -> None:
     assert c.waiting() == ["1", "2", "3", "4", "5"]
 
 
-def test_short_calls_are_prefetched_and_long_ones_are_not(cluster: Make) -> None:
+def test_short_calls_are_prefetched_and_long_calls_are_not(cluster: Make) -> None:
     c = cluster(pilots=1).call("x").hot(run_s=0.001).calls(100)
     assert 10 < len(c.held()) < 30
     c = cluster(pilots=1).call("x").hot(run_s=0.5).calls(100)
@@ -70,7 +70,7 @@ def test_very_short_calls_submitted_together_share_a_frame(cluster: Make) -> Non
 
 
 def test_logging_of_a_call_changes_no_decision(cluster: Make) -> None:
-    """A replay that shows the history of a call must reach the state of its manager."""
+    """A replay that logs the history of a call must reach the same state as the manager."""
     seen = []
     for watch in (frozenset(), frozenset({make_call_id(client=0, sequence=3)})):
         c = cluster(pilots=1, watch=watch).calls(1).hot(run_s=0.001).calls(40)
@@ -147,7 +147,7 @@ def test_submit_with_unknown_names_fails_with_the_reason(cluster: Make) -> None:
     c.nothing_else_was_said()
 
 
-def test_cancelling_a_waiting_call_ends_it_at_once(cluster: Make) -> None:
+def test_waiting_call_ends_at_once_when_it_is_cancelled(cluster: Make) -> None:
     c = cluster(pilots=1).calls(3).ready().forget()
     c.tell("ana", say.Cancel([c.ids["2"]]))
     assert c.failure("2").kind is FailureKind.CANCELLED
@@ -204,9 +204,9 @@ def test_call_that_arrives_with_a_block_release_stays_queued(cluster: Make) -> N
     c.nothing_else_was_said()
 
 
-def test_call_is_not_assigned_to_a_library_still_cancelling_it(cluster: Make) -> None:
+def test_call_is_not_assigned_to_a_library_still_cancelling_the_call(cluster: Make) -> None:
     c = cluster(pilots=2).define(recipe("a", slots=2)).call("w", context="a").ready().end("w", run_s=50.0)
-    c.calls(3, context="a").wait(1).ready()  # p2 loads too, because the load pays off
+    c.calls(3, context="a").wait(1).ready()  # p2 also loads the context, because the calls are long
     assert c.lives_on("a") == ["p1", "p2"]
     c.end("2", "3", "4").call("g", context="a", gang=(2, 2)).forget()
     c.lose("p2")

@@ -123,7 +123,7 @@ def test_unused_call_groups_are_forgotten(cluster: Make, monkeypatch: pytest.Mon
         c.call(str(n), limit_s=float(n)).end(str(n))
     assert len(c.core.state.groups) == 5
     c.check()
-    c.by_hand = True  # `check` has already replayed the events, while few groups were kept
+    c.by_hand = True  # a later replay would keep more groups; `check` has already replayed the events
 
 
 FILE = ObjectRef("result-1", 10, "/session/objects/result-1")

@@ -1,4 +1,4 @@
-"""After infrastructure failures calls run elsewhere without penalty, and fail after several tries."""
+"""After an infrastructure failure, a call runs elsewhere without penalty; the call fails after several tries."""
 
 from __future__ import annotations
 

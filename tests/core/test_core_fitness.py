@@ -1,4 +1,4 @@
-"""Pilots with bad disks are avoided and reported; the recipe is not blamed."""
+"""Pilots with bad disks are avoided and reported. Their failures do not count against the recipe."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_unfit_pilot_is_reported_with_advice(cluster: Make) -> None:
     assert "2 of 2 connected pilots cannot load a" in c.story("a")
 
 
-def test_calls_fail_if_every_pilot_is_unfit_and_the_next_call_loads(cluster: Make) -> None:
+def test_calls_fail_if_every_pilot_is_unfit_and_a_later_call_retries(cluster: Make) -> None:
     c = cluster(pilots=2).define(recipe("a")).call("1", context="a")
     for seconds in (0, 5, 20):
         c.wait(seconds)
@@ -174,7 +174,7 @@ def test_only_libraries_needed_for_cache_space_end(cluster: Make) -> None:
     assert states(c, "a", "b") == ["ready", "stopping"]
 
 
-def test_calls_wait_for_busy_libraries_if_idle_ones_free_too_little(cluster: Make) -> None:
+def test_calls_wait_if_idle_libraries_would_free_too_little_cache(cluster: Make) -> None:
     c = cluster(pilots=1).define(with_files("a", "6 GB"), with_files("b", "7 GB"), with_files("z", "3 GB"))
     used_once(c, "z")
     c.call("long", context="a").ready().call("b1", context="b")

@@ -73,7 +73,7 @@ def test_rank_that_loses_its_connection_does_not_fail_the_gang(three: Cluster) -
     three.progress("g", 5.0, 10.0, state=b"five done").forget()
     lost(three, order[2])
     assert "g" not in three.ended
-    three.let_go()  # each member stops alone
+    three.let_go()  # each member of the gang stops separately
     call = three.the_call("g")
     assert isinstance(call.holder, Gang)
     assert len(call.holder.members) >= 2
@@ -162,11 +162,11 @@ def test_evicted_gang_resumes_from_its_checkpoint(three: Cluster) -> None:
 
 
 # ---- paces
-def test_pace_is_learned_from_reports_of_rank_0(three: Cluster) -> None:
+def test_pace_of_a_gang_is_learned_from_reports_of_rank_0(three: Cluster) -> None:
     for done, rank in ((10.0, 0), (500.0, 1), (30.0, 0)):
         three.wait(5.0).progress("g", done, 100.0, rank=rank)
     paces = three.context().paces
-    # Meeting takes 2 of the first 5 s, so 10 items take 3 s; then 20 items take 10 s.
+    # The ranks need 2 of the first 5 s to connect. So 10 items take 3 s; the next 20 items take 10 s.
     mean = 0.3 + 0.5 * (0.5 - 0.3)
     assert paces.mean_s(3, 100) == pytest.approx(100 * mean + paces.meet_s)
     assert three.core.state.reports[three.ids["g"]].done == 30.0
@@ -208,7 +208,7 @@ def test_work_of_a_call_is_its_items_times_tokens_per_item() -> None:
 
 
 # ---- forecasts
-def test_client_gets_a_forecast_again_only_when_it_changes() -> None:
+def test_client_gets_another_forecast_only_if_the_forecast_changes() -> None:
     made = make_cluster()
     made.calls(1).forget()
     actions.apply(made.core.manager, Forecast(made.ids["1"], made.now + 1, True), seam="dispatch")
@@ -263,7 +263,7 @@ def test_explain_shows_when_a_call_is_expected_to_end() -> None:
     assert "is expected to end any moment, 30 s too late for its deadline" in made.story(name)
 
 
-def test_speed_from_other_sessions_is_used_until_one_is_measured() -> None:
+def test_speed_of_other_sessions_is_used_until_a_speed_is_measured() -> None:
     made = make_cluster(pilots=1)
     slow, fast = ContextAdvice(paces={1: 2.0, 2: 1.2}, meet_s=0.5), ContextAdvice(paces={1: 1.0})
     made.event(AdviceArrived(OfContext("bare"), CostAdvice({"cpu": fast, "gpu": slow})))
@@ -305,7 +305,7 @@ def test_calls_for_one_library_overtake_a_gang_that_waits(cluster: Make) -> None
 
 @pytest.mark.parametrize("called", ["before the break", "during the break", "when it was given up"])
 def test_gang_that_starts_when_a_pilot_reconnects_starts_once(cluster: Make, *, called: str) -> None:
-    """Without a second library in the hello, this event assigned the call to the gang."""
+    """Each rank is sent once, even if the gang starts while the manager reads the hello."""
     made = cluster(pilots=1, devices_each=2).calls(2).ready().end("1", "2")
     here = {f"lib{library.id}": () for library in made.pilot().libraries.values()}
     if called == "before the break":

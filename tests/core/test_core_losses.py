@@ -1,4 +1,4 @@
-"""Lost pilots count at once; the reason of the batch system is added later."""
+"""A lost pilot counts as lost at once; the batch system gives the reason later."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_loss_reason_may_arrive_before_the_pilot_is_lost(cluster: Make, loss: Lo
     assert gone(c) is loss.explained
 
 
-def test_restarted_job_explains_no_later_loss(cluster: Make) -> None:
+def test_loss_reason_from_before_a_job_restart_is_not_reused(cluster: Make) -> None:
     c = running(cluster).block("b1", phase=BlockPhase.PENDING, loss=LossReason.PREEMPTED).lose("p1")
     c.block("b1", phase=BlockPhase.RUNNING).join("p2", block="b1").lose("p2")
     assert c.status().losses == {"preempted": 1, "unexplained": 1}
@@ -70,7 +70,7 @@ def test_pilot_lost_near_the_end_of_its_walltime_is_out_of_walltime(cluster: Mak
     assert recorded(c) == [(PilotEnd.WALLTIME, LossReason.WALLTIME)]
 
 
-def test_reconnected_pilot_was_not_lost(cluster: Make) -> None:
+def test_reconnected_pilot_does_not_count_as_lost(cluster: Make) -> None:
     c = running(cluster).lose("p1").come_back("p1")
     assert (c.status().lost_pilots, c.status().losses) == (0, {})
     assert c.status().jobs[0].pilots == ("p1",)

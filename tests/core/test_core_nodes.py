@@ -61,7 +61,7 @@ def cluster_with_bad_node(cluster: Make, source: Source = GPU, **how: Any) -> Cl
     return c
 
 
-def test_block_leaves_a_faulty_node_and_the_next_block_avoids_it(cluster: Make) -> None:
+def test_block_leaves_a_faulty_node_and_later_blocks_avoid_the_node(cluster: Make) -> None:
     c = cluster_with_bad_node(cluster)
     assert c.pilot().state is PilotState.DRAINING
     assert [order.allowed for order in orders(c)] == [AllowedNodes(exclude=("n2",))]
@@ -114,7 +114,7 @@ def test_no_more_nodes_are_excluded_than_the_site_allows(cluster: Make) -> None:
     assert [each.node for each in c.status().excluded_nodes] == ["n2", "n3"]
     said = "gpu: blocks may start on n4, although it failed: 2 nodes, the maximum, are excluded"
     assert said in c.core.state.notices
-    assert not c.core.state.blocks[BlockId("b3")].leaving  # another block could start there as well
+    assert not c.core.state.blocks[BlockId("b3")].leaving  # the next block could start on n4 too
 
 
 # ---- probes
@@ -153,7 +153,7 @@ def test_probe_without_a_fault_ends_the_exclusion_of_the_node(cluster: Make) -> 
     record = records(c)[-1]
     assert (record.excluded, record.said, record.probes, record.probe_s) == (False, "no fault", 1, 20.0)
     assert before.keys() <= source.blocks.keys()
-    assert not any(isinstance(each, RecordStay) for each in c.others)  # pilot stays of probes are not recorded
+    assert not any(isinstance(each, RecordStay) for each in c.others)  # the stay of a probe's pilot is not recorded
     assert all(not order.allowed.exclude for order in orders(c))
 
 
@@ -184,7 +184,7 @@ def test_probe_without_an_answer_is_repeated(cluster: Make) -> None:
     begin_probe(c, AGAIN_S)  # the probe is overdue, but another session may have begun one
 
 
-def test_node_that_the_batch_system_lacks_is_forgotten(cluster: Make) -> None:
+def test_node_unknown_to_the_batch_system_is_forgotten(cluster: Make) -> None:
     c = cluster_with_bad_node(cluster)
     order = begin_probe(c)
     c.block(order.block, phase=BlockPhase.REFUSED, reason="Invalid node name specified", no_node=True)
@@ -251,7 +251,7 @@ def test_exclusion_ends_if_no_other_node_is_left(cluster: Make, phase: BlockPhas
     [again] = orders(c)
     assert again.allowed == AllowedNodes()
     joined(c, "p2", node="n2", block=again.block, faults=(BAD,))
-    assert not c.status().excluded_nodes  # otherwise the block would be left again at once
+    assert not c.status().excluded_nodes  # an excluded node would end the new block at once
     assert not c.core.state.blocks[again.block].leaving
     c.wait(EVERY_S)
     c.report("p2", say.DeviceFault("cuda:0", "it failed again"))
@@ -264,7 +264,7 @@ def test_node_exclusion_ends_when_its_device_works_again(cluster: Make) -> None:
     joined(c, "p1", node="n2", block="b1", faults=("",))
     c.report("p1", say.DeviceFault("cuda:0", BAD))
     assert c.status().excluded_nodes
-    assert c.pilot().state is PilotState.HERE  # no block would replace it
+    assert c.pilot().state is PilotState.HERE  # the pilot stays, because no block would replace it
     c.report("p1", say.DeviceFault("cuda:0", ""))
     assert not c.status().excluded_nodes
 

@@ -15,7 +15,7 @@ from stoker.protocol.ids import RecipeKey
 
 
 # ---- sources
-def test_first_pilot_reads_the_origin_and_others_get_it_from_peers(peers: Peers) -> None:
+def test_first_pilot_reads_the_origin_and_other_pilots_read_peers(peers: Peers) -> None:
     peers.here("p1", "p2", "p3").want("p1")
     assert peers.told("p1") == ((), True)
     peers.want("p2")
@@ -33,7 +33,7 @@ def test_object_manifest_is_sent_once_to_each_pilot(peers: Peers) -> None:
     assert order == to_pilot.FetchObject(BIG, (to_pilot.ServingPeer("p1", "p1:7000"),), False, b"digests")
     peers.want("p3")
     assert [order.manifest for order in peers.orders("p2")] == [b""]
-    peers.want("p2")  # a repeated request: perhaps the order was lost
+    peers.want("p2")  # p2 requests the object again, because the order may be lost
     assert [order.manifest for order in peers.orders("p2")] == [b"digests"]
 
 
@@ -57,7 +57,7 @@ def test_pilots_of_one_cache_fetch_an_object_once(peers: Peers) -> None:
     peers.here("p1", "p2", "p3", cache="node7").here("q1").want("p1", "p2", "p3", "q1")
     assert peers.told("p1") == ((), True)
     assert peers.told("p2") is peers.told("p3") is None
-    assert peers.told("q1") == (("p1",), False)  # q1 reads from p1, and from no pilot without parts
+    assert peers.told("q1") == (("p1",), False)  # q1 reads from p1; p2 and p3 have no parts yet
     peers.arrive("p1")
     # p1 fetched the object into the shared cache
     assert peers.told("p2") == peers.told("p3") == (("p1",), False)
@@ -94,7 +94,7 @@ def test_one_pilot_of_a_shared_cache_fetches_a_lost_object_again(peers: Peers) -
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_pilot_waits_for_a_peer_that_checks_its_shared_cache(peers: Peers, lost: bool) -> None:
-    """p1 fetched the object into the cache of p2, but serves no other pilot. So q1 waits for p2."""
+    """p1 fetched the object into the cache of p1 and p2, but p1 serves no other pilot. So q1 waits for p2."""
     peers.here("p1", serves=False, cache="node7").here("p2", cache="node7").here("q1", serves=False)
     peers.want("p1", "p2", "q1").forget().arrive("p1")
     assert peers.told("p2") == ((), True)
@@ -114,7 +114,7 @@ def test_another_pilot_replaces_a_disconnected_origin_reader(peers: Peers) -> No
     assert peers.told("p1") == (("p2",), False)
 
 
-def test_pilot_that_requests_an_object_it_should_have_gets_it_again(peers: Peers) -> None:
+def test_pilot_that_requests_an_object_that_it_had_gets_a_source(peers: Peers) -> None:
     peers.here("p1", "p2", has=(BIG,)).want("p1")
     assert peers.told("p1") == (("p2",), False)
 
@@ -166,7 +166,7 @@ def test_number_of_concurrent_origin_readers_is_bounded(peers: Peers) -> None:
     assert [peers.told(name) for name in names] == [None] * 4 + [((), True)] + [None] * 2
 
 
-def test_another_pilot_reads_the_origin_if_one_cannot(peers: Peers) -> None:
+def test_another_pilot_reads_the_origin_if_the_first_cannot(peers: Peers) -> None:
     peers.here("p1", "p2").want("p1", "p2").forget().fail("p1", origin=True)
     assert peers.told("p2") == ((), True)
     assert peers.told("p1") == (("p2",), False)
@@ -244,7 +244,7 @@ def start(peers: Peers, name: str) -> to_pilot.StartLibrary:
     return next(x for x in peers.mail.pop(name) if isinstance(x, to_pilot.StartLibrary))
 
 
-def test_new_library_is_told_of_a_snapshot_on_another_pilot(peers: Peers) -> None:
+def test_load_order_names_a_snapshot_that_another_pilot_has(peers: Peers) -> None:
     peers.define(recipe("llm")).here("p1").call("1", context="llm")
     assert start(peers, "p1").snapshots == {}
     offer(peers, "p1")
@@ -269,7 +269,7 @@ def test_second_snapshot_is_offered_when_the_first_is_lost(peers: Peers) -> None
     assert start(peers, "p3").snapshots == {FORM: other}
 
 
-def test_lost_snapshots_and_those_of_other_devices_are_not_offered(peers: Peers) -> None:
+def test_lost_snapshots_or_snapshots_of_other_devices_are_not_offered(peers: Peers) -> None:
     peers.define(recipe("llm")).here("p1")
     offer(peers, "p1")
     gpu = say.PilotHello(wire.VERSION, SESSION, "g1", 7, devices(1, kind="a10"), peer="g1:7000")

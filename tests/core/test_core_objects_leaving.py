@@ -34,7 +34,7 @@ def test_object_read_by_a_leaving_pilot_goes_to_a_waiting_pilot(peers: Peers) ->
     peers.here("p1").want("p1").here(*served, "late", serves=False).want(*served, "late").forget()
     leave(peers, "p1")
     assert peers.told("late") is None
-    peers.fail("q1", "p1")  # p1 has a free place: q1 will read from another source
+    peers.fail("q1", "p1")  # p1 can serve another pilot, because q1 will read from another source
     assert peers.told("late") == (("p1",), False)
 
 
@@ -136,7 +136,7 @@ def test_pilot_without_the_cached_object_takes_over_the_fetch(peers: Peers) -> N
 
 
 def test_pilot_whose_source_gave_up_gets_another_source(peers: Peers) -> None:
-    """q1 reads the object from p2 until p3 reports that it fetches the object into their cache."""
+    """q1 reads from p2, until p3 takes over the fetch into the cache that p2 and p3 share."""
     peers.here("p1", has=(BIG,), cache="node7").here("p2", "p3", cache="node7").here("q1")
     peers.want("p2", "p3").lose("p1").want("q1").forget()
     peers.fail("p3", "p1")

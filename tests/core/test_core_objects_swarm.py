@@ -87,5 +87,5 @@ def calls_of_a_crowd(count: int) -> int:
     return made
 
 
-def test_work_grows_linearly_with_pilots() -> None:
+def test_planning_work_of_transfers_grows_linearly_with_pilots() -> None:
     assert calls_of_a_crowd(400) < 2.5 * calls_of_a_crowd(200)

@@ -41,7 +41,7 @@ def test_result_pieces_go_to_the_client_and_acks_to_the_library(c: Cluster) -> N
     assert said == [ToClient(ClientId("ana"), to_client.Pieces(c.ids["s"], RUN, 0, [b"a", b"b"]))]
     back = taken(c, 2, again=True)
     assert back == [ToPilot(PilotId("p1"), to_pilot.AckPieces(LibraryId(1), c.ids["s"], RUN, 2, again=True))]
-    assert decision_checksum([*said, *back]) == 0  # no decision was made
+    assert decision_checksum([*said, *back]) == 0  # messages about pieces are not decisions
     c.nothing_else_was_said()
 
 
@@ -75,7 +75,7 @@ def test_result_pieces_in_numbered_frames_are_refused(c: Cluster) -> None:
 
 
 def test_explain_shows_sent_pieces_and_the_wait_for_the_reader(c: Cluster) -> None:
-    c.by_hand = True  # do not replay, because the journal has no status requests, so a replay has no pieces
+    c.by_hand = True  # no replay: the journal contains neither status requests nor pieces
 
     def told() -> str:
         return c.the_story(show_call(c.ids["s"])).headline

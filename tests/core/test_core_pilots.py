@@ -262,7 +262,7 @@ def test_call_run_times_are_recorded_once_per_period(cluster: Make) -> None:
     assert needs_heartbeat_record(state, beat(), c.now + RECORD_S)
 
 
-def test_heartbeat_in_a_numbered_or_mixed_frame_is_not_special(cluster: Make) -> None:
+def test_numbered_or_mixed_frame_does_not_count_as_a_heartbeat(cluster: Make) -> None:
     numbered = FromPilot("p1", 4, [say.Heartbeat()])
     among = FromPilot("p1", 0, [say.Heartbeat(), say.PilotLeaving("bye")])
     assert not is_heartbeat(numbered)

@@ -139,7 +139,7 @@ class Shelf:
 def test_load_index_gives_the_answers_of_a_linear_search(changes: list[tuple[int, int | None]]) -> None:
     shelves = [Shelf(n) for n in range(7)]
     index: LoadIndex[Shelf] = LoadIndex()
-    listed: dict[int, int] = {}  # load of each shelf, latest change last
+    listed: dict[int, int] = {}  # load of each shelf; the shelf that changed last is last
     for number, level in changes:
         listed.pop(number, None)
         if level is None:

@@ -1,4 +1,4 @@
-"""Test pilots that return with libraries after a declared loss, and the end of walltimes."""
+"""Test pilots that return with libraries after being declared lost, and pilots whose walltime ends."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_first_result_counts_if_a_call_runs_on_two_pilots(cluster: Make) -> None
     c.report(lost, say.CallsEnded(first.id, [_end(c, "c1")]))
     assert c.ended["c1"].ok
     second = c.library(other, "a")
-    c.report(other, say.CallsEnded(second.id, [_end(c, "c1")]))  # not `end`: the builder would fail with `ended twice`
+    c.report(other, say.CallsEnded(second.id, [_end(c, "c1")]))  # `c.end` would fail, because c1 has already ended
     assert not second.zombies
 
 
@@ -89,7 +89,7 @@ def _end(c: Cluster, name: str) -> say.CallEnd:
 
 @pytest.mark.parametrize("given_up", [False, True])
 def test_outdated_hello_of_a_pilot_does_not_revive_an_ended_library(cluster: Make, given_up: bool) -> None:
-    """The frame with the end arrived, but the acknowledgement was lost."""
+    """The manager read that the library ended, but its acknowledgement was lost."""
     c = cluster(pilots=1).call("c1").ready()
     library = c.library()
     before = c.taken("p1")

@@ -113,7 +113,7 @@ def test_calls_that_the_client_does_not_submit_again_have_ended(cluster: Make) -
 
 @pytest.mark.parametrize("when", ["before the hello", "after the hello"])
 def test_failed_rerun_of_a_call_with_a_known_result_is_not_counted(cluster: Make, when: str) -> None:
-    """The journal lost the end, so the call runs again, and the file of its arguments is gone."""
+    """The journal lost the end of the call, so the call runs again, without the file of its arguments."""
     c = cluster(pilots=1).calls(2).ready()
     c.event(ManagerRestarted()).come_back("p1", lib1=()).forget()
     c._received["ana"] = 1
@@ -264,7 +264,7 @@ def test_lost_block_is_adopted_with_its_pilots(c: Cluster) -> None:
 
 
 def test_block_requested_again_keeps_its_former_pilots(c: Cluster) -> None:
-    """The journal lost its first records, so the first block of the source is b1 again."""
+    """The journal lost its first records, so the next block of the source has the name b1 again."""
     back(c, facts(), block="b1").event(SessionDefined((Source("mine", Rule.FIXED, first=1, most=1),)))
     block = c.core.state.blocks["b1"]
     assert list(block.pilots) == ["old"]
@@ -288,8 +288,8 @@ def test_library_numbers_lost_from_the_journal_are_not_reused(cluster: Make) -> 
 
 @pytest.mark.parametrize("known", [True, False])
 def test_call_end_ignored_after_a_journal_gap_counts_when_repeated(cluster: Make, *, known: bool) -> None:
-    """The damaged record once was the assignment of the call to its library. The manager ignored the end of the call,
-    dropped the repeated end because of its number, and the call ran forever.
+    """The damaged record was the assignment of the call to its library. The manager once ignored the end of the call
+    and, because of its number, also the repeated end. The call then never ended.
     """
     c = cluster(pilots=1).calls(1).ready()
     if known:

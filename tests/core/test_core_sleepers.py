@@ -105,7 +105,7 @@ def test_refused_sleep_makes_the_library_usable_again(c: Cluster) -> None:
     assert c.call("a2", context="a").held(context="a") == ["a2"]
 
 
-def test_call_that_arrives_while_a_library_falls_asleep_wakes_it(c: Cluster) -> None:
+def test_ended_sleeping_library_frees_its_memory_and_loads_again(c: Cluster) -> None:
     order(c, Sleep(lib(c).id)).forget().call("a2", context="a")
     c.nothing_else_was_said()
     c.asleep(lib(c), keeps="1 GB", host="5 GB")

@@ -95,18 +95,18 @@ def test_context_that_declares_all_memory_of_a_gpu_gets_it(cluster: Make) -> Non
     assert not c.ended["b"].ok
 
 
-def test_host_memory_never_counts_on_a_gpu(cluster: Make) -> None:
+def test_host_memory_of_a_library_is_not_counted_as_gpu_memory(cluster: Make) -> None:
     c = cluster().join("p1", of=gpus()).define(model("m")).call("a", context="m")
     promised = started(c).device_memory_bytes
     c.report("p1", say.LibraryReady(c.library(context="m").id, 0.1, 1.0, resident_bytes=2 * GB, peak_bytes=3 * GB))
-    assert c.library(context="m").promised_bytes == promised  # the report lacks device memory, so the reservation stays
+    assert c.library(context="m").promised_bytes == promised  # the report has no device memory: the reservation stays
     assert c.context("m").advice["NVIDIA A10"].peak_bytes == 0
     assert c.context("m").resident_bytes == 0
 
 
 # ---- measured memory
 def test_second_load_does_not_get_memory_in_use(cluster: Make) -> None:
-    """The framework does not report device memory, of which 18 of 24 GB are used."""
+    """The framework reports no device memory, but 18 of 24 GB are used."""
     c = cluster().join("p1", of=gpus()).define(model("m"), model("n", 10 * GB)).call("a", context="m")
     started(c)
     library = c.library(context="m")

@@ -30,7 +30,7 @@ def test_device_kind_that_runs_long_functions_is_not_called_slow() -> None:
     assert learned(runs).of == {"A10": 1.0, "cpu": pytest.approx(0.5)}
 
 
-def test_few_calls_give_no_speed() -> None:
+def test_too_few_calls_give_no_device_speed() -> None:
     runs = [("f", kind, seconds) for kind, seconds in (("A10", 1.0), ("cpu", 4.0))]
     assert learned(runs * 9).of == {}
     assert learned(runs * 10).of == {"A10": 1.0, "cpu": pytest.approx(0.25)}
@@ -56,7 +56,7 @@ def test_memory_of_the_speed_comparison_is_bounded() -> None:
     assert all(len(logs) <= 31 for logs in speeds._logs.values())
 
 
-def test_measured_speeds_replace_those_of_earlier_sessions() -> None:
+def test_measured_speeds_replace_speeds_of_earlier_sessions() -> None:
     speeds = Speeds()
     speeds.advise({"cpu": 0.1, "A10": 1.0})
     assert speeds.of == {"cpu": pytest.approx(0.1), "A10": 1.0}

@@ -66,7 +66,7 @@ def test_call_behind_others_in_its_library_shows_its_position(cluster: Make) -> 
     )
 
 
-def test_disconnected_pilot_is_shown_as_such(cluster: Make) -> None:
+def test_disconnected_pilot_is_shown_as_disconnected(cluster: Make) -> None:
     c = cluster(pilots=1).cut("p1").call("c1")
     assert "no pilot is connected (1 cut off" in c.story("c-1")
     assert "cut" in c.story("p1").splitlines()[0]
@@ -108,7 +108,7 @@ def test_number_of_kept_failures_is_bounded(cluster: Make) -> None:
     assert "cancelled by its client" in c.story("c-1200")
 
 
-def test_contexts_and_libraries_have_stories(cluster: Make) -> None:
+def test_explain_shows_loads_and_failures_of_contexts_and_libraries(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("llm")).call("c1", context="llm")
     c.fail_load(c.library(context="llm"))
     assert "last failed load: FileNotFoundError" in c.story("llm")
@@ -137,7 +137,7 @@ def test_lack_of_device_memory_is_shown_with_the_free_memory(cluster: Make) -> N
     assert "no device has room for b next to its busy libraries (most free: 3.0 GB)" in c.story("c-2")
 
 
-def test_status_counts_everything_once(cluster: Make) -> None:
+def test_status_shows_call_counts_rate_time_left_and_contexts(cluster: Make) -> None:
     c = cluster(pilots=2).define(recipe("a")).calls(5, context="a").ready(memory="1 GB", load_s=2.0)
     c.wait(2).end("1", run_s=2.0).end("2", run_s=2.0, ok=False)
     status = c.status()

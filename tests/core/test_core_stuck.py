@@ -30,12 +30,12 @@ def test_calls_prefetched_behind_a_long_call_run_elsewhere(cluster: Make) -> Non
     assert c.held("p2", "a")[0] == "s1"
 
 
-def test_new_calls_go_to_a_free_library_and_not_to_a_stuck_one(cluster: Make) -> None:
+def test_new_calls_go_to_a_free_library_and_not_to_a_stuck_library(cluster: Make) -> None:
     c = cluster(pilots=2).calls(2).hot(run_s=SHORT_S)
     c.call("long").forget().call("s1")
     assert c.held("p2") == ["long"]
     assert c.held("p1") == ["s1"]
-    c.end("s1", run_s=SHORT_S).wait(2).call("s2", "s3", "s4")  # p1 also gets calls that it must queue
+    c.end("s1", run_s=SHORT_S).wait(2).call("s2", "s3", "s4")  # p1 gets all three calls and queues two of them
     assert c.held("p2") == ["long"]
     assert c.held("p1") == ["s2", "s3", "s4"]
 
@@ -74,7 +74,7 @@ def test_library_with_a_free_slot_is_not_stuck(cluster: Make) -> None:
     c.calls(5, context="a").wait(0.9)
     assert not c.library(context="a").stuck
     assert len(c.held(context="a")) == 6
-    c.forget().wait(1.2)  # now a second call occupies its slot for a long time
+    c.forget().wait(1.2)  # by now a second call also runs for a long time
     assert c.library(context="a").stuck
     assert c.hears("p1", to_pilot.TakeBack).count == 4
 

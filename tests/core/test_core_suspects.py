@@ -1,4 +1,4 @@
-"""A harmful call fails alone: lost pilots, dead libraries, and the walltime."""
+"""A call that kills pilots or libraries, or outlasts walltimes, fails alone."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_call_that_saves_progress_survives_many_pilot_losses(cluster: Make) -> N
     assert c.ended["c"].ok
 
 
-def test_kill_signal_next_to_another_call_is_no_evidence(cluster: Make) -> None:
+def test_kill_while_another_call_runs_is_not_held_against_a_call(cluster: Make) -> None:
     c = cluster(pilots=1, devices_each=2).define(recipe("a", memory="1 GB"), recipe("b", memory="1 GB"))
     c.call("hog", context="a").call("good", context="b").ready()
     for _ in range(2):
@@ -185,7 +185,7 @@ def test_calls_of_a_dead_library_are_retried_one_at_a_time(cluster: Make) -> Non
     assert all(c.ended[name].ok for name in "245")
 
 
-def test_call_next_to_two_timed_out_calls_then_runs_alone(cluster: Make) -> None:
+def test_call_next_to_two_timed_out_calls_runs_alone_afterwards(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("room", slots=4)).call("long", context="room").ready()
     for n in range(2):
         hangs, library = f"hangs-{n}", c.library(context="room")
@@ -218,7 +218,7 @@ def test_calls_fail_if_loads_of_their_context_kill_several_pilots(cluster: Make)
 
 # ---- the walltime
 def cut(c: Cluster, pilot: str, *, ran_s: float, saves: bytes = b"", lost: bool = False) -> None:
-    """Let a walltime end a pilot, which reports its end or is lost."""
+    """End a pilot by its walltime; with `lost` the pilot reports nothing."""
     block = next(iter(c.core.state.blocks))
     c.block(block, phase=BlockPhase.RUNNING).join(pilot, block=block, ends_in_s=60.0).ready()
     c.wait(ran_s)

@@ -1,6 +1,6 @@
 """Check in the source code that one file writes each important field of the manager state.
 
-A field has a name and an owner (`library.held`, `manager.state.calls`), also through local names (`held =
+A field is written through its owner (`library.held`, `manager.state.calls`) or through a local name (`held =
 library.held`, `for listed in (source.coming, ...)`). State classes may change themselves.
 """
 
@@ -23,7 +23,7 @@ WRITERS = {
 }  # fmt: skip
 """The files that write the fields on which the manager's promises depend."""
 OTHERS = frozenset({"self", "manager", "changes", "burst", "runs"})
-"""Other objects with fields of these names."""
+"""Other owners of fields with these names."""
 
 
 def test_each_field_is_written_only_in_the_listed_files() -> None:

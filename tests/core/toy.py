@@ -102,7 +102,7 @@ class Toy(Desk):
         self, key: str, *, load_s: float = 1.0, memory: str = "1 GB", declares: str = "", broken: str = "",
         runs_s: float = 0.0, sleeps: bool = False, **needs: Any,
     ) -> Toy:  # fmt: skip
-        """Add a context that uses `memory` bytes and declares `declares`."""
+        """Add a context that uses `memory` bytes but declares `declares` bytes."""
         self.costs[key] = Cost(load_s, parse_bytes(memory), broken, runs_s, sleeps)
         return self.tell(say.DefineRecipe(recipe(key, memory=declares, **needs)))
 

@@ -66,7 +66,7 @@ class ToyLibrary:
 
 
 GIVEN_AGAIN = (to_pilot.RunCalls, to_pilot.StartLibrary, to_pilot.CancelCalls, to_pilot.MeetGang)
-"""Orders without effect until the manager has answered the last hello. The manager repeats orders missing in the
+"""Orders that a pilot ignores until the manager has answered its last hello. The manager repeats orders missing in the
 hello.
 """
 
@@ -81,7 +81,7 @@ class ToyPilot:
         self.outbox = Outbox()
         self.alive = True
         self.draining = False
-        self.hellos = self.answered = 0  # Number of hellos, and of the last hello that the manager answered
+        self.hellos = self.answered = 0  # Number of sent hellos, and number of the last hello that the manager answered
         self.refuses = ""  # The reason to refuse offers; empty = accept
         self.began: list[tuple[float, int, int, int]] = []  # (time, call, rank, size) of every begun call
 
@@ -134,7 +134,7 @@ class ToyPilot:
         self._leave_if_drained()
 
     def hello(self) -> say.PilotHello:
-        """Return a hello for the time before the unacknowledged frames."""
+        """Return a hello with the state from before the unacknowledged frames."""
         self.hellos += 1
         before = collect_unacknowledged_facts(self.outbox.unacked())
         every = [*self.libraries.values(), *(self.gone[id] for id in before.gone if id in self.gone)]
@@ -166,7 +166,7 @@ class ToyPilot:
             assert budget <= facts.memory_bytes, f"{facts.device} of {self.name} is promised twice"
 
     def _takes(self, library: ToyLibrary) -> bool:
-        """Give a library its memory budget if that much is free; return True if it was."""
+        """Give a library its memory budget; return False if too little memory is free."""
         more = library.budget_bytes - library.held_bytes
         facts = [facts for facts in self.devices if facts.device in library.devices]
         if any(self._held(each.device) + more > each.memory_bytes for each in facts):

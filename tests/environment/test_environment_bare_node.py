@@ -1,5 +1,5 @@
-"""Pilots run on nodes without project, environment, session folder, and perhaps Python. A mount namespace
-hides these folders.
+"""Pilots run on nodes without the folders of project, environment and session, and perhaps without Python. A mount
+namespace hides the folders.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Session:
         (folder / "seed.address").write_text(self.seed.address)
 
     def has_sent(self, count: int) -> None:
-        """Wait until the seed has counted these bytes, possibly after the receiver got them."""
+        """Wait until the seed has counted `count` sent bytes, which the receiver may already have."""
         until(lambda: self.seed.sent_bytes >= count, what=f"{count} bytes of the seed")
 
 
@@ -116,7 +116,7 @@ def test_later_starters_add_little_load_to_the_seed(session, starters: Starters)
 def test_starter_without_peers_gets_every_part_from_the_seed(
     session, packages, starters: Starters, gone: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """No part is withheld although the seed assigned all parts to other starters."""
+    """The seed withholds no part, although it assigned all parts to other starters."""
     starters.start(1)
     starters.wait()
     if gone == "exited":
@@ -159,7 +159,7 @@ def test_starters_learn_the_addresses_of_each_other(session: Session):
 
 
 def crowd(meetings: SeedMeetings, count: int) -> dict[str, list[str]]:
-    """Let `count` addresses meet 3 times; return the last answer for each."""
+    """Let `count` addresses meet the seed 3 times; return the last answer for each address."""
     addresses = [f"10.0.0.{number}:5" for number in range(count)]
     return {address: meetings.meet("one", address) for _ in range(3) for address in addresses}
 

@@ -110,7 +110,7 @@ def test_changed_packages_make_another_environment(other: SmallEnvironment, tmp_
 
 def test_editable_installs_are_packed_and_stale_bytecode_is_not(other: SmallEnvironment, tmp_path: Path):
     other.run("import compileall, psutil; compileall.compile_dir(psutil.__path__[0], quiet=1)")
-    changed = other.packages / "psutil" / "_pswindows.py"  # no test imports and so recompiles this file
+    changed = other.packages / "psutil" / "_pswindows.py"  # no test imports this file, so no test recompiles it
     changed.write_text(changed.read_text() + "# changed\n")
     for name in ("by_line", "by_hook"):
         package = tmp_path / name / "src" / name

@@ -23,7 +23,7 @@ def manager(tmp_path: Path) -> Iterator[FakeManager]:
 
 @pytest.fixture
 def alone(manager: FakeManager) -> FakeManager:
-    """A manager with one pilot of two CPU devices for one test, which may end or damage the pilot."""
+    """A manager with one pilot of two CPU devices, for a test that may end or damage the pilot."""
     manager.start_pilot()
     manager.hello()
     return manager

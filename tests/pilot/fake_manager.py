@@ -66,7 +66,7 @@ def function(call: Callable[..., Any], *, takes_context: bool = False) -> Functi
 
 
 class FakeManager:
-    """The manager side of one pilot. `lease_s`: seconds without this manager after which the pilot exits."""
+    """The manager side of one pilot. `lease_s`: the pilot exits after these seconds without its manager."""
 
     def __init__(self, folder: Path, *, lease_s: float = 20) -> None:
         self.folder = SessionFolder(folder / "session")
@@ -101,7 +101,7 @@ class FakeManager:
         self._sent_functions: set[tuple[int, str]] = set()
         self._running: set[int] = set()
         self._last_library = self._earlier = 0
-        """Library numbers in the pilot: the last number, and the last number of earlier tests."""
+        """The last library number in the pilot, now and before this test."""
 
     def take_key(self) -> None:
         """Give pilots a transfer key, and answer object requests only when the test says so."""
@@ -171,7 +171,7 @@ class FakeManager:
     # ---- talking
 
     def send(self, *messages: Any) -> None:
-        """Send orders. Tests that share a pilot number libraries from 1; this method gives the pilot new numbers."""
+        """Send orders. Each test numbers its libraries from 1; this method adds the last number of earlier tests."""
         orders = [
             msgspec.structs.replace(each, library=each.library + self._earlier) if hasattr(each, "library") else each
             for each in messages
@@ -285,7 +285,7 @@ class FakeManager:
         blob: bool | None = None,
         ids: list[int] | None = None,
     ) -> list[int]:
-        """Send new calls or repeat the calls with these `ids`; return the ids of the calls."""
+        """Send calls with new ids, or with `ids` to repeat calls; return the ids."""
         sent = call if isinstance(call, FunctionBlob) else function(call, takes_context=takes_context)
         specs = []
         for id, one in zip(ids or itertools.count(self._calls + 1), arguments, strict=False):

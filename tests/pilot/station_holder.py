@@ -1,4 +1,4 @@
-"""A context for `station_soak` that allocates bytes and records the number in a shared folder.
+"""A context for `station_soak` that allocates memory and records its number of bytes in a shared folder.
 
 A library records its size before it allocates and after it frees memory, under one lock. So the recorded sum of
 living processes is never less than their real memory. Each record is followed by the sums of all devices.
@@ -25,7 +25,7 @@ REFUSES = 1
 
 
 class SizeBoard:
-    """A folder with one file `PID-LIBRARY` per library that contains the bytes and devices, and the file `sums`."""
+    """A folder with the file `sums` and one file `PID-LIBRARY` per library, which contains bytes and devices."""
 
     def __init__(self, folder: str, capacity: int) -> None:
         self.folder = Path(folder)

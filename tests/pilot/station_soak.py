@@ -52,8 +52,9 @@ WEIGHTS = {"load": 12, "grow": 30, "shrink": 30, "sleep": 30, "wake": 30, "unloa
 
 @dataclass
 class Held:
-    """A library in the manager. `open`: ordered sizes in bytes without an answer, oldest first. `awake_bytes`:
-    reserved bytes before it slept; 0: it is awake. `moves`: the unanswered `sleep` or `wake`.
+    """A library as the test manager knows it. `open`: ordered sizes in bytes without an answer, oldest first.
+    `awake_bytes`: bytes reserved before the library slept; 0 if the library is awake. `moves`: the unanswered `sleep`
+    or `wake`.
     """
 
     devices: tuple[str, ...]
@@ -76,8 +77,8 @@ class StationSoak:
         self.board = SizeBoard(str(folder), CAPACITY)
         self.libraries: dict[int, Held] = {}
         self.crossed: dict[int, bool] = {}
-        """Ended libraries. True: a stop order was sent before the library died, so a second LibraryGone answers the
-        stop order.
+        """Ended libraries. True if a stop order was sent before the library died: a second LibraryGone answers that
+        order.
         """
         self.issued: Counter[str] = Counter()
         self.answers: Counter[str] = Counter()

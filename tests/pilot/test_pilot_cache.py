@@ -80,7 +80,7 @@ def _untouched(path: Path) -> None:
 def test_cache_links_a_file_only_if_it_is_old_and_unchanged(
     cache: ObjectCache, tmp_path: Path, change: Callable[[Path], None], settled: bool, is_linked: bool
 ) -> None:
-    """A write soon after the hashing might not change the modification time, so the link of a young file is unsafe."""
+    """A write soon after the hash may leave the modification time unchanged, so a link to a young file is unsafe."""
     ref = _settled(tmp_path, "weights", b"w" * 100) if settled else _file(tmp_path, "weights", 100)
     content = (tmp_path / "weights").read_bytes()
     change(tmp_path / "weights")

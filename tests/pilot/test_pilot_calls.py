@@ -47,7 +47,7 @@ def test_context_is_loaded_once_and_given_to_calls(served: FakeManager) -> None:
     assert served.results(served.run(_add, [(n,) for n in range(100)], takes_context=True)) == list(range(40, 140))
 
 
-def test_printed_output_is_found_by_call(served: FakeManager) -> None:
+def test_each_call_reports_where_its_printed_output_is(served: FakeManager) -> None:
     def talk(word: str) -> None:
         print(word)
         os.system(f"echo {word} from a child")
@@ -285,7 +285,7 @@ def _left(manager: FakeManager, library: int) -> list[int]:
 
 @pytest.mark.parametrize("slots", [1, 3])
 def test_each_call_ends_or_is_returned_exactly_once(served: FakeManager, slots: int) -> None:
-    """Under random orders, returns, cancellations, stops and deaths. Calls for an ended library are refused."""
+    """Use random orders, returns, cancellations, stops and deaths. Calls for an ended library are refused."""
     chance, blob, made = random.Random(slots), function(_work), recipe(slots=slots)
     sent: dict[int, set[int]] = {}
     cancelled: set[int] = set()

@@ -1,4 +1,4 @@
-"""Pilots keep, lose and refuse their connection; they exit if their job loses its resources."""
+"""Pilots keep, lose and refuse connections. A pilot exits if its job loses its resources."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_pilot_leaves_and_returns_calls_if_its_scratch_is_cleared(alone: FakeMan
 
 
 _LOOKS_NOT_BY_ITSELF = "from stoker.pilot.agent import loop; loop.check_job = lambda _agent: False"
-"""Code that stops the checks of a pilot, so that the order arrives before the pilot misses the folder."""
+"""Code that disables the checks of a pilot, so that a start order arrives before the pilot misses its folder."""
 
 
 def test_library_started_without_a_scratch_folder_blames_the_pilot(manager: FakeManager) -> None:

@@ -18,7 +18,7 @@ from stoker.protocol.to_pilot import StartLibrary
 @pytest.mark.parametrize(
     ("library", "devices", "size"),
     [
-        (1, ("cuda:0",), 10),  # it has a reservation already
+        (1, ("cuda:0",), 10),  # library 1 already has a reservation
         (2, (), 10),
         (2, ("cuda:9",), 10),
         (2, ("cuda:0", "cuda:0"), 10),

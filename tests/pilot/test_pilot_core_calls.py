@@ -1,4 +1,4 @@
-"""Calls that are stopped or time out, and the pieces of their results, in the pilot core."""
+"""In the pilot core: calls that are stopped or time out, and pieces of results."""
 
 from __future__ import annotations
 

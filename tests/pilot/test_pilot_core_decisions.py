@@ -56,7 +56,7 @@ def test_fetch_time_excludes_the_wait_for_device_memory(pilot: CoreShell) -> Non
     assert pilot.take(told.LibraryReady).fetch_s == 3.0, "the wait for memory is not the context's"
 
 
-def test_later_library_that_fits_does_not_wait_for_an_earlier_one(pilot: CoreShell) -> None:
+def test_later_library_that_fits_does_not_wait_for_an_earlier_library(pilot: CoreShell) -> None:
     pilot.ready(1, device_memory_bytes=20 * GIB).hear(order.StopLibrary(LibraryId(1), "room is needed"))
     pilot.start(2, device_memory_bytes=20 * GIB).start(3, device_memory_bytes=4 * GIB)
     assert (pilot.library(2).stage, pilot.library(3).stage) == (Stage.WAITING, Stage.STARTING)
@@ -218,7 +218,7 @@ def test_cache_changes_by_other_pilots_are_reported(pilot: CoreShell) -> None:
 
 @pytest.mark.parametrize("planned", [(), ("weights",)])
 def test_damaged_object_is_requested_and_not_reported_as_removed(pilot: CoreShell, planned: tuple[str, ...]) -> None:
-    """The pilot sends no `ObjectsGone`, which after `WantObjects` would cancel the manager's transfer plan."""
+    """The pilot sends no `ObjectsGone`: after `WantObjects`, that would cancel the transfer plan of the manager."""
     pilot.give(events.CacheListed({"weights": WEIGHTS.size_bytes})).forget()
     pilot.start(recipe=MODEL, planned=planned)
     assert pilot.take(told.WantObjects).objects == (WEIGHTS,)
@@ -241,14 +241,14 @@ def test_pilot_told_to_exit_gives_calls_a_short_grace_time(pilot: CoreShell) -> 
 
 
 def test_pilot_sets_no_tick_deadline_after_its_exit_deadline(pilot: CoreShell) -> None:
-    """Without this rule the pilot would loop without pause until its last process ends."""
+    """With such a deadline the pilot would loop without pause until its last process ends."""
     state = pilot.ready().run(1).give(events.SignalReceived("it got SIGTERM")).core.state
     assert presence.next_tick_deadline(state) == pilot.now + state.facts.grace_s
     pilot.wait(state.facts.grace_s).give(events.Tick())
     assert presence.next_tick_deadline(state) == float("inf")
 
 
-def test_pilot_ignores_all_but_acknowledgements_after_its_farewell(pilot: CoreShell) -> None:
+def test_pilot_reads_only_acknowledgements_after_its_farewell(pilot: CoreShell) -> None:
     pilot.give(events.Farewell()).forget().start(1).run(1).hear(order.Ack(7))
     assert [type(command) for command in pilot.wanted] == [commands.DropAcknowledgedFrames]
 
@@ -315,7 +315,7 @@ def test_free_device_is_probed_at_the_interval_or_only_at_the_start(every_s: flo
     assert len(pilot.wait(2).give(events.Tick()).all(commands.Probe)) == (every_s > 0)
 
 
-def test_good_probe_ends_the_suspicion() -> None:
+def test_passed_probe_ends_the_suspicion_against_a_device() -> None:
     pilot = CoreShell(probed=frozenset({DeviceId("gpu:0")})).join().ready(1).start(2).forget()
     pilot.give(events.ProcessEnded(LibraryId(1), exit_code=infrastructure.DEVICE_FAILED)).give(events.Tick())
     assert pilot.take(commands.Probe).device == "gpu:0"
@@ -425,12 +425,12 @@ def test_unstarted_calls_of_an_unresponsive_library_are_returned(pilot: CoreShel
 
 
 def test_library_that_starts_none_of_its_calls_ends(pilot: CoreShell) -> None:
-    """Its process is stopped, or a thread of an earlier call holds the interpreter lock."""
+    """The process of the library is stopped, or a thread of an earlier call holds the interpreter lock."""
     times = int(limits.NO_CALL_STARTED_LIMIT_S / limits.EVERY_S)
     pilot.ready().run(1, 2).forget()
     for _ in range(times - 1):
         pilot.observe()
-    pilot.observe(c1=3600.0)  # a call that runs is no reason, however long it takes
+    pilot.observe(c1=3600.0)  # a running call is no reason to end the library, however long it runs
     for _ in range(times):
         assert not pilot.all(commands.KillProcess)
         pilot.observe()
@@ -441,7 +441,7 @@ def test_library_that_starts_none_of_its_calls_ends(pilot: CoreShell) -> None:
     assert (gone.failure.tail, gone.running, gone.unstarted) == ("last words", (), (1, 2))
 
 
-def test_library_ends_after_its_number_of_calls(pilot: CoreShell) -> None:
+def test_library_ends_after_its_maximum_number_of_calls(pilot: CoreShell) -> None:
     pilot.ready(recipe=Recipe("k", "model", calls_per_library=2)).run(1, 2, 3).forget()
     pilot.hear(order.TakeBack(LibraryId(1), 1)).say(1, to_agent.GivenBack((3,))).end(1)  # type: ignore[arg-type]
     assert pilot.library().served == 1, "a returned call does not count"

@@ -1,4 +1,4 @@
-"""Which source files write the state of the pilot core, and which file reads the manager's orders."""
+"""Check which source files write the state of the pilot core, and which file reads the manager's orders."""
 
 from __future__ import annotations
 

@@ -77,8 +77,8 @@ def test_call_that_takes_all_descriptors_keeps_its_exception(served: FakeManager
 
 @pytest.mark.long
 def test_call_that_fails_because_of_earlier_leaks_runs_elsewhere(served: FakeManager) -> None:
-    """Several short calls share one check for damage. One of these calls took the last descriptor just before this
-    call.
+    """Several short calls share one check for leaked descriptors. An earlier call since the last check took the last
+    descriptor.
     """
     served.ready(recipe(_limited))
     served.results(served.run(_open_or_leak, [(False,)] * 50))

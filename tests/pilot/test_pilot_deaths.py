@@ -31,7 +31,7 @@ def _part(printed: Printed | None) -> str:
     return Path(printed.path).read_bytes()[printed.start : printed.end or None].decode()
 
 
-def test_last_output_is_that_of_the_call_that_died(served: FakeManager) -> None:
+def test_last_output_belongs_to_the_call_that_died(served: FakeManager) -> None:
     def talk(number: int) -> int:
         print(f"OSError: [Errno 28] No space left on device, says call {number}")
         return number

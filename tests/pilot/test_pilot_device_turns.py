@@ -1,4 +1,4 @@
-"""Which library computes next, and shadow validation in the three cases of SLINFER §VI-C, calculated by hand."""
+"""Test which library computes next, and shadow validation in the three hand-calculated cases of SLINFER §VI-C."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_engine_with_the_least_headroom_takes_the_turn() -> None:
     assert next_turns([wants(1, 2.2), wants(2, 1.9), wants(3, 2.0)], ()) == [2]  # Figure 14
 
 
-def test_token_with_an_objective_precedes_one_without() -> None:
+def test_token_with_an_objective_precedes_a_token_without_objective() -> None:
     assert next_turns([wants(1, math.inf), wants(2, 7.0)], ()) == [2]
 
 
@@ -122,13 +122,13 @@ def test_request_that_would_make_a_waiting_prompt_late_is_refused() -> None:
 
 @pytest.mark.parametrize(("due_in", "is_in_time"), [(0.5, True), (0.48, False)])
 def test_request_that_would_make_tokens_of_others_late_is_refused(due_in: float, is_in_time: bool) -> None:
-    # the prompt is due first: 0.4 s to read plus a step of 0.05 s, each with a margin of a tenth, is 0.495 s
+    # the new prompt is read first: 0.4 s to read plus a step of 0.05 s, each with a margin of a tenth, take 0.495 s
     why = judged(idle(), writing(due_in=due_in), new=prompt(400, 0.46))
     assert (why == "") == is_in_time
     assert is_in_time or why.startswith("a token of another request would be")
 
 
-def test_prompt_after_the_new_prompt_is_simulated_too() -> None:
+def test_prompt_that_is_due_after_the_new_prompt_is_simulated() -> None:
     long = idle(prompts=(prompt(1000, 3.0),))
     assert "a token of another request" in judged(long, writing(due_in=1.2), new=prompt(100, 0.5))
 
@@ -150,7 +150,7 @@ def test_request_that_is_already_late_may_become_later() -> None:
     assert judged(idle(), late(by_s=0.1), new=prompt(400, 0.7)) == ""
 
 
-def test_engine_with_a_late_request_goes_first_until_it_is_punctual() -> None:
+def test_engine_goes_first_until_its_late_request_is_on_time() -> None:
     assert judged(idle(), late(by_s=0.1, decode=0.15), new=prompt(700, 0.9)).startswith("its first token would be")
     assert judged(idle(), writing(decode=0.15, due_in=5.0), new=prompt(700, 0.9)) == ""
 
@@ -223,7 +223,7 @@ def test_answer_that_is_already_late_refuses_no_other_request() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_accepted_request_makes_none_late_in_simulated_turns(seed: int) -> None:
+def test_accepted_request_makes_no_request_late_in_simulated_turns(seed: int) -> None:
     """Simulate the turns one by one in the order of the pilot, and compare the result with the validation."""
     chance = random.Random(f"to the end/{seed}")
     accepted = refused = 0
@@ -249,7 +249,7 @@ def test_accepted_request_makes_none_late_in_simulated_turns(seed: int) -> None:
 
 
 def late_if_played(engines: list[EngineOutlook], new: UnreadPrompt) -> bool:
-    """Return True if a token is late with steps a tenth longer than measured, in order of due times."""
+    """Simulate steps a tenth longer than measured, in order of due times; return True if a token is late."""
     left = {each.library: [list(answer) for answer in each.answers] for each in engines}
     unread = [new]
     at, since = 0.0, dict.fromkeys(left, 0.0)

@@ -178,7 +178,7 @@ def test_bad_gpu_leaves_the_other_gpus_usable(driver: Driver, state: str, words:
     assert found.why == ""
 
 
-def test_node_of_bad_gpus_reports_the_fault_of_each(driver: Driver) -> None:
+def test_node_of_bad_gpus_reports_the_fault_of_each_gpu(driver: Driver) -> None:
     nvml, _ = driver({"state": "lost"}, {"mode": 2})
     assert gpu.find({}, nvml=nvml).why == (
         "GPU 0 was left out: GPU is lost; GPU 1 was left out: its compute mode is PROHIBITED (nvidia-smi -c)"
@@ -234,7 +234,7 @@ def test_wait_for_a_hanging_driver_is_bounded(driver: Driver) -> None:
         ({7: 5, 8: 2, 99: 50}, {1: {7, 8}, 2: {9}}, 57, True, {1: 7, 2: 0}),
         ({}, {1: {7}}, 0, True, {1: 0}),
         ({7: None}, {1: {7}}, 30, True, {}),  # the driver gives no value
-        # another PID namespace with one process: that process is charged with all use since its start
+        # in another PID namespace with one process, all use since the start of this process is charged to it
         ({1007: 5}, {1: {7}}, 25, False, {1: 5}),
         ({7: 5, 1008: 2}, {1: {7}}, 27, False, {1: 7}),  # process 7 of the driver belongs to another container
         ({7: 5, 1008: 2}, {1: {7}, 2: {8}}, 27, False, {}),  # two processes cannot be distinguished
@@ -265,7 +265,9 @@ def test_pilot_of_a_gpu_job_without_gpus_offers_nothing(monkeypatch: pytest.Monk
 
 
 def _machine(root: Path, **files: str) -> Path:
-    """Write files of a Linux machine: `proc__vmstat` is `proc/vmstat`, `cgroup__job__memory.max` is below sys/fs."""
+    """Write files of a Linux machine: `proc__vmstat` becomes `proc/vmstat`, `cgroup__job__memory.max` becomes
+    `sys/fs/cgroup/job/memory.max`.
+    """
     given = {"proc__meminfo": "MemTotal: 9000000 kB\n", "proc__self__cgroup": "0::/job/step\n", **files}
     for name, text in given.items():
         path = root / name.replace("__", "/").replace("cgroup/", "sys/fs/cgroup/", name.startswith("cgroup"))
@@ -300,7 +302,7 @@ def test_memory_is_the_smallest_of_all_limits(
     assert cpu.memory_bytes(environ, root=_machine(tmp_path, **files)) == expected
 
 
-def test_out_of_memory_kill_reports_memory_used_by_others(tmp_path: Path) -> None:
+def test_out_of_memory_kill_reports_memory_of_other_processes(tmp_path: Path) -> None:
     root = _machine(
         tmp_path / "v2",
         **{
@@ -359,7 +361,7 @@ def test_memory_of_processes_counts_private_anonymous_memory() -> None:
         ({}, {"SLURM_JOB_ID": "1", "SLURM_CPUS_ON_NODE": "4"}, (2, 3, 5, 7)),
     ],
 )
-def test_cores_are_the_fewest_of_all_limits(
+def test_number_of_cores_is_the_smallest_of_all_limits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], environ: dict[str, str], expected: Any
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {2, 3, 5, 7, 11, 13})

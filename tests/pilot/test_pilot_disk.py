@@ -80,7 +80,7 @@ def test_unused_objects_are_evicted_if_the_disk_limits_the_cache(manager: FakeMa
             manager.send(StopLibrary(library=number, reason="it is idle"))  # type: ignore[arg-type]
             manager.gone(number)
     manager.ready(contexts[3], library=4)
-    manager.ready(contexts[0], library=5)  # its object replaces the last unused object
+    manager.ready(contexts[0], library=5)  # the object of library 5 replaces the last unused object
     manager.start(contexts[1], library=6)
     left = manager.gone(6)
     assert left.failure.kind is FailureKind.PILOT

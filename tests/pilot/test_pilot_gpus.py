@@ -49,7 +49,7 @@ def takes(size: float) -> Callable[[], str]:
 # ---- reports of the driver
 
 
-def test_lost_gpus_are_reported_and_others_serve(manager: FakeManager, start: Start) -> None:
+def test_lost_gpus_are_reported_and_other_gpus_serve_calls(manager: FakeManager, start: Start) -> None:
     machine = start({}, {}, {"mode": 3}, {"state": "lost"})
     hello = manager.hello()
     assert [(facts.device, facts.processes) for facts in hello.devices] == [("cuda:0", 0), ("cuda:1", 0), ("cuda:2", 1)]
@@ -103,7 +103,7 @@ def test_hanging_driver_is_a_fault_of_its_gpu_and_heartbeats_continue(manager: F
 def test_gpu_memory_allocated_outside_torch_is_measured(manager: FakeManager, start: Start) -> None:
     start({})
     ready = manager.ready(recipe(takes(10 * GB)), devices=("cuda:0",), device_memory_bytes=23 * GB)
-    # the size comes from the driver, or is still unknown (0); host memory does not count
+    # the driver reports the size, or the size is still unknown (0); host memory does not count
     assert ready.device_bytes in (0, 10 * GB)
     assert manager.wait_for(LibraryResized, measured=True).device_memory_bytes == 11 * GB
     manager.until(lambda: [use.device_bytes for use in manager.heartbeats[-1].libraries] == [10 * GB])

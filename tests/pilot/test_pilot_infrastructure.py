@@ -1,5 +1,5 @@
-"""Classify exceptions caused by disk, device or network: real exceptions if possible, else their exact texts raised
-from C.
+"""Classify exceptions that disk, device or network cause. Tests raise real exceptions if possible, else exceptions with
+the exact texts from C code.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def read_nothing_mapped() -> bytes:
 
 
 def chained(how: str) -> Callable[[], None]:
-    """Return a function that meets EIO, and then raises an error: that one again, or another one."""
+    """Return a function that gets EIO from the kernel and then raises EIO again or another error."""
 
     def act() -> None:
         try:
@@ -141,7 +141,7 @@ def test_exception_that_cannot_be_inspected_is_a_user_error() -> None:
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 1 MiB for ten files, if this user may mount disks."""
+    """A disk of 1 MiB for ten files; skip if this user cannot mount disks."""
     folder = tmp_path / "tiny"
     folder.mkdir()
     done = subprocess.run(
@@ -411,7 +411,7 @@ def _ecc_after(told: Path) -> None:
     by_c(RuntimeError, ECC)
 
 
-def test_library_with_a_failed_device_ends_and_reports_it(alone: FakeManager, tmp_path: Path) -> None:
+def test_library_with_a_failed_device_ends_and_reports_the_device(alone: FakeManager, tmp_path: Path) -> None:
     told = tmp_path / "all calls are sent"
     alone.ready(recipe())
     own, call, after = (

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExc
 
 
 class LeftError(Exception):
-    """Raised in place of the exit of the library process; it ends threads of the server."""
+    """Raised instead of the exit of the library process, to end threads of the server."""
 
 
 class GatedRunner:
@@ -191,7 +191,7 @@ def test_call_returned_by_the_attendant_does_not_start(served: Served) -> None:
 
 @pytest.mark.parametrize("message", [Evict(NEXT), Resize(5)], ids=["evict", "resize"])  # type: ignore[arg-type]
 def test_late_messages_of_the_attendant_find_the_call_started(served: Served, message: Any) -> None:
-    """The attendant saw a call run, waited for a full socket, and acts after the next call is taken but not started."""
+    """The attendant sees a call run and waits for a full socket, until the next call is taken but not started."""
     (runner,) = served.runners
     send = served.server.outbox.send_waiting
     held_up, goes_on = threading.Event(), threading.Event()

@@ -120,7 +120,7 @@ def test_cleared_folder_notices_a_file_within_one_clock_tick(cleared: ClearedFol
         assert os.listdir(cleared.path) == []
 
 
-def test_cleared_folder_keeps_listed_files_and_removes_all_others(cleared: ClearedFolder, tmp_path: Path) -> None:
+def test_cleared_folder_keeps_listed_files_and_removes_other_files(cleared: ClearedFolder, tmp_path: Path) -> None:
     Path(cleared.path, "of the loader").write_text("x")
     cleared.keep()
     assert not cleared.is_touched()

@@ -27,7 +27,7 @@ def frames() -> list[list[Yielded]]:
 
 @pytest.fixture
 def waiting(frames, monkeypatch) -> PieceBatcher:
-    """Return a batcher that has just sent a frame, so that pieces wait for hours."""
+    """Return a batcher that has just sent a frame, so that the next pieces wait for hours."""
     monkeypatch.setattr(pieces, "GATHER_EACH_S", 10_000.0)
     monkeypatch.setattr(pieces, "GATHER_S", 10_000.0)
     found = PieceBatcher(frames.append)
@@ -149,7 +149,7 @@ def test_cancelled_rank_does_not_wait(meetings: GangMeetings) -> None:
     assert meetings.seat(CALL, GangPlace(1, 2), limit_s=0.0).rendezvous == "10.0.0.7:29500"
 
 
-def test_address_of_one_gang_is_not_used_by_the_next(meetings: GangMeetings) -> None:
+def test_address_of_one_gang_is_not_used_by_the_next_gang(meetings: GangMeetings) -> None:
     meetings.told(CALL, "10.0.0.7:29500")  # the rank ended without fetching this address
     meetings.over(CALL)
     with pytest.raises(GangBroken, match="did not get the address"):

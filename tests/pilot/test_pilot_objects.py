@@ -218,7 +218,7 @@ def test_objects_and_large_payloads_travel_without_a_shared_folder(
 
 
 def test_inaccessible_object_path_fails_the_load(taker: FakeManager, big: ObjectRef) -> None:
-    """A too long path fails like a file system for which the node has no Kerberos ticket."""
+    """A path that is too long fails like a path that needs a Kerberos ticket."""
     ref = ObjectRef(big.name, big.size_bytes, "/" + "x" * 5000)
     want(taker, ref)
     taker.send(FetchObject(ref, origin=True))

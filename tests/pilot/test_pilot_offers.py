@@ -80,7 +80,7 @@ def test_call_does_not_wait_for_memory_of_other_libraries(pilot: CoreShell) -> N
     assert pilot.take(told.CallsReturned).refused == "lib-1 waits for memory on its devices"
 
 
-def test_library_that_ended_during_the_decision_refuses(pilot: CoreShell) -> None:
+def test_library_that_ended_during_the_decision_refuses_the_offer(pilot: CoreShell) -> None:
     order = offer(pilot, reserve=10 * GIB)
     pilot.hear(StopLibrary(LibraryId(1), "enough")).forget()
     pilot.give(OfferInspected(order))

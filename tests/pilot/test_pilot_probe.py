@@ -70,7 +70,7 @@ def test_probe_detects_a_single_wrong_element_of_a_product(index: int, by: float
         ("time.sleep(100)", ProbeVerdict.FAILED, "did not end within"),
     ],
 )
-def test_probe_exit_gives_the_expected_verdict(
+def test_exit_of_a_probe_process_gives_the_expected_verdict(
     monkeypatch: pytest.MonkeyPatch, text: str, answer: ProbeVerdict, said: str
 ) -> None:
     if "sleep" in text:
@@ -153,7 +153,7 @@ NAMES = {
 
 
 class Driver:
-    """Keeps device memory in buffers of this process under invented addresses; multiplies like the kernel."""
+    """A driver with device memory in buffers of this process under invented addresses; multiplies like the kernel."""
 
     def __init__(self, *, room_bytes: int = 10**9, launch: int = 0) -> None:
         self.memory: dict[int, bytearray] = {}
@@ -279,7 +279,7 @@ def test_fault_reported_by_the_driver_persists() -> None:
     assert health.fault == "Xid 79"
 
 
-def test_unresponsive_driver_is_a_fault_while_it_lasts() -> None:
+def test_unresponsive_driver_is_a_fault_until_it_responds() -> None:
     health = DeviceHealth()
     assert health.silent("no answer for 60 s")
     assert not health.silent("no answer for 60 s")

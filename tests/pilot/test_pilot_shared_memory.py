@@ -249,6 +249,6 @@ print([each.orphans for each in told], server._trackers)
 
 
 def test_ended_resource_tracker_is_forgotten() -> None:
-    """Without this rule Stoker could kill another process with a reused process id."""
+    """If Stoker remembered the process id, Stoker could kill another process that reuses the id."""
     said = subprocess.run([sys.executable, "-c", TWO_ENDS], capture_output=True, text=True, timeout=60, check=True)
     assert said.stdout == "[0, 0] {}\n"

@@ -42,7 +42,7 @@ def blob(call: Callable[..., Any], folder: Path, *, whose: str) -> FunctionBlob:
 
 
 def note_and_import(log: str, until: str = "", begun: int = 0) -> str:
-    """Log the start and end of the call. Between them, wait for the file `until` and for `begun` started calls."""
+    """Log the start and end of the call; in between, wait for the file `until` and for `begun` started calls."""
     import os
     import time
 
@@ -102,7 +102,7 @@ def test_call_that_waits_for_its_modules_can_be_cancelled(served: FakeManager, f
     log, go = folder / "log", folder / "go"
     (first,) = served.run(blob(note_and_import, folder, whose="a"), [(str(log), str(go))])
     served.until(log.exists, what="the first call to begin")
-    # this call ends while another waits for its modules
+    # this call ends while another call waits for modules
     (beside,) = served.run(pause, [()], options=CallOptions(limit_s=2.0))
     second, third = served.run(
         blob(note_and_import, folder, whose="b"), [(str(log),)] * 2, options=CallOptions(limit_s=2.0)
@@ -218,7 +218,7 @@ def test_call_waits_if_its_argument_needs_a_conflicting_module(folder: Path, in_
     assert slots.end(0)
     third = slots.take(queue, 2)
     assert third.spec.call == 3
-    assert slots.take(queue, 0) is None  # the fourth call, which clashes with the third
+    assert slots.take(queue, 0) is None  # call 4 clashes with call 3 and must wait
     assert slots.end(2)
     assert slots.take(queue, 0) is not None
     assert not len(queue)

@@ -60,7 +60,7 @@ def relayed(model: Any, begun: str) -> Any:
 
 
 def careless(model: Any, begun: str) -> Any:
-    """Retry after each exception, and raise another error for the stop of the call, as user code may do."""
+    """Retry after each exception; replace the stop of the call by another error, as user code may do."""
     open(begun, "w").close()
     try:
         for _ in range(10_000):

@@ -283,7 +283,7 @@ def test_lone_library_waits_if_another_takes_the_turn_concurrently(
         plain(own, row)
 
     monkeypatch.setattr(TurnBoard, "write", write)
-    turns.begin()  # it waits until the other library is overdue
+    turns.begin()  # `begin` waits until the other library is overdue
     assert [row.library for row in board.rows() if row.state is TurnState.HOLDS] == [1]
     turns.close()
 

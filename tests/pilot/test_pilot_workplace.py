@@ -1,4 +1,6 @@
-"""Calls run in the folder of the program if the pilot sees it, else in a private folder that is restored afterwards."""
+"""Calls run in the folder of the program if the pilot sees it, else in a private folder. The private folder is cleared
+after each call.
+"""
 
 from __future__ import annotations
 
@@ -129,7 +131,7 @@ def test_temporary_files_are_private_to_a_call_and_then_deleted(
 
 
 def test_manager_of_multiprocessing_works_in_two_calls(served: FakeManager, tmp_path: Path) -> None:
-    """A multiprocessing manager remembers a temporary folder that is cleared after the first call."""
+    """multiprocessing remembers its temporary folder, which is cleared after the first call."""
 
     def shares() -> int:
         import multiprocessing
@@ -191,7 +193,7 @@ def test_lost_files_are_named_if_the_folder_is_not_shared(served: FakeManager, t
     assert (left.names, left.count) == (tuple(f"part-{n}" for n in range(5)), 9)
 
 
-def test_error_for_a_missing_relative_file_says_how_to_send_it(served: FakeManager, tmp_path: Path) -> None:
+def test_error_for_a_missing_relative_file_says_how_to_send_the_file(served: FakeManager, tmp_path: Path) -> None:
     def read() -> str:
         return Path("model.pkl").read_text()
 

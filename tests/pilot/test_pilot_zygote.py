@@ -15,7 +15,7 @@ from stoker.pilot.zygote.client import Exited, Fork, Forked, FromZygote, Zygote
 from stoker.pilot.zygote.server import ImportedThreads
 
 COUNT = 1_000
-"""Number of orders that exceeds the socket buffer."""
+"""Number of orders, more than the socket buffer holds."""
 
 
 def test_orders_are_queued_until_the_zygote_finishes_its_imports(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def thread(name: str) -> Iterator[None]:
 
 
 def test_thread_is_reported_with_the_module_that_started_it() -> None:
-    """The thread that returns memory to the system is harmless: Transformers imports pyarrow, which starts one."""
+    """A thread of jemalloc is harmless. Transformers imports pyarrow, which starts such a thread."""
     threads = ImportedThreads()
     before = threads.harmful()  # threads of the test process itself
     threads.attribute_new_threads("first")

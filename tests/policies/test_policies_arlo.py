@@ -145,7 +145,7 @@ def test_first_loads_of_a_new_model_family_cover_all_input_lengths(family: Any) 
 
 
 def test_new_model_family_adapts_its_runtimes_within_seconds(family: Any) -> None:
-    """The first call fits only the longest runtime. Most devices change at once, because a new family has no limit."""
+    """The first call fits only the longest runtime. A new family may change most devices at once, without a limit."""
     t = family(out_of_service=0.1)
     t.pilot("p1", devices=10, memory="40 GB")
     t.ask("first", tokens=256).run(until=t.now + 1.5)
@@ -173,7 +173,7 @@ def test_number_of_devices_out_of_service_is_limited(family: Any) -> None:
     assert all(end.ok for end in t.ended.values())
 
 
-def test_runtime_of_unknown_size_replaces_one_that_fills_a_device(family: Any) -> None:
+def test_unmeasured_runtime_replaces_a_runtime_that_fills_a_device(family: Any) -> None:
     t = family(out_of_service=0.5, declares="")
     t.pilot("p1", devices=2, memory="1.5 GB")
     t.ask("first", tokens=256).run()
@@ -273,7 +273,7 @@ def test_plan_has_the_lowest_cost_of_all_allowed_plans(devices: int, runtimes: l
     assert found.latency_s <= min(allocation_cost_s(each, runtimes) for each in allowed) * (1 + 1e-6)
 
 
-def test_requests_over_the_capacity_of_a_runtime_use_a_longer_one() -> None:
+def test_requests_over_the_capacity_of_a_runtime_use_a_longer_runtime() -> None:
     short, long = demand(160, request_s=0.001), demand(0, request_s=0.002)
     assert allocation_cost_s((1, 1), [short, long]) == pytest.approx(150 * 0.0755 + 10 * 0.011)
     assert allocate(2, [short, long]).instances == (1, 1)

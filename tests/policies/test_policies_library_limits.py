@@ -125,7 +125,7 @@ def test_extra_library_is_loaded_for_a_call_that_no_library_can_run(cluster: Mak
     assert c.the_call("1").holder is not None
 
 
-def test_library_is_replaced_only_for_a_better_place(cluster: Make) -> None:
+def test_library_is_replaced_only_if_another_pilot_can_run_the_call(cluster: Make) -> None:
     c = cluster().define(limited(most=1)).join("p1", "p2", ends_in_s=86_400.0)
     c.tell("ana", say.DefineFunction("g", "g", b"code of g"))
     c.calls(9, context="a", function="g").ready()
@@ -254,7 +254,7 @@ def test_changed_keep_alive_applies_at_once(cluster: Make) -> None:
         ([], LibraryLimits()),
     ],
 )
-def test_strictest_of_several_limits_applies(said: list[LibraryLimits], holds: LibraryLimits) -> None:
+def test_strictest_library_limit_of_several_programs_applies(said: list[LibraryLimits], holds: LibraryLimits) -> None:
     assert combine_limits(said) == holds == combine_limits(said[::-1])
 
 

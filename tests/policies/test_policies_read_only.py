@@ -1,4 +1,4 @@
-"""Check that no shipped policy changes the state of the manager: compare the state before and after each answer."""
+"""Check that no shipped policy changes the state of the manager. Compare the state before and after each answer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class WriteError(Exception):
 
 
 class ReadOnly:
-    """Wrap policies so that an answer that changes the state raises."""
+    """Wrap policies: an answer that changes the state raises an error."""
 
     def __init__(self) -> None:
         self.questions: set[str] = set()

@@ -37,7 +37,7 @@ def test_recorded_times_are_used_until_the_first_measurement(cluster: Make) -> N
     c = cluster(pilots=4).define(recipe("a"))
     c.advise("a", {"cpu": ContextAdvice(load_s=20.0, run_s=1.0, resident_bytes=10**9, peak_bytes=2 * 10**9)})
     c.calls(30, context="a")
-    assert c.lives_on("a") == ["p1", "p2"]  # the calls take 30 s on one library or 15 s on two
+    assert c.lives_on("a") == ["p1", "p2"]  # the calls take 30 s on one library or 15 s on two libraries
     assert c.library(context="a").promised_bytes == 2.2 * 10**9
 
 
@@ -258,7 +258,7 @@ def test_number_of_requested_blocks_depends_on_gpus_alone(cluster: Make) -> None
     assert c.asked() == ["b1"]
     c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1", of=mixed(1, 7)).ready().end("w", run_s=6.0)
     c.calls(51, context="a")
-    assert len(c.asked()) == 4  # 5 blocks with b1, each counted as one GPU: fifty calls of 6 s in 60 s
+    assert len(c.asked()) == 4  # 50 calls of 6 s in 60 s need 5 GPUs: b1 and 4 more blocks
 
 
 def test_gang_on_cpus_waits_until_a_pilot_reports_its_spare_cores(cluster: Make) -> None:
@@ -301,7 +301,7 @@ def slows(c: Cluster, name: str, share: float, *, best_ago_s: float = 50.0) -> C
     library = c.holders(name)[0]
     pace = PaceAdvice(50.0, 100.0, "step", 1.0, 50.0, share, best_ago_s)
     c.event(AdviceArrived(OfPace(library.id, c.ids[name]), pace))
-    if name == "1":  # call 2 reports progress in another place
+    if name == "1":  # only call 1 reports its progress here
         assert c.hears("ana", to_client.ProgressReports).reports[0].done == 50.0
     return c
 

@@ -1,4 +1,4 @@
-"""Test the core's policy interfaces (seams) with stub policies, and the order of libraries."""
+"""Test the policy interfaces (seams) of the core with stub policies and user-defined orders of libraries."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_policy_can_set_a_timer_and_drop_a_call_with_a_reason(toy: Make) -> None
     assert t.ended["patient"].ok
 
 
-def test_policy_round_receives_exactly_the_changes_since_the_last(toy: Make) -> None:
+def test_policy_round_receives_only_the_changes_since_the_last_round(toy: Make) -> None:
     residency = stubs.MoreMemory(small=1 * GB, large=1 * GB)
     t = toy(policies=lambda: stubs.policies(residency=residency))
     t.by_hand = True  # the test reads the state of this policy object below
@@ -209,7 +209,7 @@ def test_device_seconds_are_counted_as_warm_or_cold(toy: Make) -> None:
     t.pilot("p1")
     t.pilot("p2")
     t.context("llm", load_s=4.0).call("c1", context="llm", run_s=6.0).run(until=20.0)
-    t.tell(say.AskStatus(), numbered=False)  # any event: it tells the core the time
+    t.tell(say.AskStatus(), numbered=False)  # any event would do: each event tells the core the time
     tiers = device_seconds_by_tier(t.core.state)
     assert tiers["warm"] == pytest.approx(16.0, abs=0.1)
     assert tiers["cold"] == pytest.approx(24.0, abs=0.1)

@@ -66,7 +66,7 @@ def test_policies_end_every_call_once_while_devices_change(name: str) -> None:
     assert set(ended.values()) == {1}
 
 
-def test_decisions_and_arrivals_do_not_depend_on_the_process() -> None:
+def test_decisions_and_arrivals_do_not_depend_on_the_hash_seed() -> None:
     script = (
         "from policies.test_policies_shipped import *\n"
         "spread = world(source([(0.0, 4), (12.0, 2)]), model(load_cv=0.3, item_cv=0.5))\n"
@@ -90,7 +90,7 @@ def test_decisions_and_arrivals_do_not_depend_on_the_process() -> None:
 
 
 def loaded_from(name: str, shared: float, disk: float) -> RunOutcome:
-    """Simulate four calls of 1 s on one device that need 10 GB of files."""
+    """Simulate four calls of 1 s on one device. The context needs 10 GB of files."""
     context = model(load_s=0.0, files=(Files("weights", Size(10 * GB)),), page_cache=False)
     links = Links(shared=Rate(shared * GB), disk=Rate(disk * GB))
     return simulate(name, world(source(1), context, links=links), calls(4))[1]

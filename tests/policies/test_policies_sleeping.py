@@ -15,7 +15,7 @@ GB = 10**9
 
 
 def on_gpu(*names: str, gpus: int = 1, memory: str = "10 GB", sleepers: str = "20 GB", **more: str) -> Cluster:
-    """Return a cluster with one pilot whose GPUs have contexts of 6 GB each; each context serves one call in turn."""
+    """Return a cluster with one pilot. Each context needs 6 GB of a GPU and serves one call at a time."""
     facts = tuple(msgspec.structs.replace(one, process_bytes=GB) for one in devices(gpus, kind="A10", memory=memory))
     cluster = Cluster().join("p1", of=facts, sleepers=sleepers)
     cluster.define(*(recipe(name, device_memory_bytes=5 * GB) for name in names))
@@ -152,7 +152,7 @@ def test_context_that_failed_to_wake_is_not_put_to_sleep_again() -> None:
     c.call("b1", context="b").asleep(of(c, "a"), keeps="1 GB", host="5 GB").ready(sleeps=True).end("b1")
     c.call("a2", context="a").asleep(of(c, "b"), keeps="1 GB", host="5 GB").forget()
     c.die(of(c, "a"), failure=Failure(FailureKind.CONTEXT, "wake() of the context a raised OSError: no"))
-    c.ready(sleeps=True).end("a2").forget()  # a load serves the call of the context
+    c.ready(sleeps=True).end("a2").forget()  # the context loads again to serve call a2
     assert "its libraries no longer sleep: wake() of the context a raised OSError: no" in c.story("a")
     c.call("b2", context="b")
     assert c.hears("p1", to_pilot.StopLibrary).library == of(c, "a").id

@@ -24,7 +24,7 @@ class Lab(SlinferLab):
         return start.recipe.key, start.device_memory_bytes / GB
 
     def serves(self, pilot: str) -> Lab:
-        """Load an instance and take the offer of a call."""
+        """Load an instance and receive the offer of a call."""
         self.started(pilot)
         self.offered(pilot)
         return self
@@ -49,7 +49,7 @@ def test_call_is_not_sent_to_a_cpu_that_reads_prompts_too_slowly(lab: Lab) -> No
     assert lab.wait(1.2).ended["x"].failure.message.startswith("its first token would be more than")
 
 
-def test_refused_call_goes_to_the_next_then_to_a_new_instance(lab: Lab) -> None:
+def test_refused_call_goes_to_another_instance_then_to_a_new_instance(lab: Lab) -> None:
     lab.ask("x")
     assert lab.started("cpu")[0] == "a"
     assert lab.offered("cpu") == ("x", 0.0)
@@ -68,7 +68,7 @@ def test_offer_contains_step_times_and_the_wait_of_the_call(lab: Lab) -> None:
     assert start.steps == STEPS
     lab.wait(3.0)
     lab.report("cpu", say.LibraryReady(start.library, 0.1, 2.9, GB, GB, slots=64))
-    assert lab.hears("cpu", to_pilot.RunCalls).waited_s == 0.0  # 0: the wait for a load does not count
+    assert lab.hears("cpu", to_pilot.RunCalls).waited_s == 0.0  # the time of the load does not count as a wait
     lab.wait(0.5)
     lab.ask("y", objective=Objective(ttft_s=60.0))
     assert lab.hears("cpu", to_pilot.RunCalls).waited_s == 0.0
@@ -93,7 +93,7 @@ def test_instance_grows_to_the_size_reported_by_its_pilot(lab: Lab) -> None:
 def neighbours(
     *, others: int, memory: str = "10.6 GB", tokens: int = 100, objective: Objective = SOON, elsewhere: str = ""
 ) -> Lab:
-    """Return a cluster with a full device: a library of `a` has two calls, and a library of `b` has `others` calls.
+    """Return a cluster with a full device. A library of `a` has two calls; a library of `b` has `others` calls.
 
     Calls of `a` have no objective, so only calls of `b` and later calls must be in time. `elsewhere`: memory of
     a device with a second library of `b`.
@@ -116,7 +116,7 @@ def neighbours(
 
 
 def accept(lab: Lab, pilot: str, name: str) -> to_pilot.RunCalls:
-    """Accept the offer of a call if the libraries that the call preempts end."""
+    """Accept the offer of a call, provided that the preempted libraries end."""
     order = lab.hears(pilot, to_pilot.RunCalls)
     assert lab.names[order.calls[0].call] == name
     lab.report(pilot, say.OfferAccepted(order.library, order.calls[0].call, order.preempts, order.reserve_bytes))
@@ -177,7 +177,7 @@ def test_calls_of_contexts_without_a_token_cache_are_not_evicted() -> None:
 
 @pytest.mark.parametrize(("memory", "fit"), [("5.3 GB", True), ("5.1 GB", False)])
 def test_calls_are_evicted_only_if_all_of_them_fit_elsewhere(memory: str, fit: bool) -> None:
-    lab = neighbours(others=3, tokens=300, memory="11 GB", objective=Objective())  # 400 MB of cache each
+    lab = neighbours(others=3, tokens=300, memory="11 GB", objective=Objective())  # 400 MB of cache per call of b
     lab.pilot_of("cpu2", "cpu", memory=memory)
     lab.ask("3", prompt=900, output=300, objective=Objective())
     assert bool(lab.mail.get("cpu")) == fit
@@ -206,7 +206,7 @@ def test_neighbour_is_preempted_if_that_saves_enough_decode_time() -> None:
     assert not lab.mail.get("cpu")
 
 
-def test_evicted_call_gets_a_place_even_if_late() -> None:
+def test_evicted_call_gets_another_library_even_if_late() -> None:
     lab = neighbours(others=1).pilot_of("cpu2", "cpu", memory="6 GB").ask("3", prompt=400, output=100)
     accept(lab, "cpu", "3")
     victim = lab.hears("cpu", to_pilot.EvictCall)
@@ -232,7 +232,7 @@ def test_neighbour_with_more_calls_or_without_another_place_stays(others: int, e
 # ---- new instances
 
 
-def test_instance_is_not_loaded_if_its_prompt_would_delay_others() -> None:
+def test_instance_is_not_loaded_if_its_prompt_would_delay_other_calls() -> None:
     lab = (
         Lab().models("a", "b").pilot_of("cpu", "cpu").ask("x", prompt=400, objective=Objective(ttft_s=0.5, tpot_s=0.25))
     )
@@ -246,7 +246,7 @@ def test_instance_is_not_loaded_if_its_prompt_would_delay_others() -> None:
 
 def test_calls_wait_for_a_loading_instance_if_it_serves_in_time() -> None:
     lab = Lab().models("a").pilot_of("cpu", "cpu").pilot_of("cpu2", "cpu")
-    lab.ask(*(f"x{n}" for n in range(6)), prompt=100)  # reading takes 0.11 s each
+    lab.ask(*(f"x{n}" for n in range(6)), prompt=100)  # reading takes 0.11 s per prompt
     assert sum(len(lab.mail.get(name, ())) for name in ("cpu", "cpu2")) == 1
     lab.ask(*(f"y{n}" for n in range(4)), prompt=100)  # the tenth prompt would be read after 1.1 s
     assert sorted(len(lab.mail.get(name, ())) for name in ("cpu", "cpu2")) == [1, 1]
@@ -284,7 +284,7 @@ def test_instance_grows_when_its_requests_outgrow_their_estimates(lab: Lab) -> N
     short(lab, "cpu", peak=2000)
     assert lab.hears("cpu", to_pilot.ResizeLibrary).device_memory_bytes == pytest.approx((4 + 2 * 1.25) * GB)
     lab.report("cpu", say.LibraryResized(lab.library("cpu", "a").id, int(6.5 * GB)))
-    lab.wait(1.0).nothing_else_was_said()  # the calls known to the manager would require less memory
+    lab.wait(1.0).nothing_else_was_said()  # no shrink, although the calls that the manager knows need less memory
 
 
 def test_call_without_remaining_memory_moves_to_another_device() -> None:
@@ -349,7 +349,7 @@ def test_second_load_does_not_slow_running_calls(load_s: float, loads: bool) -> 
     lab.offered("p")
     lab.ask("z", context="b", objective=Objective(ttft_s=60.0, tpot_s=0.25)).offered("p")
     lab.refuse("p", "z")
-    assert lab.started("q")[0] == "b"  # no call runs there
+    assert lab.started("q")[0] == "b"  # b loads on q, because no call runs there
     lab.offered("q")
     lab.ask("w", objective=Objective(ttft_s=60.0, tpot_s=0.25)).offered("p")
     lab.refuse("p", "w")

@@ -35,7 +35,7 @@ class Lab(SlinferLab):
 
     def ask(self, *names: str, context: str = "a", tokens: int = 200) -> Lab:
         self.call(*names, context=context, features=Features(1, tokens - 100, 100, 0.0), objective=SOON)
-        self.wait(0.2)  # step times were requested, and no answer came
+        self.wait(0.2)  # the request for step times gets no answer in this time
         return self
 
     def loads(self, cache: TokenCache | None = CACHE, *, pilot: str = "p1", measured: float = 3.0) -> float:
@@ -55,7 +55,7 @@ def lab() -> Lab:
 
 
 def test_first_load_reserves_the_default_memory(lab: Lab) -> None:
-    assert lab.ask("x").loads() == pytest.approx(20 - 0.256)  # all memory except a part for calls without a context
+    assert lab.ask("x").loads() == pytest.approx(20 - 0.256)  # a small part stays free for calls without a context
     assert lab.offered() == ("x", pytest.approx(4 + 1 * 1.25))  # a cache of 1,000 tokens plus a quarter
     assert lab.promised() == [pytest.approx(5.25)]
 
@@ -79,10 +79,10 @@ def test_memory_measurements_are_separate_for_each_device_kind(lab: Lab) -> None
 def test_calls_are_limited_to_the_size_of_a_fixed_cache(lab: Lab) -> None:
     lab.ask("1", tokens=600).loads(FIXED, measured=10.0)
     assert lab.offered() == ("1", 0.0)
-    assert lab.promised() == [pytest.approx(11.0)]  # the measured bytes, as in the default policy
+    assert lab.promised() == [pytest.approx(11.0)]  # the reservation is the measured size, as in the default policy
     lab.ask("2", tokens=500)
     lab.wait(1.0)
-    lab.nothing_else_was_said()  # no resize, and no second library on the device
+    lab.nothing_else_was_said()  # no library is resized, and no second library starts on the device
     lab.ask("3", tokens=400)
     assert lab.offered() == ("3", 0.0)
     [library] = lab.holders("1")

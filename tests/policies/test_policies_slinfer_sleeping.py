@@ -50,7 +50,7 @@ def test_instance_without_calls_sleeps_on_a_gpu() -> None:
     assert lab.of().state is LibraryState.ASLEEP
 
 
-def test_sleeping_instance_wakes_for_a_call_and_gets_it() -> None:
+def test_sleeping_instance_wakes_for_a_call_and_receives_the_call() -> None:
     lab = Lab().models("a").served("x").idle()
     lab.asleep(lab.of(), keeps="1 GB", host="5 GB").forget()
     lab.ask("y")
@@ -61,11 +61,11 @@ def test_sleeping_instance_wakes_for_a_call_and_gets_it() -> None:
     assert (lab.context("a").loads, lab.context("a").wake_s) == (1, 0.3)
 
 
-def test_time_of_a_wake_counts_as_load_time_of_its_calls() -> None:
+def test_wake_time_counts_as_load_time_of_the_waiting_calls() -> None:
     lab = Lab().models("a").served("x").idle()
     lab.asleep(lab.of(), keeps="1 GB", host="5 GB").forget()
     lab.ask("y").hears("p1", to_pilot.WakeLibrary)
-    lab.wait(3.0)  # three times the objective for the first token
+    lab.wait(3.0)  # 3 s is three times the objective for the first token
     assert "y" not in lab.ended
     lab.awake(lab.of(), wake_s=3.0)
     assert lab.hears("p1", to_pilot.RunCalls).waited_s == pytest.approx(0.0, abs=0.2)
@@ -96,7 +96,7 @@ def test_instance_is_not_woken_on_a_busy_gpu_if_calls_would_be_late() -> None:
     lab.asleep(lab.of(), keeps="1 GB", host="5 GB").forget()
     hurried = Objective(ttft_s=0.2, tpot_s=0.08)
     lab.ask("y", context="b", objective=hurried).loads("b").hears("p1", to_pilot.RunCalls)
-    lab.ask("z", objective=hurried)  # a decode step of both takes 110 ms
+    lab.ask("z", objective=hurried)  # a decode step of both models takes 110 ms
     assert not lab.mail.get("p1")
     lab.end("y").wait(0.15)
     assert lab.hears("p1", to_pilot.WakeLibrary).library == lab.of().id

@@ -98,7 +98,7 @@ def replicas(orders: dict[str, dict[int, Promise]]) -> dict[int, int]:
     return {job: promise.replicas for ordered in orders.values() for job, promise in ordered.items()}
 
 
-def test_each_job_gets_the_fewest_devices_nearest_deadline_first(allot: Allot) -> None:
+def test_jobs_get_the_fewest_devices_in_order_of_their_deadlines(allot: Allot) -> None:
     jobs = [job(1, 200.0, 100.0), job(2, 60.0, 100.0), job(3, 30.0, 100.0)]
     assert allot(jobs, Pool(idle=7), now=0.0) == {3: 4, 2: 2, 1: 1}
     assert allot(jobs, Pool(idle=6), now=0.0) == {3: 4, 2: 2}
@@ -170,7 +170,7 @@ def test_best_effort_gangs_are_not_overtaken_by_smaller_gangs(allot: Allot) -> N
     assert allot([pair, single], Pool(idle=1), now=0.0) == {2: 1}, "the pool will never have two"
 
 
-def test_devices_held_by_a_job_stay_with_it() -> None:
+def test_job_keeps_the_devices_that_it_already_holds() -> None:
     line = line_of([job(1, 60.0, 100.0), job(2, 400.0, 100.0)])
     assert scheduling.allot(line, Pool(idle=1, held={1: 1}), now=0.0) == {}
     assert scheduling.allot(line, Pool(idle=2, held={1: 2}), now=0.0) == {1: 2}

@@ -169,7 +169,7 @@ def test_jobs_without_deadlines_run_on_the_fewest_replicas(lab: Make) -> None:
 # ---- unused libraries
 
 
-def test_library_unused_for_the_window_is_unloaded(lab: Make) -> None:
+def test_library_idle_for_the_whole_window_is_unloaded(lab: Make) -> None:
     t = warm(lab(), 2)
     idle_since = t.now
     job(t, "j", items=100, due_in=105.0).run(until=idle_since + 59.0)
@@ -199,7 +199,7 @@ def test_every_job_has_its_own_libraries_without_reuse(lab: Make) -> None:
     assert libraries(t) == 0
 
 
-def test_only_early_unloads_warm_replicas_before_their_window(lab: Make) -> None:
+def test_early_option_unloads_warm_replicas_before_their_window_ends(lab: Make) -> None:
     def second(*, early: bool) -> tuple[bool, float]:
         t = warm(lab(devices=2, early=early), 2)
         due_at = t.now + 40.0
@@ -255,7 +255,7 @@ def test_context_too_large_for_every_device_is_an_error_at_once(lab: Make) -> No
     assert t.ended["j"].failure.kind is FailureKind.NO_DEVICE
 
 
-def test_cancelled_job_leaves_its_promised_devices_to_others(lab: Make) -> None:
+def test_cancelled_job_leaves_its_promised_devices_to_other_jobs(lab: Make) -> None:
     t = job(lab(devices=2), "j", due_in=70.0).run(until=5.0)
     t.tell(Cancel((t.ids["j"],)))
     job(t, "k", items=20, due_in=40.0).run()
@@ -385,7 +385,7 @@ def test_late_jobs_do_not_deadlock_without_the_warm_allocator(lab: Make) -> None
 
 
 def test_waiting_calls_are_sent_once_when_a_deadline_arrives_again() -> None:
-    """Calls with a deadline of 8 s, which crash their libraries, start and return while three calls without a deadline
+    """Three calls with a deadline of 8 s crash their libraries and run again, while three calls without a deadline
     wait. In strict mode, a second `Send` of a call is an error.
     """
     t = Toy(policies=lambda: fewer_rounds(prompt_tuner(provisioning=TakeWhatComes())))

@@ -99,7 +99,7 @@ class Manager(Pilots):
         self.has_family = name == "arlo"
         self.toy = Toy(policies=lambda: make_policies(name, how), resize_s=0.2, validates=False)
         self.toy.context("small", load_s=0.5, memory="2 GB").context("large", load_s=2.0, declares="7 GB")
-        for context in ("sleepy", "drowsy"):  # a device fits both only if one sleeps
+        for context in ("sleepy", "drowsy"):  # a device holds both contexts only if one of them sleeps
             self.toy.context(context, load_s=1.0, memory="1 GB", declares="6 GB", sleeps=True)
         self.toy.context("once", load_s=0.2, calls_per_library=1).context("slots", load_s=0.5, slots=3)
         for tokens in LENGTHS if self.has_family else ():

@@ -1,4 +1,4 @@
-"""The time left on progress bars is steady for steady results, and almost right after a few bursts."""
+"""The time left on progress bars is steady if results are steady, and nearly right after a few bursts."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_time_left_never_doubles_or_halves_between_lines(work):
 
 
 @given(works)
-def test_time_left_is_near_the_truth_after_a_while(work):
+def test_shown_time_left_is_soon_within_a_factor_of_two(work):
     pace = WorkPace(0.0)
     pace.wait(work.load_s)
     lines = max(60, int(20 * work.period_s / LINE_S))

@@ -123,7 +123,7 @@ class Pilot(RuleBasedStateMachine):
 
     @rule(number=libraries, more=st.integers(0, 24), keeps=st.integers(0, 30), wakes=st.booleans())
     def moves(self, number: int, more: int, keeps: int, wakes: bool) -> None:
-        """A process reports that its context sleeps, and maybe that the context is awake, with or without an order."""
+        """A process reports, even without an order, that its context sleeps and, if `wakes`, that it is awake."""
         self.pilot.say(number, to_agent.Slept(GIB, more * GIB, keeps * GIB, 0.1))
         if wakes:
             self.pilot.say(number, to_agent.Woke(0.1))

@@ -60,7 +60,7 @@ class Forgetful(Toy):
         assert message.first <= self.received, "results were skipped"
         for end in message.ends[self.received - message.first :]:
             self.received += 1
-            self.ended.setdefault(self.names[end.call], end)  # keep the first end: a client drops a repeated one
+            self.ended.setdefault(self.names[end.call], end)  # keep the first end: a client drops repeated ends
 
     def submit_again(self) -> None:
         messages: list[Any] = [say.DefineRecipe(recipe) for recipe in {r.key: r for r in self.recipes}.values()]
@@ -106,7 +106,7 @@ class Losing(Pilots):
         self.toy: Forgetful = Forgetful()
         self.toy.context("a", load_s=0.5, memory="3 GB")
         self.toy.context("b", load_s=0.5, memory="5 GB", slots=3)
-        for name in ("c", "d"):  # a device fits both only if one sleeps
+        for name in ("c", "d"):  # a device holds both contexts only if one of them sleeps
             self.toy.context(name, load_s=1.0, memory="1 GB", declares="6 GB", sleeps=True)
         self.count = 0
 

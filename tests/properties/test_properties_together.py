@@ -33,7 +33,7 @@ CONTEXTS = {
     "once": recipe("once", memory="1 GB", device_memory_bytes=GB, calls_per_library=1),
 }
 LATE = frozenset({
-    # a repeated frame, or a frame before the hello that follows a broken connection
+    # the frame was repeated, or was sent before the hello that follows a broken connection
     "repeated or early frame of a pilot",
     "frame of an unknown pilot",  # the pilot was declared lost
     "frame of a pilot before the hello that the manager requested",
@@ -258,7 +258,7 @@ class Cores(RuleBasedStateMachine):
             for pilot in self.cluster.wired.values():
                 pilot.works(ends=20)
             self.cluster.all_arrives()
-            self.wait(3.0, crosses=True)  # some libraries end before the order to end
+            self.wait(3.0, crosses=True)  # some libraries end before their order to end arrives
             self.quiet()
             self.all_is_well()
         left = [self.cluster.names[call] for call in self.cluster.core.state.calls]

@@ -35,7 +35,7 @@ DEVICES = 2
 IDLE_S = 2.0
 SLEEP = ("small", "large", "read")  # Contexts that can sleep
 KEEPS, SAVES = GB // 4, GB // 10
-"""Device bytes that a sleeping library keeps, and by which its host memory is less than reserved."""
+"""Device bytes that a sleeping library keeps, and reserved host bytes that it does not use."""
 SLEEPER_BYTES = GB // 2
 
 OF_NONE = "message of a library that the pilot does not have"
@@ -45,8 +45,8 @@ _decode = wire.from_pilot()
 
 
 class GiveAndTake(LoadWhereWanted):
-    """The default residency that also puts idle libraries to sleep or unloads them. For a while after a load the policy
-    shrinks one library per device so that another library can grow in the same plan.
+    """The default residency that also puts idle libraries to sleep or unloads them. For a while after a load, the
+    policy shrinks one library per device and gives its memory to another library in the same plan.
     """
 
     period_s = 1.0
@@ -109,7 +109,7 @@ class Process(ModelProcess):
                 self._resizes.append(size)
                 self.memory_bytes = max(self.memory_bytes, size)  # the process may use this memory from now on
             case to_library.Sleep():
-                self.host_bytes = self._pilot.core.state.host.held(self.number)  # the process may use all of it
+                self.host_bytes = self._pilot.core.state.host.held(self.number)  # the process may use all host bytes
                 self._moves.append(message)
             case to_library.Wake():
                 self.memory_bytes = self._pilot.core.state.ledger.held(self.number)
@@ -183,7 +183,7 @@ class Wired:
         self.fetching: dict[str, to_pilot.FetchObject] = {}
         self.told_gone: set[LibraryId] = set()
         self.calls_of_given_up_pilot: set[tuple[LibraryId, CallId]] = set()
-        """Calls of its libraries when the manager declared the pilot lost; these calls may run elsewhere."""
+        """Calls of this pilot when the manager declared the pilot lost; these calls may run elsewhere."""
         self.is_connected = self.is_over = False
         self.connect()
 
@@ -203,7 +203,9 @@ class Wired:
         self.down.clear()
 
     def hear(self, *, lists_cache: bool = False) -> bool:
-        """Deliver the next order; False without an order. `lists_cache`: list the cache at a start with objects."""
+        """Deliver the next order; False without an order. `lists_cache`: list the cache when a library with objects
+        starts.
+        """
         if not self.down:
             return False
         order = self.down.popleft()
@@ -216,7 +218,7 @@ class Wired:
         return True
 
     def _note_crossing(self, order: to_pilot.ToPilot) -> None:
-        """Count orders about ended libraries or calls, because the manager refuses the answer of the pilot."""
+        """Count orders that arrive after their library or call ended: the manager refuses the answer of the pilot."""
         libraries, crossed = self.core.state.libraries, self.cluster.crossed
         match order:
             case to_pilot.StopLibrary(library=number) if number not in libraries:
@@ -225,7 +227,7 @@ class Wired:
             case to_pilot.RunCalls(library=number) if number not in libraries:
                 crossed[OF_NONE] += 1
             case to_pilot.StartLibrary() if self.core.state.leaving:
-                crossed[OF_NONE] += 1  # the pilot's refusal may arrive after a hello that lacks this library
+                crossed[OF_NONE] += 1  # the refusal may arrive after a hello without this library
             case to_pilot.CancelCalls(library=number, calls=calls) if number in libraries:
                 crossed[NOT_HELD] += sum(call not in libraries[number].held for call in calls)
             case _:

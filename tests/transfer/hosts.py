@@ -121,7 +121,7 @@ class Running:
 class FaultyRelay:
     """A relay in front of a server that acts like a faulty network or peer.
 
-    `spoil` gets each chunk from the server and the number of bytes sent before, and returns the bytes to send, or None
+    `spoil` gets each chunk from the server and the number of bytes sent before. It returns the bytes to send, or None
     to cut the connection. A `frozen` relay sends nothing.
     """
 

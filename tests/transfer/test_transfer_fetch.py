@@ -55,7 +55,8 @@ def test_small_object_is_fetched_with_a_single_request(host: Hosts, relay: Relay
     between = relay(one)
     two.get(small, between.source)
     assert between.connections == 1
-    # Only the handshake answer, one header, the manifest and the bytes were sent: nothing was requested twice.
+    # The relay passed only the handshake answer, one header, the manifest and the bytes, so nothing was requested
+    # twice.
     assert between.passed - size - len(small.manifest) < 400
 
 
@@ -180,7 +181,7 @@ def test_retry_keeps_the_verified_parts(host: Hosts, relay: Relays, big: Origina
 
 
 @pytest.mark.parametrize(("how", "why"), [("hangs", "sent no bytes|in time"), ("trickles", "too slow")])
-def test_stalled_source_is_named_and_another_continues(
+def test_stalled_source_is_named_and_another_source_continues(
     host: Hosts, relay: Relays, big: Original, how: str, why: str
 ) -> None:
     one, two, three = host(), host(), host(limits=SHORT)
@@ -309,7 +310,7 @@ def test_full_disk_ends_the_fetch(host: Hosts, big: Original, tmp_path: Path) ->
 
 
 def _hold_after(chunk: bytes, before: int, gate: threading.Event, limit: int) -> bytes:
-    """Forward `limit` bytes. Then send single bytes as a sign of life until the gate opens."""
+    """Forward `limit` bytes. Forward all later bytes when the gate opens."""
     if before > limit and not gate.wait(PATIENCE_S):
         raise AssertionError("the gate was never opened")
     return chunk

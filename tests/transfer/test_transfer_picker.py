@@ -50,7 +50,7 @@ def test_each_piece_is_requested_once() -> None:
     assert one.take("b", 1000.0) is None  # pieces 1 and 2 may arrive at any moment
 
 
-def test_last_piece_of_a_slow_source_is_requested_from_another() -> None:
+def test_last_piece_of_a_slow_source_is_requested_from_another_source() -> None:
     one = picker(2)
     one.add("slow")
     one.has("slow", [0, 1])

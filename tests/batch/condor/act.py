@@ -89,7 +89,7 @@ def _ads(text: str, *, cluster: int) -> list[Ad]:
 
 
 def _parsed(text: str) -> htcondor.Submit:
-    """Parse the description. The bindings do not name the wrong line: find the first line that makes it unreadable."""
+    """Parse the description. The error of the bindings names no line, so find the shortest unreadable beginning."""
     try:
         return htcondor.Submit(text)
     except htcondor.HTCondorException:

@@ -94,8 +94,8 @@ def print_json(ads: Iterable[Ad], attributes: Sequence[str]) -> str:
 
 
 def print_values(ad: Ad, attributes: Sequence[str], *, letters: str) -> str:
-    """Return a line of `-af`: values separated by blanks. With `j` the id comes first; with `r` expressions are not
-    evaluated.
+    """Return a line of `-af`: values separated by blanks. `letters`: `j` adds the id in front; `r` prints expressions
+    unevaluated.
     """
     words = [f"{ad['ClusterId']}.{ad['ProcId']}"] if "j" in letters else []
     for attribute in attributes:

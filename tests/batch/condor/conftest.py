@@ -63,7 +63,9 @@ def shared_pool(condor: None, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture
 def pool(shared_pool: Pool, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
-    """Put a shared pool with two A10, a TITAN X and a HasScratch on PATH; empty it after the test."""
+    """Put a shared pool on PATH and empty the pool after the test. The pool has two A10s, a TITAN X, and a machine with
+    `HasScratch`.
+    """
     monkeypatch.setenv("PATH", str(shared_pool.bin), prepend=":")
     yield shared_pool
     shared_pool.clear()

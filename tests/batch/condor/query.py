@@ -135,7 +135,7 @@ def condor_q(folder: Path, arguments: list[str]) -> int:
 
 
 def condor_history(folder: Path, arguments: list[str]) -> int:
-    """Print jobs that left the queue, latest first, from a file, so the schedd may be down."""
+    """Print jobs that have left the queue, latest first. The jobs are in a file, so the schedd may be down."""
     try:
         asked = Asked(arguments)
         found = [ad for ad in Queue(folder).history() if asked.matches(ad)]

@@ -20,7 +20,7 @@ CREATE TABLE IF NOT EXISTS clusters (cluster INTEGER PRIMARY KEY AUTOINCREMENT);
 """
 NOBODY = "Failed to connect to <127.0.0.1:9618?addrs=127.0.0.1-9618&alias=submit.pool>"
 DOWN = f"CEDAR:6001:{NOBODY}"
-"""Error of the commands for a killed schedd with a known address."""
+"""Error of a command if the schedd is dead but its address is known."""
 
 
 class Id(NamedTuple):

@@ -25,7 +25,7 @@ COMMANDS = (
 )  # fmt: skip
 _RUNNING, _HELD = 2, 5
 _DAEMONS = ("condor_startd", "condor_starter", "condor_procd")
-"""Daemons below a condor_master, without jobs (`condor_exec.exe` in old versions)."""
+"""Names of daemons below a condor_master; other processes are jobs (`condor_exec.exe` in old versions)."""
 _POOL = """\
 RELEASE_DIR = {release}
 BIN = {release}/bin
@@ -167,7 +167,7 @@ class RealPool:
         self._set(name, "PREEMPT", "False")
 
     def _is_found_again(self, job: str) -> bool:
-        """Return True if the new shadow of a job has reached its machine after a schedd death."""
+        """Return True if the new shadow of a job has reached the job's machine after the schedd was killed."""
         ad = self.ad(job)
         return _attempts(ad) > self._attempts[job] and not isinstance(ad.get("JobCurrentReconnectAttempt"), int)
 
@@ -241,7 +241,7 @@ class RealPool:
     # ---- daemons
 
     def stop_schedd(self) -> None:
-        """Kill the schedd and its shadows, which would compete with the next shadows; jobs continue."""
+        """Kill the schedd and also its shadows, because old and new shadows would compete; jobs continue."""
         if self._schedd is not None:
             self._attempts = {job: _attempts(self.ad(job)) for job in self.queued()}
             shadows = psutil.Process(self._schedd.pid).children(recursive=True)

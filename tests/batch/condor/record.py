@@ -64,7 +64,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _as_a_user() -> list[str]:
-    """Return a command prefix that runs root's commands as an ordinary user who owns root's files in a namespace."""
+    """Return a prefix that runs root's commands as an ordinary user, who owns root's files in a new namespace."""
     if os.geteuid():
         return []
     user = next(each for each in pwd.getpwall() if 0 < each.pw_uid < 60_000 and each.pw_gid)

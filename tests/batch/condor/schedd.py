@@ -1,5 +1,5 @@
-"""The stand-in schedd with the work of negotiator and shadows: it matches idle jobs with slots, transfers files,
-starts jobs and notices their ends.
+"""The stand-in schedd, which also does the work of negotiator and shadows. It matches idle jobs with slots, transfers
+files, starts jobs and notices their ends.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Claim(NamedTuple):
 
 
 def find(job: Ad, machines: Sequence[dict[str, Any]], running: Sequence[Start]) -> Claim | None:
-    """Return the first part of a machine that matches the job in both directions."""
+    """Return the first free part of a machine if job and machine meet each other's requirements."""
     for machine in machines:
         taken = [start for start in running if start["machine"] == machine["name"]]
         free = {"Cpus": machine["cpus"], "Memory": machine["memory_mb"], "Disk": machine["disk_mb"] * 1024}
@@ -90,7 +90,7 @@ def environment(job: Ad, claim: Claim, sandbox: Path) -> dict[str, str]:
     if claim.gpus:
         names = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "_CONDOR_AssignedGPUs")
         given |= dict.fromkeys(names, ",".join(claim.gpus))
-    elif claim.has_gpus:  # values of HTCondor for a job without GPUs on a GPU machine
+    elif claim.has_gpus:  # HTCondor sets these values for a job without GPUs on a machine with GPUs
         given |= {"CUDA_VISIBLE_DEVICES": "10000", "NVIDIA_VISIBLE_DEVICES": "none", "_CONDOR_AssignedGPUs": "10000"}
     folders = dict.fromkeys(("TMPDIR", "TMP", "TEMP", "_CONDOR_SCRATCH_DIR", "_CONDOR_JOB_IWD"), str(sandbox))
     return {
@@ -238,7 +238,7 @@ class Schedd:
                 self._turn(id_of(ad), status, was=int(ad["JobStatus"]), **{f"{verb}Reason": why}, **more)
 
     def _turn(self, job: Id, status: int, *, was: int, **attributes: Any) -> bool:
-        """Change the state of a job if the state is `was`; return True if changed."""
+        """Set the state of a job if its current state is `was`; return True if changed."""
         with self._queue.change():
             for ad in self._queue.jobs():
                 if id_of(ad) == job and ad["JobStatus"] == was:
@@ -260,8 +260,9 @@ class Schedd:
                 self._evicted(ad, "The starter exited unexpectedly", code=_STARTER_ERROR)
             self._ended(id_of(ad), place, start, {}, vacated=True)
         elif vacating or ad["JobStatus"] in (REMOVED, HELD, IDLE):
-            # An idle job with a sandbox was held and released, or removed and re-added, between two looks. Signal a new
-            # starter again: it may not handle the signal yet (SIGQUIT is ignored below a background job).
+            # An idle job that still has a sandbox was held and released, or removed and added again, since the last
+            # check. Send the signal at every check, because a new starter may not handle signals yet (SIGQUIT is
+            # ignored below a background job).
             graceful = vacating or value(ad, "WantGracefulRemoval", False)
             with contextlib.suppress(psutil.NoSuchProcess):
                 psutil.Process(start["pid"]).send_signal(signal.SIGTERM if graceful else signal.SIGQUIT)

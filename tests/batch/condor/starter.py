@@ -1,4 +1,4 @@
-"""Runs one job on its slot and leaves nothing behind."""
+"""Run one job in its slot, and kill all processes that the job leaves."""
 
 from __future__ import annotations
 

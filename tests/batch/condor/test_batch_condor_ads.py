@@ -100,7 +100,7 @@ def test_refusal_by_a_slot_ends_a_job_only_if_the_job_ran(code: int) -> None:
 
 
 @pytest.mark.parametrize("status", [1, 2])
-def test_hold_that_has_ended_is_still_reported(status: int) -> None:
+def test_released_job_still_reports_its_last_hold(status: int) -> None:
     look = judge(ad(status, LastHoldReason=_OVER, LastHoldReasonCode=34, LastHoldReasonSubCode=102, NumHolds=3)).status
     assert (look.cause, look.holds) == ("memory", 3)
     assert look.advice.endswith("raise [provider] memory in the site file")
@@ -155,7 +155,7 @@ def test_holds_by_the_owner_or_for_files_have_no_time_limit(code: int) -> None:
     assert not verdict.remove
 
 
-def test_removal_that_hangs_is_forced() -> None:
+def test_job_whose_removal_hangs_is_removed_by_force() -> None:
     verdict = judge(ad(3, RemoteHost="slot1_1@n1", for_s=121))
     assert told(verdict) == (BlockPhase.ENDED, "is being removed; slot1_1@n1 does not answer")
     assert (verdict.remove, verdict.force) == (True, True)
@@ -189,7 +189,7 @@ def test_removal_that_hangs_is_forced() -> None:
         ),
     ],
 )  # fmt: skip
-def test_end_of_a_job_has_its_reason(job: Ad, reason: str, failed: bool) -> None:
+def test_ended_job_reports_the_reason_of_its_end(job: Ad, reason: str, failed: bool) -> None:
     look = ended(job)
     assert (look.phase, look.reason) == (BlockPhase.ENDED, reason)
     assert has_failed(job) is failed

@@ -60,7 +60,7 @@ def test_submit_description_requests_what_the_site_sets(ad_of: Any) -> None:
     assert Path(ad["Cmd"]).name == "stoker-k3v9-b7.sh"
 
 
-def test_unset_options_are_left_to_the_pool(ad_of: Any) -> None:
+def test_settings_missing_in_the_site_are_left_to_the_pool(ad_of: Any) -> None:
     text = describe(site(pilot='scratch = "/scratch"'), session="k3v9", block="b7")
     assert "require" not in text
     ad = ad_of(text)

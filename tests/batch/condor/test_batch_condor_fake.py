@@ -68,7 +68,7 @@ def test_fake_condor_rm_and_related_commands_print_real_formats(new_pool: Pool, 
     assert (said.returncode, said.stdout, said.stderr) == (0, "Job 2.2 marked for removal\n", "Job 999.0 not found\n")
     said = new_pool.run("condor_rm", "999.0")
     assert (said.returncode, said.stderr) == (1, "\nJob 999.0 not found\n")
-    # a schedd that has not counted its new jobs yet reports none, with exit code 0
+    # condor_rm of an unknown cluster exits with 0 until the schedd has counted its new jobs
     said = until(lambda: (said := new_pool.run("condor_rm", "999")).returncode and said, what="a count of jobs")
     assert (said.returncode, said.stderr) == (1, "\nCouldn't find/remove all jobs in cluster 999\n")
     said = new_pool.run("condor_hold", "2.1")

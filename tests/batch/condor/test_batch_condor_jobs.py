@@ -195,7 +195,7 @@ def test_pilot_process_itself_receives_the_termination_signal(
     assert not [process for process in processes if process.is_running() and process.status() != "zombie"]
 
 
-def test_held_job_waits_with_its_reason_and_is_then_removed(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
+def test_held_job_shows_its_reason_and_is_removed_at_a_limit(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
     why = "Job has gone over cgroup memory limit of 128 megabytes."
     batch = submit()
     job = batch.submit(B7)
@@ -290,7 +290,7 @@ def test_jobs_are_found_again_after_an_outage_of_the_schedd(own_pool: Pool, subm
     assert seen(batch, job, ENDED).startswith("preempted from slot1_1@n1")
 
 
-def test_bad_requirement_is_refused_in_the_words_of_condor(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
+def test_bad_requirement_is_refused_with_the_message_of_condor(pool: Pool, submit: Callable[..., CondorBatch]) -> None:
     batch = submit('requirements = "Memory > && 3"')
     with pytest.raises(SubmissionRefused, match=r"(?i)requirements"):
         batch.submit(B7)

@@ -45,7 +45,7 @@ def nothing():
 
 @stoker.app(context=nothing())
 def whereabouts(_, go=None):
-    """Return the grants of the pilot job, after the file `go` exists if given."""
+    """Wait for the file `go` if given; return the environment and folder of the pilot job."""
     import time
 
     import psutil

@@ -80,7 +80,7 @@ def _outside(*command: str) -> None:
 
 
 _LONGEST = 60
-"""Maximum characters of a folder path, so that socket paths fit."""
+"""Maximum characters of the folder path, because socket paths have a maximum length."""
 _BROOM = 'cat; flock "$1" rm -rf "$2"'
 
 
@@ -224,7 +224,7 @@ class Cluster(Commands):
             raise LabError(f"{daemon} has ended")
 
     def _start_accounting(self, head: Handle) -> None:
-        (self.place.root / "db").mkdir()  # without grant tables mariadbd needs no files there
+        (self.place.root / "db").mkdir()  # mariadbd runs without grant tables, so the folder may be empty
         head.start("mariadb")
         self._up((self.place.run / "db.sock").is_socket, daemon="mariadb")
         head.start("slurmdbd")

@@ -102,7 +102,7 @@ class Commands:
         return self.run(*command).strip().partition(";")[0]
 
     def job(self, job: str) -> dict[str, str]:
-        """Return Slurm's record of a job (`JobState`, `Reason`, `NodeList`, ...); empty if it is unknown."""
+        """Return Slurm's record of a job (`JobState`, `Reason`, `NodeList`, ...); empty for an unknown job."""
         done = self.ask("scontrol", "show", "job", job)
         return dict(re.findall(r"(\w+)=(\S*)", done.stdout)) if done.returncode == 0 else {}
 

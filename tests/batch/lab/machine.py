@@ -71,7 +71,7 @@ class Machine:
             self._running = {name: running for name, running in self._running.items() if running != pid}
 
     def kill_all(self) -> None:
-        """Kill all child processes until none is left (some start while others die)."""
+        """Kill child processes until no child is left; some children start while others die."""
         until = time.monotonic() + 10
         while (pids := below(os.getpid())) and time.monotonic() < until:
             for pid in pids:

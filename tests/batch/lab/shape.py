@@ -78,7 +78,7 @@ class Place:
         return self.run / "munge.sock"
 
     def make(self) -> None:
-        """Make the folders and the lock readable by every user for munged, with any umask."""
+        """Make the lock and the folders. munged requires that every user can read the folders, with any umask."""
         for folder in (self.conf.parent, self.logs, self.run, self.root / "state", self.root / "dev"):
             folder.mkdir()
             folder.chmod(0o755)
