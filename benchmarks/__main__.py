@@ -59,7 +59,7 @@ BENCHMARKS = {
     "simulator": ("scale.simulator:measure", "the simulator: whole runs of the deployed cores in virtual time"),
     "scheduling_rounds": ("scale.scheduling_rounds:measure", "rounds of the scheduler for jobs with deadlines"),
 }
-"""Function and title of each benchmark, by subject."""
+"""Function and title of each benchmark, sorted by subject."""
 
 
 class Measured(msgspec.Struct, frozen=True):

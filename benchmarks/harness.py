@@ -40,7 +40,7 @@ def path() -> str:
 
 
 def output_of(command: list[str], *, timeout_s: float, folder: Path | str, environment: Mapping[str, str]) -> str:
-    """Return a command's output. Raises RuntimeError if the command fails or prints nothing."""
+    """Raises RuntimeError if the command fails or prints nothing."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, cwd=folder, env=environment)
     if done.returncode or not done.stdout.strip():
         raise RuntimeError(
@@ -76,7 +76,7 @@ def run_side(
 
 
 def take_turns(pair: int, sides: Mapping[K, Callable[[], T]]) -> dict[K, T]:
-    """Run each side once, in reverse order in odd pairs."""
+    """Run each side once; odd pairs run in reverse order."""
     order = list(sides) if pair % 2 == 0 else list(sides)[::-1]
     found = {name: sides[name]() for name in order}
     return {name: found[name] for name in sides}
@@ -100,7 +100,7 @@ def numbers_of(result: object) -> str:
 
 
 def side_options(about: str | None = None, **defaults: Any) -> argparse.Namespace:
-    """Parse options of a program. Defaults give types; a tuple is a positional choice."""
+    """Defaults give the types of options; a tuple lists the choices of an argument."""
     ask = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in defaults.items():
         option = f"--{name.replace('_', '-')}"

@@ -4,8 +4,8 @@
     python -m benchmarks.lockstep ../before [core_events cold_load ...] [--rounds 20] [--repeats 5]
 
 Each round measures both checkouts in random order. A repeat starts new processes and gives the median ratio of its
-rounds. Above 1 this checkout is better; at least 0.95 means "not worse". Cases of whole programs, which take minutes,
-run if they are named, with one round.
+rounds. A ratio above 1 means that this checkout is better, at least 0.95 "not worse". Cases of whole programs take
+minutes, so they run only if they are named, with one round.
 
 `python -m benchmarks.lockstep --side CASE` is the process of one checkout. Each line of its input triggers one
 measurement, which prints the seconds per unit of the case.
@@ -32,7 +32,7 @@ from benchmarks.harness import ROOT, commit, machine, run_side, spread, verify_f
 
 BAR = 0.95
 BARS = {"simulator": 0.8}
-"""Bars that differ from `BAR`. The simulator now simulates whole pilots."""
+"""Bars that differ from `BAR`. `simulator` has a lower bar, because it now simulates whole pilots."""
 ONE_PILOT = 'name = "one"\n[provider]\nkind = "local"\n[pilot]\ndevices = "cpu:1"\nmax_blocks = 1\n'
 FILE_BYTES = 1 << 20
 Figure = Callable[[], float]
@@ -46,7 +46,7 @@ class Side:
         command = [str(python), "-m", "benchmarks.lockstep", "--side", case]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=home, env=environment)
-        self._read()  # It is ready.
+        self._read()  # The process is ready.
 
     def figure(self) -> float:
         assert self._process.stdin is not None
@@ -143,7 +143,8 @@ def program(how: str, calls: int) -> Iterator[Figure]:
 
 @contextmanager
 def first_call(*, evict: bool) -> Iterator[Figure]:
-    """Measure the wait of the first call of a context. `evict`: one context fits, so another context is evicted."""
+    """Measure the wait of the first call of a context. `evict`: only one context fits, so another context is evicted.
+    """
     import psutil
 
     import stoker
@@ -215,7 +216,7 @@ WHOLE = ("restart", "lost_pilot", "many_pilots", "facts")
 
 def serve(case: str) -> None:
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # Results use a separate stream.
+    os.dup2(2, 1)  # Other output goes to stderr, so `out` has results only.
     with CASES[case]() as figure:
         print("ready", file=out, flush=True)
         for _ in sys.stdin:

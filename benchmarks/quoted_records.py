@@ -20,7 +20,7 @@ _AHEAD = "the same, calm, and HTEX fetches 1,000 ahead"
 _LOGGING = "python_app with Parsl's default logging, calls/s"
 _DIRECT = "calls/s, TaskVine direct"
 _TASKVINE = ("taskvine-a7c089d", "taskvine")
-"""Two records, from different commits."""
+"""Two records, measured at different commits."""
 
 
 class BenchRecord(msgspec.Struct, frozen=True):

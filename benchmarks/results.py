@@ -15,7 +15,7 @@ from benchmarks.tables import Table, head, paragraph, row, show
 
 _UNKNOWN = ("unknown", "not known")
 _NAMES = {"command": ("command",), "commit": ("commit", "commits", "here"), "load": ("load", "load_before")}
-"""Names of facts in records. `here`: this checkout, in comparisons."""
+"""Names of facts in records. `here`: the commit of this checkout, in comparisons."""
 
 
 def missing_parts(record: Any) -> list[str]:

@@ -37,7 +37,7 @@ def keep_state_in(place: Path | str) -> None:
 
 @contextmanager
 def local_session(*, policy: Policy | None = None, **pilot: Any) -> Iterator[stoker.Session]:
-    """Load a session without Parsl's log in a new folder. `pilot`: settings of its pilots, by default one device."""
+    """Load a session without Parsl's log in a new folder. `pilot`: settings of the pilots, by default one device."""
     site = Site(pilot=Pilot(**{"devices": "cpu:1", **pilot}), policy=policy or Policy())
     with (
         tempfile.TemporaryDirectory(prefix="session-") as folder,
@@ -53,7 +53,7 @@ def cpu_s(process: psutil.Process) -> float:
 
 
 class Every(threading.Thread):
-    """Calls `do` every few seconds, until the end of a `with` block."""
+    """Calls `do` every `seconds` seconds until the end of a `with` block."""
 
     def __init__(self, seconds: float, do: Callable[[], None]) -> None:
         super().__init__(daemon=True)

@@ -22,7 +22,7 @@ class Verdict(enum.Enum):
 
 
 class Bar(msgspec.Struct, frozen=True, kw_only=True):
-    """A limit of a median, `at_least` or `at_most`. A bar requires `repeats` finite numbers."""
+    """A limit for a median: `at_least` or `at_most`. A bar requires `repeats` finite numbers."""
 
     at_least: float | None = None
     at_most: float | None = None
@@ -76,7 +76,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a benchmark, which `python -m benchmarks` names. `skipped`: reason for not running."""
+    """The result of a benchmark; `python -m benchmarks` sets name and title. `skipped`: why the benchmark did not run.
+    """
 
     name: str = ""
     title: str = ""

@@ -1,4 +1,4 @@
-"""Write adapters with PEFT or, for the tiny model, without PEFT."""
+"""Write LoRA and soft prompt adapters, with or without PEFT."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def write_lora(folder: Path, base: Any, *, seed: int, modules: list[str], rank: 
 def write_tiny_lora(
     folder: Path, *, seed: int, width: int = 64, layers: int = 6, rank: int = 4, scale: float = 0.2
 ) -> None:
-    """Write a random LoRA of `tiny_model` on q_proj and down_proj. `scale`: magnitude of its numbers."""
+    """Write a random LoRA of `tiny_model` on q_proj and down_proj. `scale`: standard deviation of `lora_B`."""
     chance, weights = np.random.default_rng(seed), dict[str, np.ndarray]()
     for layer in range(layers):
         for name, takes, gives in (("self_attn.q_proj", width, 64), ("mlp.down_proj", 64, width)):

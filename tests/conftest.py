@@ -34,12 +34,12 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_configure(config: pytest.Config) -> None:
     """Make programs of tests behave alike on every machine.
 
-    The programs import Parsl without monitoring (`started/sitecustomize.py`), and share one snapshot of the demo model
-    between runs, because the conversion takes most of a minute.
+    The programs import Parsl without monitoring (`started/sitecustomize.py`). Runs share one snapshot of the demo
+    model, because its conversion takes most of a minute.
     """
     # Collect no garbage while tests are collected.
     gc.disable()
-    # No time limit for random examples, which depends on the machine load.
+    # Random examples have no time limit, because their times depend on the machine load.
     settings.register_profile("stoker", deadline=None)
     settings.load_profile("stoker")
     # `make test` sets this variable, which changes the text of hints.
@@ -51,11 +51,11 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_STARTED), os.environ.get("PYTHONPATH")]))
     sys.dont_write_bytecode = False
     # A shell starts `pytest &` with SIGINT ignored, and children inherit ignored signals. `nohup pytest` must ignore
-    # SIGHUP itself, so use a Python handler, which children do not inherit.
+    # SIGHUP. A Python handler ignores the signal only in pytest, because children inherit no handlers.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda _number, _frame: None)
-    # workers of xdist use the guard of the process that starts them
+    # xdist workers use the guard of the pytest process that starts them
     if not hasattr(config, "workerinput"):
         guard = suite_guard.Guard()
         config.pluginmanager.register(guard)

@@ -1,5 +1,5 @@
 """Tests of the inference engine contract (`stoker.contexts.inference.adapter`). A driver makes an engine over a small
-model; expected tokens come from `generate` of the model.
+model. The expected tokens come from the model's method `generate`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class EngineDriver(abc.ABC):
 
     @abc.abstractmethod
     def own_tokens(self, prompt: Ids, *, most: int) -> list[int]:
-        """Return the tokens of `generate` of the model with the end token."""
+        """Return the tokens that the model's method `generate` writes, including the end token."""
 
     def ask(self, prompt: Ids, **options: Any) -> int:
         pieces = options.pop("pieces", False)
@@ -60,7 +60,7 @@ class EngineDriver(abc.ABC):
 
 
 class EngineContract:
-    """The contract tests. A subclass provides the fixture `driver`."""
+    """The contract tests. A subclass must provide the fixture `driver`."""
 
     def test_greedy_tokens_equal_those_of_the_model(self, driver: EngineDriver) -> None:
         expected = [driver.own_tokens(prompt, most=12) for prompt in driver.prompts]

@@ -18,8 +18,8 @@ def free_port() -> int:
 
 
 def keep_port() -> socket.socket:
-    """Return a socket that reserves a free loopback port without listening. Servers with SO_REUSEADDR may use the port
-    repeatedly. Before that the kernel refuses connections.
+    """Return a socket that reserves a free loopback port without listening. Servers with SO_REUSEADDR may listen on the
+    port repeatedly. While no server listens, the kernel refuses connections.
     """
     kept = socket.socket()
     kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def full_disk(room_bytes: int) -> Iterator[None]:
-    """Limit the size of files, which replaces a full disk: write(2) is cut short in the same way."""
+    """Imitate a full disk by a limit on file sizes, which truncates write(2) like a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room_bytes, hard))
     try:

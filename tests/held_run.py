@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-del sys.path[0]  # remove the folder of this file, which `python -m stoker` does not search
+del sys.path[0]  # `python -m stoker` does not search the folder of this file, so remove the folder
 
 from stoker.manager.cli.main import main  # noqa: E402
 from stoker.run_folder import Record, RecordLog  # noqa: E402

@@ -1,4 +1,4 @@
-"""The events of a journal file, as tests compare them."""
+"""Read the events of journal files for comparisons in tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def read(path: Path) -> Iterator[tuple[float, Event]]:
 
 
 def read_events_and_checks(path: Path) -> Iterator[tuple[float, Event | Decided]]:
-    """Yield a file's events, and after them `Decided` records with the checksums of their decisions."""
+    """Yield the events of a file, and `Decided` records with checksums of the decisions about earlier events."""
     for _, now, record in scan(path):
         if not isinstance(record, Damage | SegmentHead):
             yield now, record

@@ -23,14 +23,14 @@ class LazyModule:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "_mock_name":  # pytest queries such attributes of every name in a file
+        if name.startswith("__") or name == "_mock_name":  # pytest reads these attributes of every name in a file
             raise AttributeError(name)
         return getattr(importlib.import_module(self._name), name)
 
 
 def lazily(*names: str, needs: str = "") -> Any:
-    """Return lazy modules, or one lazy module for one name. Skip the file if one of the packages or `needs` is
-    not installed.
+    """Return lazy modules; for one name, return the lazy module alone. Skip the test file if a package of `names` or
+    `needs` is not installed.
     """
     for package in dict.fromkeys([*(name.partition(".")[0] for name in names), *needs.split()]):
         if importlib.util.find_spec(package) is None:

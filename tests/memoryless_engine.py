@@ -6,7 +6,7 @@ from stoker.contexts.inference.adapter import EngineLoad, EngineMemory, Finish, 
 
 
 class MemorylessEngine:
-    """Memory methods of an engine without effect."""
+    """Memory methods of an engine that do nothing."""
 
     def memory(self) -> EngineMemory:
         return EngineMemory(0, 0, 0)

@@ -27,7 +27,7 @@ def small_llama(*, spread: float = 0.3, **changes: Any) -> Any:
 
 
 class OwnDriver(EngineDriver):
-    """An engine over a Transformers model. `like`: the model that gives the expected tokens. `ends`: end tokens."""
+    """An engine over a Transformers model. `like`: the model whose tokens are expected. `ends`: end tokens."""
 
     def __init__(
         self, model: Any, *, engine: str = "continuous", cache_bytes: int = CACHE_BYTES, like: Any = None,

@@ -1,6 +1,6 @@
 """Imitate devices `gpu:0`, `gpu:1`, ... on a machine without GPUs.
 
-Tensors of these devices compute on the CPU. An operation over tensors of two devices fails as with CUDA.
+Operations on tensors of these devices run on the CPU. An operation over tensors of two devices fails as with CUDA.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def pretended_devices() -> Iterator[None]:
     if torch.utils.backend_registration._get_privateuse1_backend_name() != "gpu":
         torch.utils.backend_registration._setup_privateuseone_for_python_backend("gpu")
     before = torch._C._only_lift_cpu_tensors()
-    torch._C._set_only_lift_cpu_tensors(True)  # lets the mode see torch.tensor(..., device=)
+    torch._C._set_only_lift_cpu_tensors(True)  # the mode then sees torch.tensor(..., device=)
     try:
         with _Pretend(), torch.no_grad():
             yield
@@ -78,7 +78,7 @@ def _device_of(name: str, devices: dict[str, str]) -> str:
 
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    with _Pretend():  # operations that consist of others, as inference mode passes them on
+    with _Pretend():  # inference mode passes on composite operations, so split them into parts
         parts = func.decompose(*args, **kwargs)
     if parts is not NotImplemented:
         return parts

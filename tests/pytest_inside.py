@@ -10,7 +10,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent
 RUN_S = 240.0
-"""Maximum seconds of a run on a busy machine in which a lost worker is restarted."""
+"""Maximum seconds of a run on a busy machine, including the restart of a lost worker."""
 
 
 def write_suite(folder: Path, tests: dict[str, str]) -> Path:
@@ -25,7 +25,7 @@ def write_suite(folder: Path, tests: dict[str, str]) -> Path:
 
 
 def run_pytest(folder: Path, *options: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    """Run pytest in a folder of `write_suite`. `before`: words of the command before Python."""
+    """Run pytest in a folder of `write_suite`. `before`: words before the command."""
     command = [*before, sys.executable, "-m", "pytest", *options]
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environ["STOKER_SNAPSHOTS"] = str(folder)

@@ -1,5 +1,5 @@
-"""A recording backend of captured steps (`decode_graphs.GraphBackend`). A replay runs the function again. Captures and
-replays fail like CUDA on reads of device values, tensors from Python values, and memory outside the capture.
+"""A fake `decode_graphs.GraphBackend` that records captured steps. A replay runs the captured function again. Captures
+and replays fail like CUDA on reads of device values, tensors from Python values, and memory outside the capture.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class RecordedGraphs:
 
 
 def _address(tensor: Any) -> int:
-    """Return the tensor's address; 0 if unknown (weights in the processor's order)."""
+    """Return the tensor's address, or 0 if unknown (weights in the processor's layout)."""
     try:
         return int(tensor.untyped_storage().data_ptr())
     except (RuntimeError, NotImplementedError):

@@ -14,7 +14,7 @@ _LIMIT_S = 150
 
 
 class SessionUp:
-    """Runs `stoker up`, and `stoker down` at the end, with its folder as state folder."""
+    """Run `stoker up` with a separate state folder; run `stoker down` at the end."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,6 +1,6 @@
 """Divide the compilation of tests: each worker compiles every n-th file and reads the other compiled files.
 
-pytest needs ten seconds to rewrite all assertions; in a fresh clone every worker would do all this work.
+pytest needs ten seconds to rewrite all assertions. In a fresh clone, every worker would repeat this work.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from _pytest.assertion import rewrite
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """In each xdist worker, compile its share before collection, then files that other workers have not compiled."""
+    """Each xdist worker compiles its share of the files before collection, then files that no other worker has
+    compiled.
+    """
     told = getattr(session.config, "workerinput", None)
     if told is None:
         return
     number, workers = int(told["workerid"].removeprefix("gw")), told["workercount"]
-    with suppress(Exception):  # without these internal functions of pytest, each worker compiles all files
+    with suppress(Exception):  # if pytest lacks these internal functions, each worker compiles all files
         compile_share(session.config, number=number % workers, workers=workers)
 
 

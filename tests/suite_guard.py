@@ -1,9 +1,9 @@
 """End every process of a run within 5 s after pytest has ended or is interrupted by Ctrl-C, SIGTERM or SIGKILL.
 
-All processes of a run inherit `STOKER_TEST_RUN` from pytest, even outside its process group. pytest starts this file
-as a separate process, which reads a pipe that only pytest keeps open. When the pipe closes, the guard sends SIGTERM to
-every process of the run, then SIGKILL. After Ctrl-C pytest may tear down fixtures for minutes. So pytest writes a byte,
-and the guard ends the processes and finally pytest.
+All processes of a run inherit `STOKER_TEST_RUN` from pytest, even in other process groups. This file runs as a separate
+process, which reads a pipe that only pytest keeps open. When the pipe closes, the guard sends SIGTERM to every process
+of the run, then SIGKILL. After Ctrl-C pytest may tear down fixtures for minutes. So pytest writes a byte, and the guard
+ends the processes and finally pytest.
 
 `python -I -S suite_guard.py RUN` uses only the standard library, to start in milliseconds.
 """

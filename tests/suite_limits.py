@@ -2,8 +2,8 @@
 
 The limit of a test and its fixtures is `timeout` in pyproject.toml, `SLOW_LIMIT_S` for `slow` tests, or the test's
 `@pytest.mark.timeout`. pytest-timeout raises in the main thread by a signal; the test fails, fixtures are torn down,
-and the run continues. If the signal has no effect (hanging C library or fixture), `faulthandler_timeout` ends the
-process, and so the run.
+and the run continues. If the signal has no effect (in a hanging C library or fixture), `faulthandler_timeout` ends the
+process and thereby the run.
 """
 
 from __future__ import annotations

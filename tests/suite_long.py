@@ -14,7 +14,7 @@ import hypothesis
 import pytest
 
 SHORT_EXAMPLES = 25
-"""Examples of each property in a short run. The first failing example is usually among the first ten."""
+"""Maximum examples of each property in a short run. The first failing example is usually among the first ten."""
 
 
 def add_options(parser: pytest.Parser) -> None:

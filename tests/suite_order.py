@@ -1,6 +1,6 @@
-"""Start the longest test files first, so that all workers end together. The time of a file is from the last local runs
-(pytest's cache, separate for `--long` and `--all`), else from `tests/file_seconds.json`, which `make test
-ARGS=--write-seconds` writes. xdist keeps this order, and runs a file on one worker.
+"""Start the longest test files first, so that all workers end together. The time of a file comes from the last local
+runs in pytest's cache (separate for `--long` and `--all`), else from `tests/file_seconds.json`, which `make test
+ARGS=--write-seconds` writes. xdist keeps this order and runs a file on one worker.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 
 SHIPPED = Path(__file__).with_name("file_seconds.json")
 SHORTEST_S = 5.0
-"""Seconds below which a file is not in the shipped file and keeps the order of pytest-randomly."""
+"""Minimum seconds of a file in the shipped file. Files with shorter times keep the order of pytest-randomly."""
 _KEY = "stoker/seconds"
 
 
@@ -39,7 +39,7 @@ class LongestFirst:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Sort after the shuffle of pytest-randomly: files below `SHORTEST_S` seconds keep the shuffled order."""
+        """Sort files after the shuffle of pytest-randomly. Files below `SHORTEST_S` seconds keep the shuffled order."""
         items.sort(key=lambda item: -self._long(self.seconds.get(name_of(item.nodeid), 0.0)))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

@@ -1,10 +1,10 @@
 """ElasticFlow (Gu et al., ASPLOS 2023) on a fixed cluster: PromptTuner's second baseline (§3.1, §6.1).
 
-`elastic_flow_plan` computes the devices of each job. A job with a deadline is admitted or rejected on arrival; rejected
-jobs get the remaining devices (`drop_late`: none). ElasticFlow refuses late jobs, and PromptTuner counts them as late.
-A new plan is made when jobs arrive or end and when planned sizes change, at most once in `slot_s`. A running job whose
-size changes is evicted and resumes from its checkpoint, if it reports its progress and may have several libraries. Each
-start loads the context on each device (§6.1). A plan counts all items of a job.
+`elastic_flow_plan` computes the devices of each job. A job with a deadline is admitted or rejected on arrival. Rejected
+jobs get the remaining devices; with `drop_late` they are dropped. ElasticFlow refuses late jobs, and PromptTuner counts
+them as late. A new plan is made when jobs arrive or end and when planned sizes change, at most once in `slot_s`. A
+running job whose size changes is evicted and resumes from its checkpoint. The job must report progress and allow
+several libraries. Each start loads the context on each device (§6.1). A plan counts all items of a job.
 """
 
 from __future__ import annotations

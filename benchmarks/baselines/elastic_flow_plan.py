@@ -1,15 +1,16 @@
 """ElasticFlow's plan (Gu et al., ASPLOS 2023): the number of devices for each job of a fixed cluster.
 
-More devices end a job sooner but cost more device time. `minimum_shares` (progressive filling): in order of deadlines,
-each job gets the fewest devices that meet its deadline (*minimum satisfactory share*). `admits`: a new job is admitted
-if it meets its deadline and makes no other job late. `elastic_sizes`: jobs without devices get free devices first, then
-the job whose device time grows least per added device. Sizes are powers of two times the devices of a replica, so jobs
-fit if their sum fits (buddy allocation).
+More devices end a job sooner but cost more device time. `minimum_shares` (progressive filling) takes jobs in order of
+deadlines. Each job gets the fewest devices that meet its deadline (*minimum satisfactory share*). `admits`: a new job
+is admitted if it meets its deadline and makes no other job late. `elastic_sizes` gives free devices first to jobs
+without devices, then to the job whose device time grows least per added device. Sizes are powers of two times the
+devices of a replica. Jobs therefore fit if their sum fits (buddy allocation).
 
 Sources: the paper's abstract, its published simulator (github.com/gudiandian/ElasticFlow-artifact), and public
-summaries. Differences from the simulator: time is divided at changes, not into equal slots; the plan includes
-`start_s`; a step may skip sizes, and counts the device time until the job ends, not in one slot; filling proceeds
-forward with one size, not backward from the deadline with two; only a job that makes other jobs late is refused.
+summaries. Differences from the simulator: time is divided at changes instead of equal slots, and the plan includes
+`start_s`. A step may skip sizes, and counts the device time until the job ends instead of one slot. Filling goes
+forward with one size; the simulator goes backward from the deadline with two sizes. Only a job that makes other jobs
+late is refused.
 
 Times are in seconds on the manager's clock; sizes are in devices.
 """
@@ -25,7 +26,7 @@ import msgspec
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A job in a plan. `run_s`: pairs of size, ascending, and seconds of the remaining items.
+    """A job in a plan. `run_s`: pairs of size and seconds of the remaining items, in ascending order.
 
     `deadline_at`: 0 = none. `size`: current size (0 = waiting). `lag_s`: seconds until the job runs at that size.
     `start_s`: seconds of a start or a change of size.
@@ -44,7 +45,9 @@ class Job(msgspec.Struct, frozen=True):
 
 
 def by_two(run_s: Iterable[tuple[int, float]], *, smallest: int = 1, unit: int = 1) -> tuple[tuple[int, float], ...]:
-    """Return the powers of two of devices that make a job faster. `run_s`: seconds by replicas."""
+    """Return device numbers (powers of two) that make a job faster, with the seconds. `run_s`: pairs of replicas and
+    seconds.
+    """
     kept: list[tuple[int, float]] = []
     for count, seconds in sorted(run_s):
         if count < smallest or (count & (count - 1) and count != smallest):
@@ -88,7 +91,7 @@ class Free:
 
 
 def fill(job: Job, size: int, free: Free) -> Share | None:
-    """Return the share of a job: at most `size` devices, fewer while fewer are free; None if the job never ends."""
+    """Return the share of a job: up to `size` devices, as far as devices are free; None if the job never ends."""
     left, has, lost = 1.0, job.size, job.lag_s
     pieces: list[tuple[float, float, int]] = []
     for start, end, spare in free.pieces():
@@ -155,7 +158,7 @@ def elastic_sizes(jobs: Sequence[Job], shares: dict[int, Share], devices: int, *
 
 
 def _steps(job: Job, has: int) -> Iterator[tuple[float, float, int, int, int]]:
-    """Yield added device seconds per added device, deadline, job, size before and after."""
+    """Yield steps: added device seconds per added device, deadline, job id, old and new size."""
     due = job.deadline_at or math.inf
     if not has:
         yield -math.inf, due, job.id, 0, job.run_s[0][0]

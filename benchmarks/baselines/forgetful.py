@@ -1,5 +1,5 @@
 """Run each call in a separate library that is unloaded afterwards, as in Parsl's HTEX (Pervasive Context Management
-§4.2). The awareness of the recipe decides if files stay on the node disk.
+§4.2). The awareness in the recipe decides whether files stay on the node's disk.
 """
 
 from __future__ import annotations

@@ -1,24 +1,25 @@
 """INFless (Yang et al., ASPLOS 2022) for jobs on several devices: a baseline of PromptTuner (§3.2, §6.1).
 
-Each model scales its own *instances* (libraries) with its traffic; PromptTuner lets a job run on several. The source of
-INFless is not public, so the rules come from PromptTuner and public summaries; for a missing rule we use the choice
-that is best for INFless. Tune `order`, `margin` and `hold` before a comparison.
+Each model scales its own *instances* (libraries) with its traffic. In PromptTuner's comparison, a job may run on
+several instances. The source of INFless is not public, so the rules come from PromptTuner and public summaries. For a
+missing rule, we use the choice that is best for INFless. Tune `order`, `margin` and `hold` before a comparison.
 
 1. *Count*: a job gets the fewest instances that are predicted to meet its deadline, with predictions longer by
 `margin`. Missing instances are launched at once; meanwhile the job reserves idle instances.
 
 2. A job never waits for busy instances, and uses no instance of another model.
 
-3. Without enough instances and free devices the job waits, in `order`; jobs that fit overtake it. With `hold` the job
-keeps partial allocations (§3.2), and starts with fewer instances after its deadline is impossible, against deadlocks.
+3. Without enough instances and free devices, the job waits, sorted by `order`. Jobs that fit may start earlier. With
+`hold` the job keeps partial allocations (§3.2). Against deadlocks, the job starts with fewer instances after its
+deadline has become impossible.
 
 4. A job that cannot meet its deadline runs on its minimum number of instances.
 
 5. *Traffic*: R arrivals per second (over `WINDOW_S`) of T instance-seconds each require R x T instances.
 
-6. *Keep-alive* (INFless' LSTH): the quantile `TAIL` of the times between arrivals, over a long and a short period,
-mixed by `GAMMA` (0.5 in the paper); `MOST_S` with too few arrivals. The paper's start before the next request is
-omitted, because a launch takes longer here.
+6. *Keep-alive* (INFless' LSTH): the quantile `TAIL` of the times between arrivals. `GAMMA` (0.5 in the paper) mixes the
+quantiles of a long and a short period. With too few arrivals: `MOST_S`. The paper starts instances before the next
+request; we do not, because a launch takes longer here.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _RECENT = 20
 _LOOK_AGAIN_S = 1.0
 """Seconds between rounds while calls wait, because deadlines become impossible and traffic decreases with time."""
 WINDOW_S, LONG_S, SHORT_S, LEAST_S, MOST_S = 60.0, 3600.0, 300.0, 10.0, 60.0
-"""Seconds of the periods of rules 5 and 6, and limits of the keep-alive time."""
+"""Seconds: the periods of rules 5 and 6, then the minimum and maximum keep-alive time."""
 GAMMA, TAIL = 0.5, 0.99
 
 

@@ -42,7 +42,7 @@ class InRounds(Quiet):
 
 
 class ByOrder(WholeDevice):
-    """Residency without loads that fails calls whose context fits on no device."""
+    """Residency that starts no loads, and fails calls whose context fits on no device."""
 
     honours = frozenset()
 
@@ -104,7 +104,7 @@ def load_s(context: Context) -> float:
 
 
 def starts_in_s(call: Call, *, size: int) -> float:
-    """Return seconds before the first item on loaded replicas: to connect a gang and to start a call."""
+    """Return the seconds before the first item on loaded replicas: to connect a gang and to start a call."""
     features = call.spec.features
     before_s = features.seconds_before_first_item(size) if features is not None and not call.spec.progress else 0.0
     return before_s + (call.group.context.paces.meet_s if size > 1 else 0.0)

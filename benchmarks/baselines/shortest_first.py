@@ -60,11 +60,11 @@ def start(call: Call) -> Action | None:
 
 
 _Entry = tuple[int, float, float, int, Call]
-"""Negative priority, expected run in seconds, arrival time, call number, call."""
+"""Sort keys (negative priority, expected run in seconds, arrival time, call number), and the call."""
 
 
 def known_run_s(call: Call) -> float:
-    """Return mean seconds of calls of the function, else the advised seconds, else 0."""
+    """Return the expected seconds: the mean of the function's calls, else the advised seconds, else 0."""
     advised = (each.run_s for each in call.group.context.advice.values())
     return call.group.cost.run_s or min((seconds for seconds in advised if seconds), default=0.0)
 

@@ -25,7 +25,9 @@ _ROUNDING_S = 1e-3
 
 
 class Job:
-    """A call. `since`: time of its last start; None = waiting. `holds_until`: time when its checkpoint is restored."""
+    """A call. `since`: time of the last start; None = the call waits. `holds_until`: time when the checkpoint is
+    restored.
+    """
 
     def __init__(self, call: Call) -> None:
         self.call = call
@@ -44,7 +46,7 @@ class Job:
 
 
 class Tiresias(OneLine):
-    """`restart_s`: extra seconds of a preempted call, on few GPUs and on many."""
+    """`restart_s`: extra seconds of a preempted call on fewer than `WIDE_FROM` GPUs, and on more."""
 
     def __init__(
         self, *, thresholds_gpu_s: Sequence[float] = (18_000.0,), restart_s: tuple[float, float] = (40.0, 60.0)

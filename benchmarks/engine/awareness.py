@@ -1,10 +1,10 @@
 """Compare the three levels of context awareness of the paper: fact verification with SmolLM2-135M, 16 claims per call.
 
 Numbers are wall-clock times of whole `stoker run fact_verification` processes. FINDINGS.md explains the comparisons.
-The side `alone` makes the same calls on loaded slots (*inferences alone*).
+The side `alone` makes these calls on loaded slots (*inferences alone*).
 
-`fact_batches` compares calls of 1, 16 and 256 claims on one loaded context, in turn in one session: run times should
-be equal (paper §4.3: 13.6 %).
+`fact_batches` compares calls of 1, 16 and 256 claims on one loaded context, in turn in one session. Run times should be
+equal (paper §4.3: a difference of 13.6 %).
 """
 
 from __future__ import annotations

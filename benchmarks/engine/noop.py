@@ -1,6 +1,6 @@
 """Compare no-op calls on a loaded context: Stoker against Parsl's HighThroughputExecutor, alternating, 2 slots each.
 
-Stoker runs the garbage collector less often in a session; lines show results with and without this change.
+Stoker runs the garbage collector less often in a session. The lines show results with and without this change.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ def side(
     executor: str, how: str = "app", calls: int = 10_000, log: bool = False, prefetch: int = 0,
     collector: str = "own", site: str = "",
 ) -> dict[str, float]:  # fmt: skip
-    """Run calls of `stoker` or `htex` by `app`, `sequential` or `map`. `log`: with Parsl's default logging; `prefetch`:
-    tasks that HTEX fetches ahead of need; `collector`: garbage collector, the executor's `own`, Stoker's (`calm`) or
-    Python's (`usual`); `site`: site file for Stoker.
+    """Run calls of the executor `stoker` or `htex` by `app`, `sequential` or `map`. `log`: Parsl's default logging is
+    on; `prefetch`: number of tasks that HTEX fetches in advance; `collector`: garbage collector of the executor
+    (`own`), of Stoker (`calm`) or of Python (`usual`); `site`: site file for Stoker.
     """
     if executor == "stoker":
         used: Any = stoker.StokerExecutor(site=site or None, label="noop")

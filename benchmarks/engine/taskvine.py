@@ -34,7 +34,7 @@ def nothing(x):  # type: ignore[no-untyped-def]  # TaskVine sends the source, so
 def check_taskvine() -> None:
     try:
         importlib.import_module("ndcctools.taskvine")
-        importlib.import_module("ndcctools.poncho.package_serverize")  # Import what libraries need.
+        importlib.import_module("ndcctools.poncho.package_serverize")  # Libraries need this module.
     except ImportError as error:
         raise Skipped(f"ndcctools does not import: {error}") from None
     if not worker_command():
@@ -48,7 +48,7 @@ def worker_command() -> str:
 
 
 def side(mode: str, workers: int, slots: int, calls: int, sequential: int) -> dict[str, float]:
-    """Run calls. `sequential`: calls that are measured first, one after another."""
+    """Run calls. `sequential`: number of calls that run first, one after another."""
     with tempfile.TemporaryDirectory(prefix="vine-", ignore_cleanup_errors=True) as folder:
         found = timed(mode, workers, slots, calls, sequential, Path(folder))
         gc.collect()  # The manager writes its last log in its finalizer.

@@ -237,7 +237,7 @@ def _start_pilot(place: Path, folder: SessionFolder, network: Network, number: i
         shutil.copy(folder.path / name, home / name)
     (home / "copied").touch()
     options = ["--session", str(home), "--scratch", str(home / "scratch"), "--devices", "cpu:1", "--block", block]
-    hidden = f"mount --bind '{home / 'keys'}' '{place / 'files'}' && exec \"$@\""  # hides files of the client
+    hidden = f"mount --bind '{home / 'keys'}' '{place / 'files'}' && exec \"$@\""  # hide the client's files from pilots
     on_host = network.command(number, "sh", "-c", hidden, "sh")
     started.append(_start(place, f"pilot-{number}", "stoker.pilot.main", *options, before=on_host))
     return home

@@ -1,6 +1,6 @@
 """Measure the overhead of turns on one device: iterations of 20 ms by one, two and eight libraries.
 
-The overhead is the time in addition to the iterations, in %. A single library takes no lock. `bare`: two processes
+The overhead in % is the time that turns add to the iterations. A single library takes no lock. `bare`: two processes
 pass the turn by a datagram. `idle us`: median idle time of the device between two iterations.
 """
 

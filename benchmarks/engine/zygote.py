@@ -49,7 +49,7 @@ class Starter:
         self.core = min(os.sched_getaffinity(0))
 
     def preload(self, recipe: Recipe) -> float:
-        """Start both zygotes. Return the seconds until the one with `recipe.preload` is ready."""
+        """Start both zygotes. Return the seconds until the zygote with `recipe.preload` is ready."""
         seconds = []
         for modules in (recipe.preload, ()):
             started = time.monotonic()

@@ -7,11 +7,11 @@ from typing import Any
 
 Numbers = dict[str, Any]
 ENGINES = ("graphs", "eager")
-"""Engines of Stoker. Bars use the fastest engine."""
+"""Engines of Stoker. Bars judge the fastest engine."""
 OF_LIMIT = "of the bandwidth limit"
 OF_PINNED = "of pinned bandwidth"
 WEIGHTS_ALONE = "weights alone"
-"""Loads without tokenizer, model structure and CUDA start."""
+"""Loads of weights alone, without tokenizer, structure and CUDA start."""
 FULL_OF_NONE = "full / none, inferences/s"
 MET = "objectives met, share"
 

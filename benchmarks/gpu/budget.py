@@ -1,8 +1,8 @@
 """List the parts of `make gpu` in order, divide 470 seconds between parts, and define its two test suites.
 
-A part may use the time until the deadline minus the *typical* times of later parts, but at least its own typical time
-and at most its *limit*. A part is skipped if less than half of its typical time (at most 20 s) is left. Times are for
-one H100 or H200 with 16 cores.
+A part may use the time until the deadline minus the *typical* times of later parts: at least its own typical time, at
+most its *limit*. A part is skipped if less than half of its typical time (at most 20 s) is left. Times are for one H100
+or H200 with 16 cores.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _NOT = ("fails", "failed", "error")
 
 @dataclass(frozen=True)
 class Suite:
-    """Arguments for pytest. `missing`: why the suite cannot run; `results`: output file."""
+    """Arguments for pytest. `missing`: reason why the suite cannot run; `results`: output file."""
 
     words: list[str] = field(default_factory=list)
     missing: str = ""

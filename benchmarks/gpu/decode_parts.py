@@ -117,7 +117,7 @@ class _Figures:
         what = f"{way}, batch {batch}"
         self._answer[f"{what}: prefill, tokens/s"] = batch * PROMPT / first_s
         self._answer[f"{what}: first token, ms"] = first_s * 1e3
-        if step_s <= 0:  # Other load on the machine made the shorter run slower.
+        if step_s <= 0:  # Other load on the machine slowed down the shorter run.
             self._answer[f"{what}: decode, tokens/s"] = "not measured: longer texts took no longer than one token"
             return
         self._step_s[way, batch] = step_s

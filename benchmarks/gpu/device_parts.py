@@ -70,7 +70,7 @@ def turns(answer: Answer, _: Place) -> None:
 
 
 LONGEST, BATCH, CALL = (64, 8, 16) if REHEARSAL else (64, 32, 256)
-"""Tokens of the longest text, texts per batch, texts per call."""
+"""Maximum tokens of a text, texts per batch, and texts per call."""
 _FAMILY = (32, LONGEST)
 
 

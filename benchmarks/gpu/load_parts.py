@@ -115,7 +115,7 @@ def load(answer: Answer, place: Place) -> None:
     shutil.rmtree(pickled)
     _measure_script_load(answer, place, loads.size)
     _measure_peer_transfer(answer, place)
-    shutil.rmtree(place.work / "scratches", ignore_errors=True)  # the disk may be small
+    shutil.rmtree(place.work / "scratches", ignore_errors=True)  # free the space, because the disk may be small
 
 
 class _Loads:
@@ -161,7 +161,7 @@ class _Loads:
     def _page_cache(self, what: str, look: Callable[[], float]) -> None:
         try:
             self._answer[what] = 100 * look()
-        except OSError as error:  # Some kernels do not report this.
+        except OSError as error:  # Some kernels do not report the page cache.
             self._answer[what] = f"not known: {error}"
 
     def host_memory(self, source: Path) -> None:

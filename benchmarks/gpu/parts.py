@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, required=True, help="time limit of the part, in seconds")
     asked = parser.parse_args()
     if not REHEARSAL and asked.part != "gang":
-        os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # Measure one device.
+        os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # Measure one GPU.
     signal.signal(signal.SIGTERM, _stop)
     answer, place = Answer(asked.answer), Place(asked.work, asked.seconds)
     if "model" in budget.PARTS[asked.part].needs and not any(place.model.glob("*.safetensors")):

@@ -37,7 +37,7 @@ name = "{policy}"
 def write_site(
     file: Path, *, devices: str, pilots: int = 1, policy: str = "default", own_scratch: Path | None = None
 ) -> Path:
-    """Write a site file. `own_scratch`: the parent of each pilot's scratch folder."""
+    """`own_scratch`: the parent of each pilot's scratch folder."""
     own = f'worker_init = \'export STOKER_SCRATCH="{own_scratch}/$$"; mkdir -p "$STOKER_SCRATCH"\'\n'
     provider = own if own_scratch else ""
     file.write_text(_SITE.format(devices=devices, pilots=pilots, policy=policy, provider=provider))

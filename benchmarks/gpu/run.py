@@ -177,7 +177,7 @@ class Run:
         return *suite.verdict(code, log), suite.numbers(log)
 
     def _environment(self, *, stands_in: bool = True) -> dict[str, str]:
-        """Return the environment of a part. `stands_in`: a rehearsal finds two GPUs of a stand-in driver."""
+        """`stands_in`: a rehearsal gets two GPUs of a stand-in driver."""
         stands_in &= self.asked.rehearse
         path = [self.out / "site", ROOT / "src", ROOT, ROOT / "tests"]
         words = [*map(str, path), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -1,7 +1,8 @@
 """The policy part of `make gpu`: 8 models of 1 to 3 B under `slinfer`, and alone on the device (`exclusive`).
 
-The models get requests by weights 1/1 to 1/8. A token is due 0.5 s after the request, or 0.25 s after the last token
-(SLINFER §IX-A, rounded), without extra time for loads. `slinfer` starts with all models loaded, `exclusive` with one.
+Models get requests in proportion to the weights 1/1 to 1/8. The first token is due 0.5 s after the request, and each
+further token 0.25 s later (SLINFER §IX-A, rounded). Loads extend no deadline. `slinfer` starts with all models loaded,
+`exclusive` with one.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ OBJECTIVE = Objective(ttft_s=0.5, tpot_s=0.25)
 RATE = 2.0 if REHEARSAL else 4.0
 LONGEST_S, SHORTEST_S = 180.0, 6.0
 BEFORE_S, AFTER_S = 14.0, 6.0
-"""Seconds before the trace of the second side, and for open texts after a trace."""
+"""Seconds before the trace of the second side, and seconds for open texts after a trace."""
 CACHE_BYTES = 4 * 10**9
 POLICIES = {"slinfer": f"{slinfer_policies.__file__}:patient", "exclusive": "exclusive"}
 """`patient` is `slinfer` without unloading, like `exclusive`."""
 
 
 class Request(msgspec.Struct, frozen=True):
-    """One request. `output`: maximum of new tokens."""
+    """One request. `output`: maximum number of new tokens."""
 
     at_s: float
     model: int

@@ -143,7 +143,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def write_record(path: Path, record: msgspec.Struct) -> None:
-    """Write a struct as a JSON object with one line per field, and per item of a list of results."""
+    """Write a struct as a JSON object, with one line per field and one line per item of a list of results."""
     lines = []
     for name in record.__struct_fields__:
         value = getattr(record, name)
@@ -180,7 +180,7 @@ class Store(Generic[Case, Result]):
         return [case for name, case in every.items() if name not in self.found or self.found[name].release != RELEASE]
 
     def bring(self, cases: Iterable[Case], run: Callable[[Case], Result], *, jobs: int = 1) -> None:
-        """Run the missing cases. Write the record after each."""
+        """Run the missing cases. Write the record after each case."""
         todo: list[Any] = self.missing(cases)
         for done, (place, result) in enumerate(run_tasks(run, todo, jobs=jobs), 1):
             self.found[todo[place].name] = result
@@ -203,13 +203,13 @@ WIDTH = 120
 MISSING = "–"
 """Cell of a case that has not been run."""
 _CODE, _KEPT = re.compile("`[^`]*`"), "\0"
-"""Pattern of code between backquotes, which is not wrapped: `_KEPT` replaces its spaces."""
+"""Pattern of code between backquotes; `_KEPT` replaces spaces, so that code is not wrapped."""
 
 
 def page(template: Path, **values: Any) -> str:
-    """Return a template with its values and wrapped paragraphs.
+    """Insert the values into a template, and wrap its paragraphs.
 
-    An iterator in `values` has the rows of a table, whose head is in the template.
+    An iterator in `values` gives the rows of a table; the template has the table's head.
     """
     shown = {name: rows_text(value) if isinstance(value, Iterator) else value for name, value in values.items()}
     return wrapped_text(template.read_text().format(**shown))

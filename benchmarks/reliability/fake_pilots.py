@@ -42,7 +42,7 @@ _decode = wire.to_pilot_decoder()
 
 @dataclass
 class Ledger:
-    """Calls of all pilots: those that `ended`, and the number of those received `again` after their end."""
+    """Calls of all pilots. `ended`: calls that have ended; `again`: number of calls received again after their end."""
 
     hold_after: int
     ended: set[int] = field(default_factory=set)
@@ -209,8 +209,8 @@ def main() -> None:
 def serve(pilots: list[FakePilot], ledger: Ledger, let_go: threading.Event) -> None:
     """Serve until every pilot must exit, or the manager is absent for a minute.
 
-    The ZeroMQ poller checks every socket each time, so this code uses one edge-triggered epoll, which requires reading
-    each socket until empty.
+    The ZeroMQ poller checks every socket each time. This code instead uses one edge-triggered epoll, which requires
+    reading each socket until empty.
     """
     waits = select.epoll()
     by_number: dict[int, FakePilot] = {}

@@ -46,7 +46,7 @@ def fuzz(
     readers: Sequence[Target], *, count: int, seed: int, found: Callable[[dict[str, Any]], None],
     told: Callable[[int], None] = lambda _: None,
 ) -> Counts:  # fmt: skip
-    """Give `count` damaged inputs to the readers. `found` is called with each failed input."""
+    """Give `count` damaged inputs to the readers. Call `found` with each input that fails."""
     chance = random.Random(seed)
     deck = [reader for reader in readers for _ in range(reader.share)]
     counts: Counts = {reader.name: [0, 0, 0] for reader in readers}

@@ -45,7 +45,7 @@ _MOST_BYTES = 60_000
 
 
 def targets(place: Path, *, seed: int) -> list[Target]:
-    """Return a target for every reader. `place`: a folder for their files."""
+    """Return a target for every reader. `place`: a folder for files of readers."""
     chance = random.Random(seed)
     place.mkdir(parents=True, exist_ok=True)
     return [
@@ -204,7 +204,7 @@ _SITES = (
 
 
 def _of_file(file: Path, read: Callable[[], object]) -> Callable[[bytes], object]:
-    """Return a reader that writes its input to a file first."""
+    """Return a reader that first writes its input to `file`."""
 
     def both(data: bytes) -> object:
         file.write_bytes(data)

@@ -1,7 +1,7 @@
 """Make valid inputs for fuzzers from message types, and damaged inputs.
 
-Readers refuse pure noise at the first byte. So a damaged input is a valid input with bytes flipped, removed,
-repeated, or replaced.
+Readers refuse pure noise at the first byte. A damaged input is therefore a valid input with bytes that are flipped,
+removed, repeated or replaced.
 """
 
 from __future__ import annotations
@@ -143,7 +143,8 @@ def _bounded(value: Any, kind: Any) -> Any:
 
 
 class Target(NamedTuple):
-    """A reader whose `read` may raise only `declared` errors. `right`: valid inputs, which it reads if `complete`.
+    """A reader whose `read` may raise only `declared` errors. `right`: valid inputs. If `complete`, `read` accepts all
+    these inputs.
 
     `share`: relative number of inputs.
     """

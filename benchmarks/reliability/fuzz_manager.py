@@ -1,6 +1,6 @@
 """Send random events with arbitrary values to the manager core, which must not raise.
 
-Most events contain known peers and numbers, and so pass the first checks of the core.
+Most events contain known peers and numbers, so that they pass the first checks of the core.
 """
 
 from __future__ import annotations

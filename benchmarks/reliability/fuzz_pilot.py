@@ -1,7 +1,7 @@
 """Send random events with arbitrary values to a pilot core, which must not raise.
 
 Its memory sums must be consistent, and each call must leave the core once. Most events contain known libraries, calls
-and devices. The Hypothesis tests of `tests/properties` and `tests/pilot` send events that are all possible.
+and devices. The Hypothesis tests of `tests/properties` and `tests/pilot` send only possible events.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Life(Values):
 
     def text(self, name: str) -> str:
         if _SUBJECT.get(name) == "device":
-            return "gpu:0"  # the one that is probed
+            return "gpu:0"  # this device is probed
         return self.chance.choice(("weights", "other")) if self.chance.random() < 0.7 else super().text(name)
 
     def give(self, event: events.Event) -> None:
@@ -143,7 +143,7 @@ class Life(Values):
         return to_pilot.HelloAgain(0) if isinstance(message, to_pilot.Exit | to_pilot.PilotRefused) else message
 
     def measured(self) -> events.DevicesMeasured:
-        """Return the use of a device by a library on it."""
+        """Return the memory use of a device by one of its libraries."""
         for number, library in self.core.state.libraries.items():
             if self.chance.random() < 0.5 and library.devices:
                 device = library.devices[0]

@@ -1,7 +1,7 @@
 """Measure the cost of the journal: recovery from long journals, journal size, and group sync.
 
-A real manager recovers from a journal in the format of a live manager: after a day of heartbeats, every 5 s, of idle
-pilots, and after calls that ended, with 1,000 open calls.
+A real manager recovers from a journal in the format of a live manager: after a day of heartbeats (every 5 s) of idle
+pilots, or after ended calls, with 1,000 open calls.
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ def restart_manager(queued: int = 100_000, running: int = 200, finished: int = 1
             lambda: len([p for p in world.status().pilots if p.state == "here"]) == running // 2, "pilots are back"
         )
         world.pilots.send_signal(signal.SIGUSR1)
-        counter.wait(done + 2 * running)  # more calls than ran before, so queued calls ran too
+        counter.wait(done + 2 * running)  # this exceeds the calls that ran before, so queued calls ran too
         at_work = time.perf_counter() - began
         counter.wait(total)
         found = world.end()

@@ -1,7 +1,7 @@
 """Kill pilots one by one until no pilot is left (Pervasive Context Management §4.4).
 
-A call takes 5 s, a load 0.8 of a call (from Figure 6), and one of 20 pilots is killed every 8 s after 40 s. These
-lengths determine the ratio, so the only bar is that no call fails.
+A call takes 5 s, and a load takes 0.8 of a call (from Figure 6). After 40 s, one of 20 pilots is killed every 8 s.
+These lengths determine the ratio, so the only bar is that no call fails.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Measure the processor time of `Core.handle` for a round of the `prompt-tuner` policy (dispatch and residency).
 
-96 GPUs serve arrivals of three models. At 1,000 GPUs 10,000 jobs wait: `from scratch` is the first round of a policy;
+96 GPUs serve arrivals of three models. At 1,000 GPUs, 10,000 jobs wait. `from scratch` is the first round of a policy;
 in later rounds one job arrives or ends.
 """
 

@@ -79,7 +79,7 @@ def opportunistic(part: int) -> Simulation:
 
 
 def short(part: int) -> Simulation:
-    delays = world.Delays(frame_s=Duration(0.0125))  # The dispatch policy's estimate of a frame at this rate.
+    delays = world.Delays(frame_s=Duration(0.0125))  # The dispatch policy estimates this frame time at this rate.
     made = _world(200, item_s=0.005, delays=delays)
     return Simulation(made, _poisson(500_000 // part, per_s=25_000.0), default_policies(), seed=1, counted=True)
 

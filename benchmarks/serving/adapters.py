@@ -1,4 +1,4 @@
-"""Tokens per second of requests of 8 LoRA adapters in one batch, against the same requests of their base.
+"""Compare tokens per second of requests to 8 LoRA adapters in one batch with the same requests to the base model.
 
 The base is SmolLM2-135M. The adapters have random weights, rank 8, on all projections. Rounds alternate in one process.
 """

@@ -1,8 +1,9 @@
 """Measure embeddings of short texts: Stoker's `encoder` in a session, a sorting script, and padding to the maximum.
 
-Texts have the lengths of tweets: STOKER_TRACES/lengths/tweet_token_lengths.csv.gz, else a lognormal. The model has
-all-MiniLM-L6-v2's shape and random weights. *Sorted*: by length, in batches of 32 padded to the longest, with two
-threads or two processes (the faster one counts). *Padded*: each text to 512 tokens.
+Texts have the lengths of tweets (STOKER_TRACES/lengths/tweet_token_lengths.csv.gz), else lognormal lengths. The model
+has all-MiniLM-L6-v2's shape and random weights. *Sorted*: a script sorts texts by length and pads batches of 32 to the
+longest text, with two threads or two processes (the faster variant counts). *Padded*: each text is padded to 512
+tokens.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python -m benchmarks.side benchmarks.serving.engines sweep vllm=ENVIRONMENT/bin/python rounds=5 > engines.json
 
 Requests are claims of the fact verification demo, each with a fixed number of new tokens. Each round runs every engine
-once, in a new process. `vllm`: an interpreter with vLLM; the best number of rows of the static batch counts.
+once, in a new process. `vllm`: a Python with vLLM. For the static batch, the best number of rows counts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TITLES = {
 WAYS: dict[str, list[dict[str, Any]]] = {
     "static": [{"rows": 16}, {"rows": 32}, {"rows": 64}], "vllm-script": [{}, {"eager": True}],
 }  # fmt: skip
-"""Options of the runs of an engine, of which the best counts."""
+"""Options of the runs of an engine; the best run counts."""
 RATIOS = (("continuous", "static"), ("continuous", "vllm-script"), ("vllm", "vllm-script"))
 _CONVERT = (
     "import torch; from stoker.contexts.causal_lm import default_model;"

@@ -1,9 +1,9 @@
 """Measure what `stoker serve` adds to a model: processor time per streamed token, and time to the first token.
 
-An engine without computation writes at a fixed pace (`paced_gateway.py`), so all processor time of the gateway, the
-manager, the pilot and the library is Stoker's. 1, 8 and 50 streams have the pace of a tiny model; 200 streams
-write 20 tokens/s each. At 200 streams the same requests also run in the session itself (`direct`), in turn. The
-first round is not counted.
+An engine without computation writes at a fixed pace (`paced_gateway.py`). All processor time of the gateway, the
+manager, the pilot and the library is therefore Stoker's. 1, 8 and 50 streams have the pace of a tiny model; 200 streams
+write 20 tokens/s each. At 200 streams, sides alternate: the same requests also run in the session itself (`direct`).
+The first round is not counted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ ADDED_MS = {50: 5.0, 99: 20.0}
 
 
 class Load(NamedTuple):
-    """Streams of `tokens` each, one token of each every `every_s` seconds. `bar_us`: of a token, all processes."""
+    """Streams of `tokens` tokens each; a stream gets one token every `every_s` seconds. `bar_us`: bar of processor time
+    per token, of all processes.
+    """
 
     streams: int
     every_s: float
@@ -89,7 +91,7 @@ def _added(percent: int, bar_ms: float, streams: int, pairs: dict[str, list[dict
 
 
 async def http_tokens(port: int, tokens: int) -> AsyncIterator[bytes]:
-    """Yield one stream's chunks with text over HTTP, without a client library, which needs more processor time."""
+    """Yield the text chunks of one stream over HTTP. A client library would need more processor time."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request_bytes("/v1/chat/completions", {**REQUEST, "max_tokens": tokens}))
     try:
@@ -119,7 +121,7 @@ Streams = Callable[[int], AsyncIterator[object]]
 
 
 async def ask(make: Streams, *, streams: int, rounds: int, tokens: int, every_s: float) -> dict[str, Any]:
-    """Read streams. `late`: each stream's delay beyond its pace, as a share of its pace."""
+    """Read streams. `late`: delay of each stream beyond its pace, as a share of the pace."""
     ttft_ms, late, here = list[float](), list[float](), os.getcwd()
 
     async def client() -> None:

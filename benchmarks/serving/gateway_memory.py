@@ -20,7 +20,7 @@ from benchmarks.serving.paced_gateway import REQUEST
 
 TOKENS, CLIENTS = 4, 16
 SHOWN = (0.01, 0.1, 0.25, 0.5, 0.75, 1.0)
-"""Shares of the requests after which to print memory."""
+"""Shares of the requests after which the memory is printed."""
 
 
 async def send(port: int, folder: Path, *, requests: int) -> None:

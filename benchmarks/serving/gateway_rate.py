@@ -1,8 +1,8 @@
 """Measure the tokens per second that clients receive behind one gateway process, and behind four workers.
 
 `tiny`: `stoker serve` with a tiny random model, whose computation uses the same cores. `free`: one gateway process, and
-an engine without computation that writes faster than the gateway delivers (`paced_gateway.py`). The clients have two
-processes of their own and read raw sockets. All streams of a round begin at once; a first round warms up.
+an engine without computation that writes faster than the gateway delivers (`paced_gateway.py`). The clients are two
+separate processes that read raw sockets. All streams of a round begin at once; a first round warms up.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from benchmarks.starting import keep_state_in
 from benchmarks.tables import Bar, Line, Table
 
 STREAMS, TOKENS = (50, 200), 80_000
-"""`TOKENS`: of all streams of a round."""
+"""`TOKENS`: tokens of all streams of a round."""
 BARS = {1: 20_000.0, 4: 50_000.0}
-"""Tokens/s by the number of gateway processes."""
+"""Minimum tokens/s by the number of gateway processes."""
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
@@ -98,7 +98,9 @@ def _measured(
 
 
 def _read_streams(port: int, model: str, tokens: int, streams: int) -> tuple[float, float]:
-    """Read streams at once. Return when the first began and the last ended, in seconds of the machine's clock."""
+    """Read streams at once. Return when the first stream began and the last stream ended, in seconds of the machine's
+    clock.
+    """
 
     async def read_all() -> None:
         await asyncio.gather(*(_read_stream(port, model, tokens) for _ in range(streams)))
@@ -109,7 +111,7 @@ def _read_streams(port: int, model: str, tokens: int, streams: int) -> tuple[flo
 
 
 async def _read_stream(port: int, model: str, tokens: int) -> None:
-    """Read a text. Raises RuntimeError if it does not have `tokens` tokens."""
+    """Read a text. Raises RuntimeError if the text does not have `tokens` tokens."""
     asked = {
         "model": model, "prompt": "a prompt", "max_tokens": tokens, "temperature": 0, "stream": True,
         "stream_options": {"include_usage": True},

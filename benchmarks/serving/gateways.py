@@ -28,7 +28,7 @@ _PARTS = {
 
 @contextlib.contextmanager
 def served(folder: Path, models: str, *, workers: int = 1, devices: int = 1, policy: str = "default") -> Iterator[int]:
-    """Run `stoker serve` in a folder; yield its port. `models`: the text of its models file."""
+    """Run `stoker serve` in a folder; yield its port. `models`: the text of the models file."""
     (folder / "site.toml").write_text(ONE_PILOT.format(devices=devices, policy=policy))
     (folder / "models.toml").write_text(models)
     port, log = free_port(), folder / "gateway.log"
@@ -78,7 +78,7 @@ def us_per_token(before: dict[str, float], after: dict[str, float], *, tokens: i
 
 
 def memory_bytes(folder: Path | str) -> dict[str, float]:
-    """Return the resident memory of a gateway and its session, of the largest process of each part."""
+    """Return the resident memory of a gateway and its session: for each part, the memory of the largest process."""
     return {part: max(sizes) for part, sizes in _by_part(folder, lambda one: one.memory_info().rss).items()}
 
 

@@ -2,8 +2,8 @@
 
 The schemas have the shapes of JSONSchemaBench (arXiv:2501.10868): nested objects, arrays, enums, patterns, numbers with
 bounds, `anyOf` and `$ref`. A tiny random model with the vocabulary of SmolLM2 draws at a temperature of 1, so it writes
-any token that a grammar allows. `jsonschema` judges each answer that ended by itself. Groups of 50 schemas, and free
-texts of the same lengths, run in one batch each, after a first run that warms up.
+any token that a grammar allows. `jsonschema` judges each answer that ended by itself. A first run warms up. Each
+further batch runs 50 schemas, or free texts of the same lengths.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _compiled(model: Any, schemas: list[Schema], took_ms: list[float]) -> list[S
 
 
 def _run(model: Any, samplings: list[dict[str, Any]]) -> tuple[float, list[tuple[str, str, int]]]:
-    """Return the seconds of one batch, and each request's text, finish and count of tokens."""
+    """Return the seconds of one batch, and the text, finish and token count of each request."""
     from stoker.contexts.inference.adapter import GenerationRequest, Sampling
 
     found: dict[int, tuple[str, str, int]] = {}

@@ -1,8 +1,8 @@
 """Compare scores of lm-eval through `stoker serve` (`local-completions`) and by its own Hugging Face backend (`hf`).
 
-The model is SmolLM2-135M in float32, the same folder on both sides. The items are made from FEVER's claims of
-`apps/fact_verification`: 102 claims with three labels (log-likelihoods), and copies of 30 claims (generation).
-lm-eval has its own environment, with the Python `LM_EVAL_PYTHON`.
+The model is SmolLM2-135M in float32, from the same folder on both sides. The items are made from FEVER's claims of
+`apps/fact_verification`: 102 claims with three labels (log-likelihoods), and copies of 30 claims (generation). lm-eval
+has its own environment, with the Python `LM_EVAL_PYTHON`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Measure a switch between two models of which one fits: from a request for the other model to its first token.
+"""Measure a switch between two models when only one model fits: from a request for the other model to its first token.
 
-The other model wakes up, or loads from a snapshot or its original file ("nothing"), under a policy that lets no
-library sleep. Both models are SmolLM2-135M in float32; files are in the page cache. "copied" copies the weights once,
-as a GPU does, in two library-like processes without a session.
+The other model wakes up, or loads from a snapshot or its original file ("nothing"). Loads run under a policy that lets
+no library sleep. Both models are SmolLM2-135M in float32; files are in the page cache. "copied" copies the weights
+once, as a GPU does, in two library-like processes without a session.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PROMPT = "The capital of France is"
 THREADS = 1
 """Threads of each model."""
 SHARE = 0.55
-"""Share of the device's memory (nine tenths of the host's) per model, so one of two models fits."""
+"""Share of the device's memory (nine tenths of the host's) per model, so that only one model fits."""
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
@@ -77,7 +77,7 @@ def first_piece(pieces: Iterator[str], *, since: float) -> float:
 
 
 def switch_in_session(*, switches: int, snapshot: bool, sleeps: bool) -> dict[str, Any]:
-    """Request the other model while one is hot, repeatedly. Without `snapshot` only the second model counts."""
+    """Repeatedly request the model that is not hot. Without `snapshot`, only requests for the second model count."""
     policy = Policy() if sleeps else Policy(residency=f"{sleepless.__file__}:Sleepless")
     megabytes = int(SHARE * 0.9 * cpu.memory_bytes() / 1e6)
     recipes = [

@@ -1,7 +1,8 @@
 """Measure `stoker batch` on two pilots of this machine, while the manager and each pilot are killed once.
 
-*Useful* is the requests' device time without kills divided by the pilot-seconds of the run with kills, until the last
-answer. The side fails unless each `custom_id` has one answer, equal in both runs except for rounding.
+*Useful* is the device time of the requests without kills, divided by the pilot-seconds of the run with kills until the
+last answer. The side fails unless each `custom_id` has one answer, and both runs give equal answers except for
+rounding.
 """
 
 from __future__ import annotations
@@ -85,16 +86,16 @@ def run(folder: Path, name: str, *, total: int, kills: bool) -> dict[str, float]
 
 
 def watch(batch: subprocess.Popen[bytes], folder: Path, part: Path, *, total: int, kills: bool) -> dict[str, float]:
-    """Sum up the pilots' seconds until the last answer; kill a pilot, the manager and the other pilot.
+    """Add up the pilots' seconds until the last answer; with `kills`, kill a pilot, the manager and the other pilot.
 
-    `per_s`: answers a second between 10 and 90 % of the requests.
+    `per_s`: answers per second between 10 and 90 % of the requests.
     """
     began = last = time.monotonic()
     pilot_s, done = 0.0, 0
     pilots: dict[int, psutil.Process] = {}
     marks: list[tuple[float, int]] = []
     plan = [(0.25, PILOT), (0.5, MANAGER), (0.75, PILOT)] if kills else []
-    first: list[psutil.Process] = []  # The first pilots; each will be killed.
+    first: list[psutil.Process] = []  # The first pilots; each pilot will be killed.
     while batch.poll() is None and done < total:
         if time.monotonic() - began > LIMIT_S:
             raise SystemExit(f"{done} of {total} requests were answered within {LIMIT_S:g} s")

@@ -1,6 +1,6 @@
 """A gateway whose engine writes at a fixed pace without computation: one token of each stream per step.
 
-`python -m benchmarks.serving.paced_gateway SECONDS` prints its port. `SECONDS`: of a step.
+`python -m benchmarks.serving.paced_gateway SECONDS` prints its port. `SECONDS`: duration of a step.
 """
 
 from __future__ import annotations

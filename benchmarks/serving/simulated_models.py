@@ -20,9 +20,9 @@ from stoker.site import Duration, Size
 
 KIND, DEVICES = "cpu", 2
 TOKEN_BYTES = 2 * 6 * 64 * 4
-"""Keys and values of 6 layers, 64 wide, 4 bytes each."""
+"""Bytes of keys and values: 6 layers, 64 wide, 4 bytes each."""
 FIXED_BYTES = 510_000_000
-"""A library's memory without its cache (`contexts.inference.static`)."""
+"""Bytes of a library without its cache (`contexts.inference.static`)."""
 WARM_S = 120.0
 """Seconds before the first counted request, for each simulated model to load."""
 
@@ -40,8 +40,8 @@ def simulated_lateness(
 ) -> list[float]:
     """Return by how many seconds the latest token of each request is late (SLINFER eq. 1; infinity: refused).
 
-    The contexts are `model-0`, `model-1`, ..., with `memory_bytes` for each library. They are loaded before the first
-    request.
+    The contexts are `model-0`, `model-1`, ..., with `memory_bytes` for each library. The contexts are loaded before the
+    first request.
     """
     warm = [Arrival(0.0, f"model-{number}", input_length=8, expected_output=4, output=4) for number in range(models)]
     asked = [replace(each, at_s=WARM_S + each.at_s) for each in requests]

@@ -19,7 +19,8 @@ def patient() -> Policies:
 
 
 class ForceSomeCalls(OfferByHeadroom):
-    """Sends a forced call to the largest instance with free slots and memory, and asks no pilot whether it is in time.
+    """Sends a forced call to the largest instance with free slots and memory. No pilot is asked whether the call is in
+    time.
 
     A call is forced if its objective for the first token is an odd number of milliseconds.
     """

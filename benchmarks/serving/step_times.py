@@ -1,6 +1,6 @@
 """Measure the error of a model's step-time table: SLINFER's bars (§VI-B: 5.9 % for prefill, 3.9 % for decode).
 
-The profiler samples powers of two; 100 random workloads test them.
+The profiler samples powers of two; 100 random workloads test the table.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""Measure the lookup of an initial prompt among 3,067: the number of computed scores, and the regret of the result.
+"""Measure the lookup of an initial prompt among 3,067 prompts: the number of computed scores, and the regret of the
+result.
 
 The bank of candidates uses features of SmolLM2-135M (K = 50). Each task scores *all* candidates once (equation 1 of
-PromptTuner §4.3.2), so counts and regret are exact. Regret is the score of the found prompt minus the lowest score,
-in nats per target token, and as a share of the distance of the median score from the best.
+PromptTuner §4.3.2), so counts and regret are exact. Regret is the score of the found prompt minus the lowest score, in
+nats per target token, and as a share of the distance between median and best score.
 
-Kinds of lookup: two layers as in the paper; best bin first (`lookup.py`) within limits; as many random candidates.
+Kinds of lookup: two layers as in the paper; best bin first (`lookup.py`) within limits; equally many random candidates.
 
 `prompt_groups` measures the similarity of prompts in the bank, and the lookup cost by number of clusters (Figure 10).
-10a: cosine similarity of the feature of a prompt with the nearest, the five nearest, and any other prompt. 10b: the
-two-layer lookup by number of clusters.
+Figure 10a: cosine similarity of a prompt's feature to the nearest prompt, the five nearest prompts, and any other
+prompt. Figure 10b: the two-layer lookup by number of clusters.
 
 Data are in `../shared/data`. A task takes half an hour on one core with four samples, or minutes on a GPU with sixteen
 samples. A stopped run resumes from `$STOKER_HOME/prompt-bank-benchmark`.
@@ -121,7 +122,7 @@ LONGEST = 600
 
 
 class Scores:
-    """Losses by task and prompt, cached in a file. `of`: key with model, samples, end token."""
+    """Losses by task and prompt, cached in a file. `of`: key of the cache (model, samples, end token)."""
 
     def __init__(self, folder: Path, task: str, samples: int, score: Score, *, of: object) -> None:
         digest = hashlib.sha256(repr(of).encode()).hexdigest()[:8]
@@ -155,7 +156,7 @@ class Scores:
 
 
 def lookup_kinds(layers: Layers, score: Score, *, seed: int) -> dict[str, tuple[int, list[float]]]:
-    """Return the scores that each kind of lookup computes, and the losses of the prompts that it finds."""
+    """For each kind of lookup, return the number of computed scores and the losses of the found prompts."""
     size = len(layers)
     default = look_up(layers, score)
     looked = {"two layers (the paper's)": two_layers(layers, score), "best bin first, the default limit": default}
@@ -165,7 +166,7 @@ def lookup_kinds(layers: Layers, score: Score, *, seed: int) -> dict[str, tuple[
     draws = [
         sorted(range(size), key=Stream(seed + turn, "random lookup").uniform)[: default.scores] for turn in range(100)
     ]
-    best = [float(np.nanmin(losses[draw])) for draw in draws]  # nan: see `ranked`
+    best = [float(np.nanmin(losses[draw])) for draw in draws]  # nan: the text cannot be tuned
     found = {kind: (one.scores, [one.loss]) for kind, one in looked.items()}
     return {**found, "as many at random (mean of 100)": (default.scores, best)}
 
@@ -211,9 +212,10 @@ def groupings(
 
 
 def side(candidates: int = 0, clusters: int = CLUSTERS, samples: int = 0, tasks: Sequence[str] = ()) -> dict[str, Any]:
-    """Score candidates spread evenly over the file (0: all) for tasks with `samples` each (0: 16 on a GPU, else 4).
+    """Score candidates that are spread evenly over the file (0: all). Each task has `samples` samples (0: 16 on a GPU,
+    else 4).
 
-    The default is all tasks on a GPU, else the first 4.
+    By default, a GPU runs all tasks and a CPU the first 4.
     """
     import torch
 

@@ -1,15 +1,16 @@
 """Measure the quality of prompts from the bank as iterations to accuracy (ITA), on real tasks with a real model.
 
 PromptTuner §6.3 (Figure 9) compares three prompts. The *score candidate* has the lowest score. The *ideal* prompt has
-the best ITA of the short list, the prompts with the lowest scores. The model writes the *induced* prompt. All rules
-were fixed before the first comparison, except the maximum iterations (15, then 60 after seven tasks).
-`prompt_quality_side.Settings` contains the numbers.
+the best ITA of the short list, which contains the prompts with the lowest scores. The model writes the *induced*
+prompt. All rules were fixed before the first comparison, except the maximum of iterations: 15 at first, 60 after seven
+tasks. `prompt_quality_side.Settings` contains the numbers.
 
-- *Target* (§6.1): the mean lowest loss in 15 iterations over 3 random prompts (20 in the paper). The short list is
+- *Target* (§6.1): the lowest loss in 15 iterations, averaged over 3 random prompts (20 in the paper). The short list is
   tuned in order of scores; a prompt slower than an earlier prompt is stopped.
-- *ITA*: the first evaluation that reaches the target, or the maximum. A second line interpolates between evaluations.
-- *Ratios* of a task: best of the short list, median random prompt, and induced prompt, each divided by the score
-  candidate. A bar applies to the median over tasks, with a 95 % bootstrap interval.
+- *ITA*: the first evaluation that reaches the target, or the maximum. A second line of results interpolates between
+  evaluations.
+- *Ratios* of a task: ITA of the best of the short list, the median random prompt and the induced prompt, divided by ITA
+  of the score candidate. A bar applies to the median over tasks, with a 95 % bootstrap interval.
 - *Spread* (Figure 2c): 20 random prompts of `claims`, each tuned for the maximum.
 
 A stopped run resumes from the curves in `$STOKER_HOME/prompt-quality-benchmark`.
@@ -31,7 +32,7 @@ DRAWS = 10_000
 SPREAD_TASK, SPREAD = "claims", 20
 """Task and number of prompts for Figure 2c."""
 SPREAD_SAID = (1.7, 4.5)
-"""Median and maximum iterations in the paper, divided by the minimum (§2.2)."""
+"""Median and maximum iterations in the paper, each divided by the minimum (§2.2)."""
 SPREAD_LINE = "{} random prompts of {} to their own target (Figure 2c)"
 KINDS = (
     ("the best of the short list / the one chosen by score", "best", 0.9),

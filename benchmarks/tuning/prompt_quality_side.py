@@ -1,6 +1,6 @@
 """The side of `prompt_quality` that runs the model: look up prompts, tune from these prompts, store every curve.
 
-Each lookup and tuning appends a record, so a stopped run resumes, and two runs may divide the tasks.
+Each lookup and each tuning appends a record. A stopped run can therefore resume, and two runs may divide the tasks.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ Points = Sequence[Sequence[float]]
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """Settings, chosen before the first result. `scored`: training samples of a score; `evaluation`: samples that
-    decide when the target is reached; `tokens`: length of a prompt.
+    """Settings, chosen before the first result. `scored`: training samples for a score; `evaluation`: samples that
+    decide whether the target is reached; `tokens`: length of a prompt.
     """
 
     samples: int = 240
@@ -98,7 +98,7 @@ class Bench:
         known = [one["points"] for key in listed if (one := self.log.get((self.task, "listed", key))) is not None]
         least = min((iterations_to(points, reach, most=most) for points in known), default=most)
         for place, key in enumerate(listed):
-            # A prompt that needs more iterations than another prompt is not the best, so stop it early.
+            # A prompt that needs more iterations than another prompt is not the best, so its tuning stops early.
             enough = most if place == 0 else least
             points = self.reached("listed", self.layers.candidates[key].text, reach=reach, most=enough)
             least = min(least, iterations_to(points, reach, most=most))
@@ -118,7 +118,7 @@ class Bench:
         return target([self.tuned("random", text, reach=None, most=most) for text in self.draw(self.settings.randoms)])
 
     def reached(self, part: str, text: str, *, reach: float, most: int) -> Points:
-        """Return the curve up to the target or `most` iterations. Repeat a tuning that stopped earlier."""
+        """Return the curve up to the target or `most` iterations. Repeat a tuning that stopped too early."""
         points: Points = self.tuned(part, text, reach=reach, most=most)["points"]
         if _ended_early(points, reach, most=most):
             points = self.tuned(f"{part}, on", text, reach=reach, most=most)["points"]
@@ -228,7 +228,8 @@ def task_summary(records: Sequence[Record], *, most: int) -> dict[str, Any] | No
 
 
 def spread_of(records: Sequence[Record], settings: Settings) -> dict[str, Any] | None:
-    """Return the iterations in which each curve of the spread reaches the mean of the lowest losses of all curves."""
+    """Return the iterations after which each curve of the spread reaches the mean of the lowest losses of all curves.
+    """
     curves: list[Points] = [one["points"] for one in records if one["part"] == "spread"]
     if not curves:
         return None
@@ -256,8 +257,8 @@ def summary(log: RecordLog, settings: Settings, tasks: Sequence[str]) -> dict[st
 
 
 def run(tasks: Sequence[str] = (), quick: bool = False, report: bool = False, folder: str = "") -> dict[str, Any]:
-    """Run tasks. `quick`: with a tiny random model and a task of letters; `report`: only report the records; `folder`:
-    for records, by default in the state folder.
+    """Run tasks. `quick`: use a tiny random model and a task of letters; `report`: only report the records; `folder`:
+    folder of the records, by default in the state folder.
     """
     place = Path(folder) if folder else state_folder() / "prompt-quality-benchmark"
     settings = QUICK if quick else Settings()

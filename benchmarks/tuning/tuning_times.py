@@ -1,16 +1,16 @@
-"""Measure the parts of the time of a tuning job, and the simulated forecast of a gang of two from a job on one device.
+"""Measure the parts of a tuning job's time. Also forecast a gang of two by simulation, from a job on one device.
 
 - *Shares*: communication as a share of iterations (0.4 to 0.5 % in the paper, §2.2), and fixed parts: lookup, start,
 checkpoints.
 
-- *Forecast*: the simulator uses times of one device to run the job on two devices. The bar applies only to the
+- *Forecast*: the simulator runs the job on two devices with the times of one device. The bar applies only to the
 lookup, which a live gang divides (`stoker.tuning.call`).
 
-The side runs two jobs on one device, then two jobs on two devices; each second job counts.
+The side runs two jobs on one device, then two jobs on two devices. Only each second job counts.
 
-`tune_start` measures the time from before `tune(job)` to the first optimizer step, with the first evaluation (four
-samples), on one device. A *cold* job also includes pilot start, imports and load, from the model file or a snapshot of
-an earlier pilot. The *warm* job follows.
+`tune_start` measures the time from before `tune(job)` to the first optimizer step on one device. The time includes the
+first evaluation (four samples). A *cold* job also includes pilot start, imports and load, from the model file or a
+snapshot of an earlier pilot. The *warm* job runs afterwards.
 """
 
 from __future__ import annotations

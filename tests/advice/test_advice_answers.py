@@ -114,7 +114,7 @@ def test_edited_source_comment_keeps_measured_load_and_run_times(session: Sessio
     loads, runs = ask_context(advisor, after), ask_function(advisor, edited, after)
     assert loads.source == runs.source == SIMILAR
     assert loads.advice.by_kind["cpu"].load_s == pytest.approx(40.0, rel=0.3)
-    # the facts of the earlier program with equal source and arguments
+    # these facts come from the earlier program, whose source and arguments are equal
     assert loads.advice.by_kind["cpu"].peak_bytes >= 5_000_000
     assert runs.advice.by_kind["cpu"].run_s == pytest.approx(3.0, rel=0.3)
 
@@ -150,7 +150,7 @@ def test_missing_or_damaged_source_gives_no_answer(session: SessionFolder, progr
     assert ask_context(advisor, recipe) is None
 
 
-def test_program_stores_its_source_once_and_at_most_200_functions(session: SessionFolder):
+def test_program_source_is_stored_once_with_at_most_200_functions(session: SessionFolder):
     shelf = ProgramSources(session.sources)
     for number in range(300):
         shelf.leave(f"k{number}", measured, BARE)

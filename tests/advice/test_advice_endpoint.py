@@ -1,4 +1,4 @@
-"""Test the client that all three users of a language model share: limits, masking, schemas."""
+"""Test the client of a language model: token limits, masked secrets and JSON schemas."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def verdict(source: object) -> Fault | None:
     fault = classify(located)
     assert fault.proof
     for line in (*located.window, *located.signs, *located.traceback, *fault.proof):
-        line.text.encode()  # raises for a lone surrogate
+        line.text.encode()  # `encode` raises an error for a lone surrogate
         assert len(line.text) <= LONGEST_BYTES
     return fault
 

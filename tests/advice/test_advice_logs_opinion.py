@@ -1,4 +1,4 @@
-"""A language model judges failures for which the rules are uncertain; only a log line is evidence."""
+"""A language model judges uncertain failures. A verdict counts only if it quotes a log line."""
 
 from __future__ import annotations
 

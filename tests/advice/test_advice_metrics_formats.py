@@ -80,8 +80,8 @@ def test_log_format_is_requested_once_and_kept_for_later_runs(endpoint: FakeEndp
         {"step": "77777", "loss": "0.123"},  # this number is in no line
         {"step": "4000"},  # this number is equal in all lines
         {"step": "{loss:.3f}"},  # a step must be a whole number
-        {"total_steps": "4000"},  # a total needs a count
-        {"step": "{step}", "epoch": "{step}"},  # one number cannot be both
+        {"total_steps": "4000"},  # a total is useless without the count of finished steps
+        {"step": "{step}", "epoch": "{step}"},  # a number cannot be both a step and an epoch
         {"weather": "{step}"},
         {"step": ["{step}"]},
     ],

@@ -114,7 +114,7 @@ ENDPOINTS = {
 def test_facts_are_unchanged_if_the_language_model_misbehaves(endpoint: FakeEndpoint, folder: Path, name: str):
     misbehave, why = ENDPOINTS[name]
     misbehave(endpoint)
-    limit_s = {"hangs": 0.4, "drips": 2.0}.get(name, 5.0)  # a dripping endpoint starts to answer before the time limit
+    limit_s = {"hangs": 0.4, "drips": 2.0}.get(name, 5.0)  # 2 s: `drips` starts to answer before the limit
     before, after = asked(endpoint, folder, time_limit_s=limit_s)
     assert without_notes(after) == without_notes(before)
     assert any(part in after.notes[-1] for part in why.split("|")), after.notes

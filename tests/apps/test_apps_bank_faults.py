@@ -84,7 +84,7 @@ def test_kill_during_insertions_loses_no_reported_prompt(tmp_path):
         time.sleep(float(rng.uniform(0, 0.15)))
         process.send_signal(signal.SIGKILL)
         assert process.stdout is not None
-        rest = process.stdout.read()  # `communicate` would omit the text that `line` has read ahead
+        rest = process.stdout.read()  # `communicate` would lose the text that `line` has already read into the buffer
         process.wait(60)
         numbers = [0, *(int(one) for one in rest.split("\n")[:-1])]
         assert numbers == list(range(len(numbers)))
@@ -120,12 +120,12 @@ def test_killed_build_continues_and_two_builders_make_one_bank(tmp_path):
     for _ in range(2):
         assert line(process) == "64"
         go(process)
-    assert line(process) == "64"  # this pass waits until the process is killed
+    assert line(process) == "64"  # without another `go`, the builder waits here until the kill
     process.kill()
     process.communicate(timeout=60)
     builders = [start(BUILD, str(tmp_path), stdin=subprocess.DEVNULL) for _ in range(2)]
     said = [builder.communicate(timeout=120)[0].split() for builder in builders]
     assert all(one[-2:] == ["bank", "640"] for one in said)
     read = sorted(len(one) - 2 for one in said)
-    assert read[0] == 0  # one process waited while the other scored, and scored nothing
-    assert read[1] == 8  # the killed process had kept two of ten passes, so eight remain
+    assert read[0] == 0  # one builder scored no pass, because it waited for the other builder
+    assert read[1] == 8  # the killed builder had stored two of ten passes, so eight passes remain

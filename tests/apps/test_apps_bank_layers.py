@@ -66,7 +66,7 @@ def validate(layers: Layers) -> None:
 
 
 class Bank(RuleBasedStateMachine):
-    """A bank that gets new and known texts in any order, below and at its capacity."""
+    """Add new and known texts to a bank in any order, below and at the bank's capacity."""
 
     @initialize(count=st.integers(1, 40), k=st.integers(1, 8), room=st.integers(0, 5), seed=st.integers(0, 99))
     def made(self, count, k, room, seed):
@@ -140,7 +140,7 @@ def test_lookup_in_a_large_cluster_stays_within_its_score_limit():
 
 def test_lookup_searches_the_second_best_cluster():
     """The representative of the best prompt's cluster is not the best representative. A two-layer search misses the
-    prompt; best-bin-first finds it.
+    best prompt; best-bin-first finds it.
     """
     layers = bank(200, k=8)
     first, second = sorted(range(8), key=lambda number: len(layers.clusters[number]))[-2:]
@@ -176,7 +176,7 @@ def test_full_bank_removes_the_prompt_nearest_its_representative():
     assert layers.plan(newcomer, layers.vectors[top]).did is InsertionOutcome.REFUSED
 
 
-def test_features_that_are_no_numbers_are_refused():
+def test_features_that_are_not_numbers_are_refused():
     broken = features(4)
     broken[2, 1] = math.inf
     with pytest.raises(ValueError, match="float32"):
@@ -244,7 +244,7 @@ def test_medoids_cost_at_most_ten_percent_more_than_the_best(seed):
     assert medoid_cost(distances, k_medoids(distances, k=3)[0]) <= 1.1 * best
 
 
-def test_same_distances_give_the_same_medoids():
+def test_equal_distances_always_give_the_same_medoids():
     first, again = (k_medoids(distances_of(200, 3), k=12)[0] for _ in range(2))
     assert list(first) == list(again)
 

@@ -18,7 +18,7 @@ OF = {"model": "model-a"}
 
 
 class Letters:
-    """A reader that counts letters as features and remembers its texts."""
+    """A feature reader that counts letters and records all texts in `asked`."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -78,7 +78,7 @@ def test_two_stores_see_each_others_insertions(tmp_path):
     assert same(one.refresh(), other)
 
 
-def test_another_models_bank_is_refused(tmp_path, monkeypatch):
+def test_bank_of_another_model_is_refused(tmp_path, monkeypatch):
     made(tmp_path)
     with pytest.raises(StokerError, match=r"bank of model-a.*model-b.*another folder") as caught:
         open_bank(tmp_path, model="model-b")

@@ -213,7 +213,7 @@ def test_invalid_request_line_is_refused_with_its_number(line, code, says):
 # ---- the file
 
 
-def test_file_is_checked_whole_and_its_valid_requests_kept(tmp_path):
+def test_check_lists_every_refused_request_and_keeps_valid_requests(tmp_path):
     lines = [request("a"), "", request("b", n=3), request("a"), "{", request("c")]
     path = put(tmp_path / "r.jsonl", lines)
     checked = check_file(path, admit=ANY.admit)
@@ -260,7 +260,7 @@ def test_example_has_no_refused_request():
 # ---- models
 
 
-def test_model_given_without_a_name_serves_all_other_names(tmp_path):
+def test_unnamed_model_serves_requests_for_all_other_names(tmp_path):
     (tmp_path / "a=b").mkdir()
     models = read_models(["one=models/one", "two=org/two", str(tmp_path / "a=b")])
     assert models.named == {"one": "models/one", "two": "org/two"}

@@ -67,7 +67,7 @@ def test_unusable_input_changes_no_file(here, arguments, kind, says):
     assert sorted(path.name for path in here.iterdir()) == before
 
 
-def test_wrong_sweep_changes_no_file(here):
+def test_invalid_sweep_changes_no_file(here):
     (here / "s.toml").write_text("[[modls]]\n")
     result = CliRunner().invoke(sweep, ["--sweep", "s.toml"])
     assert isinstance(result.exception, ConfigError)
@@ -94,7 +94,7 @@ def test_second_signal_does_not_interrupt_the_shutdown(number):
     assert signal.getsignal(number) is before
 
 
-def test_json_goes_to_stdout_alone(capsys):
+def test_stdout_has_only_json_and_stderr_has_the_other_lines(capsys):
     screen = Screen(json_only=True, terminal=False)
     screen.line("for people")
     screen.json({"claims": 3})
@@ -128,7 +128,9 @@ GONE = "no pilot is connected any more (the last one, p1, {} ago: its job was pr
 
 
 def lines_of(progress, facts, polls, *, first_at=0.0):
-    """Look `polls` times, twice a second; return the plain lines by second. `facts` maps a time to the status."""
+    """Refresh the display `polls` times, twice a second; return plain lines with their times. `facts(now)` returns the
+    status.
+    """
     lines = []
     for look in range(polls):
         now = first_at + look / 2
@@ -166,7 +168,7 @@ def test_progress_display_shows_a_second_counter_as_a_rate(monkeypatch):
     progress.advance(1, also=500)
     now = 102.0
     progress.advance(20, also=2000)
-    progress.advance(1)  # this request ended without an answer
+    progress.advance(1)  # a request without an answer adds no tokens
     now = 105.0
     assert progress.numbers() == "22/100   11.0 requests/s   1,250 tokens/s   hot 1/1   left 0:06"
 

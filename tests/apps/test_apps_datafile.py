@@ -196,7 +196,7 @@ def write_feather(path, table=TABLE):
 
 
 def save_data_set(folder, *, shards=2):
-    """Write the files of `Dataset.save_to_disk` without its descriptive fields."""
+    """Write a data set like `Dataset.save_to_disk`, without descriptive fields."""
     folder.mkdir(parents=True)
     names = [f"data-{number:05}-of-{shards:05}.arrow" for number in range(shards)]
     rows = TABLE.num_rows // shards
@@ -278,7 +278,7 @@ def test_folders_without_a_data_set_are_refused(tmp_path, state, says):
         list(read_rows(tmp_path))
 
 
-def test_lines_come_as_bytes_with_their_numbers(tmp_path):
+def test_lines_are_read_as_bytes_with_their_line_numbers(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b"\xef\xbb\xbf{}\r\n\n  \n\xff\n{")
     assert [(line.number, line.data) for line in read_lines(tmp_path / "a.jsonl")] == [
         (1, b"{}"),

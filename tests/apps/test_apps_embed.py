@@ -66,7 +66,7 @@ class Letters:
         return np.float32([[len(text), text.count("a")] for text in texts]), sum(map(len, texts))
 
 
-def test_other_texts_have_vectors_if_one_is_rejected() -> None:
+def test_other_texts_have_vectors_if_a_text_is_rejected() -> None:
     found = embed_texts.function(Letters(), EmbedRequest(number=7, texts=("banana", "", "kiwi")))
     assert (found.number, found.tokens) == (7, 10)
     assert [np.frombuffer(vector, "<f4").tolist() for vector in found.vectors] == [[6.0, 3.0], [], [4.0, 0.0]]

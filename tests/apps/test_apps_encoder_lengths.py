@@ -37,7 +37,7 @@ def test_length_table_has_a_row_for_each_length() -> None:
     assert [row[-1] for row in with_texts] == ["texts", "50.0%", "25.0%"]
 
 
-def test_advice_is_a_line_of_code_with_the_useful_lengths() -> None:
+def test_advice_has_a_line_of_code_with_the_useful_lengths() -> None:
     stairs = profile(*(0.001 * step for step in range(1, 5)), dtype="float16", compiled=True)
     lines = advice("models/m", stairs, lengths_that_pay(stairs))
     assert "less time than the longest alone" in lines[0]
@@ -47,7 +47,7 @@ def test_advice_is_a_line_of_code_with_the_useful_lengths() -> None:
     assert len(lines) == 3
 
 
-def test_model_with_equal_times_gets_one_runtime() -> None:
+def test_advice_is_one_runtime_if_all_lengths_take_equal_time() -> None:
     flat = profile(0.005, 0.005, 0.005, is_compiled=False)
     lines = advice("models/m", flat, lengths_that_pay(flat))
     assert lines[0] == "one runtime is enough, of 192 tokens: shorter runtimes would save less than 5%"

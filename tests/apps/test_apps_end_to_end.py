@@ -34,7 +34,7 @@ REQUESTS = 60
 
 def stoker(folder, *arguments, code=0):
     with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
-        patch.setenv("STOKER_SESSION", "")  # `run --session` sets this variable; the patch restores it
+        patch.setenv("STOKER_SESSION", "")  # `run --session` changes this variable; the patch restores the old value
         done = Stoker()(*arguments)
     assert done.exit_code == code, f"{done.output}{done.exception}"
     return done.stdout
@@ -49,7 +49,7 @@ def read_lines(path):
 
 
 class HeldRun:
-    """A run that waits after writing `more` results. Leaving the block kills the run."""
+    """A run that pauses after it has written `more` results. Leaving the block kills the run."""
 
     def __init__(self, folder, *arguments, out="run", more=HELD_AT):
         self.part = folder / out / "results.jsonl.part"
@@ -90,7 +90,7 @@ def tiny(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory):
-    """A session for runs that must find the model hot."""
+    """A session that keeps models loaded between runs."""
     with SessionUp(tmp_path_factory.mktemp("up")) as session:
         yield session
 
@@ -111,12 +111,12 @@ def test_sweep_runs_two_contexts_side_by_side(tmp_path, tiny):
     assert [(row["model"], row["max_new_tokens"], row["id"]) for row in rows] == [
         (model, tokens, name) for model in ("one", "two") for tokens in (2, 4) for name in ("a", "b")
     ]
-    # Calls of two models on one device overlap: the sum of their durations is reported as calls' time, not as devices'
-    # time.
+    # Calls of the two models overlap on one device. The sum of their durations is therefore reported as time of calls;
+    # no device time is reported.
     assert summary["attempt"]["infer_s"] == pytest.approx(sum(row["infer_s"] for row in rows), abs=1e-4)
     assert "infer_device_s" not in summary["attempt"]
-    # The same weights and precision in two libraries: greedy texts agree, and the longer text begins like the shorter
-    # text.
+    # The two libraries have equal weights and precision, so their greedy texts are equal. The longer text begins like
+    # the shorter text.
     outputs = {(row["model"], row["max_new_tokens"], row["id"]): row["output"] for row in rows}
     for name in ("a", "b"):
         assert outputs["one", 4, name] == outputs["two", 4, name]
@@ -173,7 +173,7 @@ def choices(line):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, tiny, up):
-    """The answers of an undisturbed run."""
+    """Return the answers of an undisturbed run."""
     folder = tmp_path_factory.mktemp("whole")
     write_lines(folder / "r.jsonl", map(request, range(REQUESTS)))
     out = batch(folder, "--model", tiny, *up.joined)
@@ -189,8 +189,8 @@ def test_batch_killed_and_interrupted_answers_each_request_once(tmp_path, tiny, 
     with HeldRun(tmp_path, *command) as held:
         held.end(signal.SIGKILL)
         kept = held.kept
-        # A crashed host or a full disk leaves an incomplete last line. The next run removes the line and answers its
-        # request again.
+        # A crashed host or a full disk leaves an incomplete last line. The next run removes this line and answers the
+        # request of the line again.
         with held.part.open("ab") as file:
             file.write(b'{"custom_id":"r5')
     with HeldRun(tmp_path, *command) as held:
@@ -249,7 +249,7 @@ def test_refused_requests_go_to_the_error_file_and_others_run(tmp_path, tiny, up
     ids = [line["id"] for line in [*answered, *errors]]
     assert len(set(ids)) == len(ids)
 
-    # Everything is done: the same command needs --fresh to run again.
+    # The run is complete, so the same command needs --fresh to run again.
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
         again = Stoker()("batch", "r.jsonl", *models, "--out", "run")

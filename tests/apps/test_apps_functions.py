@@ -24,8 +24,8 @@ def model(tmp_path):
 
 
 def test_equal_loaders_of_a_model_share_one_context(model):
-    """Applications and programs with `causal_lm` share one hot model. Loaders for written texts request as many slots
-    as the engine serves; loaders that score or tune run one call at a time.
+    """Applications and programs with `causal_lm` share one hot model. Loaders that write texts have as many slots as
+    the engine serves requests. Loaders that score or tune have one slot.
     """
     assert isinstance(tuning.language_model, RecipeFactory)
     for slots in ("auto", 1):

@@ -175,7 +175,7 @@ def test_ignored_fields_are_reported():
     assert sorted(told) == ["messages[].metadata", "priority", "user"]
 
 
-def test_file_says_which_fields_it_ignores(tmp_path):
+def test_ignored_fields_of_a_request_file_are_listed(tmp_path):
     path = tmp_path / "requests.jsonl"
     body = {"model": "m", "messages": [{**QUESTION, "annotations": []}], "user": "ana"}
     lines = [{"custom_id": f"r{n}", "method": "POST", "url": Endpoint.CHAT.value, "body": body} for n in range(3)]

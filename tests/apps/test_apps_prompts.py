@@ -17,7 +17,8 @@ def test_shipped_prompt_templates_end_without_trailing_space():
     assert [one.name for one in plain] == ["plain", "definitions", "question"]
     assert not any(one.has_evidence_placeholder for one in plain)
     assert all(one.has_evidence_placeholder for one in read_prompts(SHIPPED_EVIDENCE))
-    # Each prompt ends where its answer begins. A trailing space or line break would split the answer's token.
+    # Each prompt ends where the answer begins. A space or line break at the end of a prompt would split the first token
+    # of the answer.
     assert all(one.text == one.text.rstrip() for one in plain)
 
 

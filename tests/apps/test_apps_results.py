@@ -39,8 +39,8 @@ CLAIMS = [
 
 
 def scores(prompt, claims, *, number=0):
-    """Return scores: the good prompt errs in every tenth claim, the bad prompt always gives one answer. Both prefer
-    REFUTES by five nats too much.
+    """Return scores: the good prompt errs in every tenth claim, the bad prompt always gives one answer. Both prompts
+    give REFUTES five nats too much.
     """
     rows = []
     for claim in claims:
@@ -89,7 +89,8 @@ def test_result_rows_keep_claim_order_for_any_order_of_calls(tmp_path, log):
 
 def test_accuracy_is_computed_with_and_without_calibration(log):
     good, bad = figures(make_rows([GOOD, BAD], CLAIMS, log, calibrate=True))
-    # The uncalibrated answer to claims 0, 10 and 20 is SUPPORTS, which is right for claim 0 only.
+    # With calibration, the answer to claims 0, 10 and 20 is SUPPORTS, which is right for claim 0 only. Without
+    # calibration, every answer is REFUTES.
     assert (good.right, good.raw_right) == (28, 10)
     assert good.matrix == [[10, 0, 0], [1, 9, 0], [1, 0, 9]]
     assert good.recall_by_label == [1.0, 0.9, 0.9]
@@ -144,7 +145,7 @@ def test_report_shows_accuracy_significance_and_cost(log):
     assert len(head) >= len(bad)
     assert "93.3 %  (78.7-98.2)" in good
     assert good.endswith("   best")
-    # Columns are aligned with their heads.
+    # Each column is aligned with its header.
     for name, share in zip(results.SHORT, ("100.0", "90.0", "90.0"), strict=True):
         assert good[: head.index(name) + len(name)].endswith(share)
     verdict = "\n".join(results.verdict(rows, made, calibrated=True))
@@ -263,10 +264,10 @@ def test_confusion_counts_truth_by_answer():
     assert confusion([0, 0, 1, 2], [0, 1, 1, 0], labels=3) == [[1, 1, 0], [0, 1, 0], [1, 0, 0]]
 
 
-def test_calibration_removes_the_bias_for_a_word():
+def test_calibration_removes_the_bias_for_a_label():
     chance = random.Random(1)
     truth = [chance.randrange(3) for _ in range(300)]
-    # The scores favour the right word, but the second word always has five nats too many.
+    # The scores favour the true label, but give the second label five nats too many.
     scores = [[(2.0 if label == true else 0.0) + (5.0 if label == 1 else 0.0) for label in range(3)] for true in truth]
     assert {row.index(max(row)) for row in scores} == {1}
     assert calibrated_label_indices(scores) == truth

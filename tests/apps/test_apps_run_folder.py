@@ -19,7 +19,7 @@ def opened(root, *, parameters=None, **more):
     return open_run(root, parameters=parameters or {"limit": 5, "prompts": {"a": "1"}}, **more)
 
 
-def test_unfinished_run_is_continued_and_a_finished_one_is_not(tmp_path):
+def test_unfinished_run_is_continued_but_a_finished_run_is_not(tmp_path):
     first = opened(tmp_path)
     assert not first.resumed
     with first.log(key=KEY) as log:
@@ -60,7 +60,7 @@ def test_folder_of_other_parameters_is_refused_with_the_difference(tmp_path):
     assert read_options(tmp_path / "run", app="toy") == {"limit": 5}
 
 
-def test_folders_that_are_no_runs_are_refused_and_left_alone(tmp_path):
+def test_folders_that_are_not_runs_are_refused_and_unchanged(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("x")
     with pytest.raises(ConfigError, match="not a run folder and not empty"):
@@ -76,7 +76,7 @@ def test_folders_that_are_no_runs_are_refused_and_left_alone(tmp_path):
         read_options(tmp_path / "run", app="toy")
 
 
-def test_two_processes_do_not_write_one_run(tmp_path):
+def test_two_processes_cannot_write_to_the_same_run_folder(tmp_path):
     first = opened(tmp_path)
     second = opened(tmp_path)
     assert second.path != first.path
@@ -153,7 +153,7 @@ def test_runs_started_at_the_same_time_get_separate_folders(tmp_path):
     assert all(path.name.startswith("toy-") for path in paths)
 
 
-def test_run_root_that_is_no_folder_is_refused_by_name(tmp_path):
+def test_run_root_that_is_not_a_folder_is_refused_by_name(tmp_path):
     (tmp_path / "file").write_text("x")
     (tmp_path / "nowhere").symlink_to(tmp_path / "gone")
     for root in ("file", "nowhere"):
@@ -196,7 +196,7 @@ def test_truncated_log_keeps_every_complete_record(tmp_path, count, cut, again):
     complete = whole[:at].count(b"\n")
     with RecordLog(path, key=RECORD_KEY) as log:
         assert list(log) == [record(number) for number in range(complete)]
-        # Resuming writes the missing records, and no record twice.
+        # A resumed log writes the missing records, and writes no record twice.
         log.append(record(number) for number in range(max(count, again)))
     with RecordLog(path, key=RECORD_KEY) as log:
         assert list(log) == [record(number) for number in range(max(count, again))]

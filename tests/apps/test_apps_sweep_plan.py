@@ -32,7 +32,7 @@ def files(tmp_path):
     return write
 
 
-def test_shipped_example_is_valid():
+def test_shipped_sweep_file_is_valid():
     sweep = read_sweep(EXAMPLE)
     assert len(sweep.combinations) * len(sweep.rows) == 64
     assert [item.id for item in sweep.rows][:2] == ["capital", "planet"]
@@ -87,7 +87,7 @@ def test_empty_cell_adds_no_text_and_prints_a_note(files):
 )
 def test_invalid_sweep_file_is_refused_with_the_fault(files, change, says):
     path = files(SWEEP.replace(*change))
-    if says is None:  # the unchanged file is valid: the failures above come from their changes
+    if says is None:  # without a change the file is valid, so each failure above comes from its change
         assert read_sweep(path).models[0].name == "small"
         return
     with pytest.raises(ConfigError) as caught:

@@ -28,7 +28,7 @@ from stoker.errors import ConfigError
 
 WANTED = {"plain": ("question",)}
 HELD = frozenset((Row, DataItem, Request))
-"""All types that carry a row's texts in the program."""
+"""All types whose objects contain the texts of a row."""
 
 
 def write_data(path: Path, count: int) -> Path:
@@ -143,7 +143,7 @@ def test_number_of_calls_in_flight_depends_on_the_batch_size() -> None:
 
 
 class Noted(dict[str, object]):
-    """A row with weak references."""
+    """A row that supports weak references."""
 
 
 def test_parquet_table_is_written_in_parts_of_bounded_memory(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_input_reading_pauses_while_results_are_not_consumed(tmp_path: Path, mon
             time.sleep(0.5)
         assert given <= 2 * 3 * 10 + 20, "for each job: calls in flight, and twice as many results"
         assert sorted([first, *results]) == sorted(2 * [2 * number for number in range(200)])
-        # A program that leaves early releases the waiting threads.
+        # The deletion of the iterator releases the waiting threads.
         left = calls.run_calls([(double, items()), (double, items())], window=10)
         next(left)
         del left

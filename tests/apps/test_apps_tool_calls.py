@@ -1,4 +1,4 @@
-"""Function calls and reasoning in texts of real models, however the text is cut into pieces."""
+"""Find function calls and reasoning in texts of real models, for any split of the texts into pieces."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ PIECES = (1, 2, 3, 5, 1000)
 
 
 def parse(parser: CallParser, text: str, size: int) -> tuple[str, list[list[str]]]:
-    """Parse a text in pieces of `size` characters; return its ordinary text, and names and arguments of its calls."""
+    """Parse a text in pieces of `size` characters. Return the ordinary text, and the name and arguments of each call.
+    """
     said, calls = "", dict[int, list[str]]()
     pieces = [parser.feed(text[start : start + size]) for start in range(0, len(text), size)]
     for found in (*pieces, parser.end()):
@@ -95,7 +96,7 @@ def test_tool_calls_are_found_in_each_format(format, text, said, calls):
         ("json", ""),
     ],
 )
-def test_text_without_a_tool_call_is_left_unchanged(format, text):
+def test_text_without_a_tool_call_is_unchanged(format, text):
     for size in PIECES:
         assert parse(ToolCallParser(FORMATS[format], NAMES), text, size) == (text, [])
 
@@ -109,7 +110,7 @@ def test_text_without_a_tool_call_is_left_unchanged(format, text):
         ('<tool_call>{"name": "add", "arguments": {"a": "b', "", '{"a": "b'),
     ],
 )
-def test_arguments_without_json_pass_through(text, said, arguments):
+def test_tool_arguments_that_are_not_json_are_kept_unchanged(text, said, arguments):
     for size in PIECES:
         assert parse(ToolCallParser(FORMATS["hermes"], NAMES), text, size) == (said, [["add", arguments]])
 

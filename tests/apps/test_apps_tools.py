@@ -48,7 +48,7 @@ CALL = 'I look.<tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}
 
 
 class WrittenGeneration:
-    """The part of an engine's `Generation` that a reader of texts uses."""
+    """A stand-in for an engine's `Generation`, with the methods that readers of texts use."""
 
     def __init__(self, texts: list[str], finish: Finish) -> None:
         self._texts, self._finish, self.made = texts, finish, 0
@@ -63,7 +63,7 @@ class WrittenGeneration:
 
 
 class WritingModel:
-    """A model that writes a given text, three characters a token, and keeps what its chat template gets."""
+    """A model that writes a given text, three characters a token, and records the input of its chat template."""
 
     longest = 1000
 

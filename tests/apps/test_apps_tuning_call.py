@@ -31,7 +31,7 @@ def context():
 
 @pytest.fixture(scope="module", autouse=True)
 def few_prompts(tmp_path_factory):
-    """A few of the shipped prompts replace them: a lookup scores each."""
+    """Use only a few of the shipped prompts, because a lookup scores each prompt."""
     file = tmp_path_factory.mktemp("few") / "prompts.jsonl"
     file.write_text("".join(candidates.SHIPPED_PROMPTS.read_text().splitlines(keepends=True)[:FEW]))
     with pytest.MonkeyPatch.context() as patch:
@@ -75,7 +75,7 @@ def test_bank_provides_the_initial_prompt_and_stores_the_tuned_prompt(context, t
 
 
 def begun_with(context, text, samples, job):
-    """Return the mean loss over the samples with which tuning from this text begins, before its first step."""
+    """Return the mean loss over the samples before the first step of a tuning that starts from this text."""
     rows = encode_samples(context.tokenizer, samples, template=job.data.template)
     prompt = encode_prompt(context.tokenizer, msgspec.structs.replace(job.prompt, initial=text), longest=0)
     with passes.attach_soft_prompt(context.model, passes.embed(context.model, prompt)) as soft:
@@ -83,7 +83,7 @@ def begun_with(context, text, samples, job):
     return sum(tally.value(Metric.LOSS) for tally in of) / len(of)
 
 
-@pytest.mark.parametrize("virtual_tokens", [0, 9, 40])  # 40 tokens: one of the texts is shorter, so tuning repeats it
+@pytest.mark.parametrize("virtual_tokens", [0, 9, 40])  # with 40 tokens, tuning repeats the shorter text
 def test_score_of_a_prompt_equals_the_first_loss_of_tuning(context, virtual_tokens):
     alike = [msgspec.structs.replace(one, target=one.target.replace("no", "not")) for one in tiny.samples()]
     job = tiny.job(iterations=1)
@@ -96,7 +96,7 @@ def test_score_of_a_prompt_equals_the_first_loss_of_tuning(context, virtual_toke
         assert score == pytest.approx(tuner.tune(context, begins, alike).points[0].loss, rel=1e-5)
 
 
-@pytest.mark.parametrize("virtual_tokens", [0, 100])  # 100 tokens: longer than every shipped prompt
+@pytest.mark.parametrize("virtual_tokens", [0, 100])  # every shipped prompt has fewer than 100 tokens
 def test_tuning_begins_with_the_loss_of_the_prompt_found(context, tmp_path, virtual_tokens):
     order = order_of(tmp_path, initial="", iterations=1, virtual_tokens=virtual_tokens)
     job, samples = order.job, order.samples
@@ -123,7 +123,7 @@ def test_bank_lookup_too_long_for_the_deadline_is_skipped(context, tmp_path):
     assert short.initial == "Answer with one of these: no, yes."
     assert "the targets (a lookup takes" in short.initial_from
     assert "over 20% of the 1.0 ms until the deadline" in short.initial_from
-    # A remembered pace is used; no new measurement is made.
+    # A stored pace is used instead of a new measurement.
     tuning_pace.remember(tmp_path, "cpu", tuning_pace.ScoringPace(1.0, 100.0))
     assert "takes 1 min 40 s" in tune_prompt(context, order_of(tmp_path, initial="", slo_s=499.0)).initial_from
     assert "the bank" in tune_prompt(context, order_of(tmp_path, initial="", slo_s=501.0)).initial_from
@@ -167,7 +167,7 @@ def test_continued_call_needs_no_lookup(context, tmp_path, monkeypatch):
     ambient.enter_call_scope(hook=hook)
     monkeypatch.setattr(
         "stoker.tuning.call._REPORT_EVERY_S", 0.0
-    )  # otherwise such a fast job would report only its first and last iteration
+    )  # without this value a fast job reports only its first and last iteration
     with pytest.raises(Evicted) as caught:
         tune_prompt(context, order_of(tmp_path, initial=""))
     assert [one[:2] for one in reports] == [(0, 6), (1, 6), (2, 6), (3, 6)]
@@ -191,7 +191,7 @@ def test_tuning_resumes_from_a_checkpoint_of_another_session(context):
     assert isinstance(tuning_order.unpack(start), Saved)
     rest = tune_prompt(context, order_of(start=start))
     assert (rest.adapter, rest.points) == (whole.adapter, whole.points)
-    # An unreadable checkpoint costs only time; a checkpoint of another job is refused.
+    # A job with an unreadable checkpoint starts from the beginning. A checkpoint of another job is refused.
     assert tune_prompt(context, order_of(start=start[: len(start) // 2])).points == whole.points
     with pytest.raises(ConfigError, match="another job"):
         tune_prompt(

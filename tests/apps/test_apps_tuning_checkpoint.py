@@ -14,7 +14,7 @@ def state(job="job"):
     return checkpoint.TuningState(header, prompt, prompt, {"step": torch.tensor(12.0), "exp_avg": prompt + 1})
 
 
-def test_state_is_unpacked_as_it_was_packed():
+def test_unpacked_checkpoint_equals_the_packed_state():
     found = checkpoint.unpack_state(checkpoint.pack_state(state()), job="job")
     assert found is not None
     assert found.header == state().header

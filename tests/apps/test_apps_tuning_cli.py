@@ -40,7 +40,7 @@ def write(folder, **changes):
 
 
 def refused(here, *arguments):
-    """Submit a good job, then a wrong job, and return the error. No job may leave files."""
+    """Submit a good job, then a wrong job, and return the error. The refused command must leave no files."""
     before = sorted(path.name for path in here.iterdir())
     result = CliRunner().invoke(submit_jobs, ["good.toml", *arguments])
     assert sorted(path.name for path in here.iterdir()) == before
@@ -58,7 +58,7 @@ def refused(here, *arguments):
         ({}, b"input,target\na,b\nb,c\n", "bad.csv: has 2 different inputs; tuning needs at least 3"),
     ],
 )
-def test_wrong_job_is_refused_before_any_is_submitted(here, change, content, said):
+def test_invalid_job_is_refused_before_any_job_is_submitted(here, change, content, said):
     (here / "bad.csv").write_bytes(content)
     write(here, name="bad", path="bad.csv", **change)
     error = refused(here, "bad.toml").exception

@@ -123,7 +123,7 @@ def test_higher_accuracy_and_lower_loss_count_as_better():
         (0.5, "Say whether it is true.", "", "prompt"),
     ],
 )
-def test_call_of_a_job_tells_the_scheduler_its_kind(tmp_path, reach, initial, bank, kind):
+def test_tuning_call_tells_the_scheduler_which_kind_of_job_it_is(tmp_path, reach, initial, bank, kind):
     job = Job(data=Data(path="given"), prompt=Prompt(initial=initial), until=Until(reach=reach, iterations=40))
     ready = CheckedJob(job, (Sample("in", "out"),) * 20, BARE, "tiny")
     app, _ = call_of(ready, bank=bank if bank is None else tmp_path)

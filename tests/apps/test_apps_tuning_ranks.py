@@ -1,5 +1,5 @@
-"""Gangs of processes compute the same numbers as one process and notice a lost rank. Strangers at their rendezvous
-neither learn nor break anything.
+"""Gangs of processes compute the same numbers as one process and notice a lost rank. Peers without the key learn
+nothing and break nothing.
 """
 
 import re
@@ -33,7 +33,7 @@ def specs(size, **more):
 
 
 def tuned(size, each=None, **more):
-    """Return the results and exit codes of all ranks. `each`: options by rank."""
+    """Return the results and exit codes of all ranks. `each`: further options by rank."""
     found = [{**spec, "job": tiny.job(), **(each or {}).get(spec["rank"], {})} for spec in specs(size, **more)]
     with gang.gang("tune", found) as ranks:
         return ranks.answers(), [process.exitcode for process in ranks.processes]
@@ -187,7 +187,7 @@ SAYS = [b"", b"GET / HTTP/1.0\r\n\r\n", bytes(4096), wire.MAGIC + bytes(32) + by
 
 
 class Strangers:
-    """Threads that connect to an address repeatedly without the key, and keep all received bytes."""
+    """Threads that repeatedly connect to an address without the right key, and record all received bytes."""
 
     def __init__(self, address: str):
         self.address = address

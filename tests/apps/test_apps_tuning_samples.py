@@ -145,7 +145,7 @@ def test_bleu_and_rouge_equal_those_of_standard_packages(written, wanted, bleu, 
     assert tally(written, wanted).value(Metric.ROUGE) == pytest.approx(sum(rouge) / len(rouge))
 
 
-def test_sums_of_the_ranks_add_up_to_the_sums_of_all_samples():
+def test_metric_sums_of_the_ranks_add_up_to_those_of_all_samples():
     whole = tally(WRITTEN, WANTED)
     parts = [tally(WRITTEN[rank::2], WANTED[rank::2]) for rank in (0, 1)]
     assert (parts[0] + parts[1]).numbers() == pytest.approx(whole.numbers())
@@ -161,7 +161,7 @@ def test_bleu_splits_words_like_wmt():
 # ---- forecasts
 
 
-def test_remaining_time_uses_the_longest_recent_times():
+def test_remaining_time_assumes_the_slowest_recent_iterations():
     pace = IterationPace(evaluate_every=10)
     assert pace.left_s(100) is None
     pace.iterations_s.extend((0.5, 0.75, 0.25))

@@ -56,7 +56,7 @@ def seen(entry, at, *, call=None, of=None):
     return updated_entry(entry, call=call or sent(), picture=of, now=NOON + at)
 
 
-def test_waiting_job_says_what_it_waits_for():
+def test_waiting_job_shows_the_reason_of_its_wait():
     assert seen(JOB, 1, of=picture(listed())).why == "no pilot has joined yet"
     behind = seen(JOB, 1, of=picture(listed("c-0"), listed()))
     assert (behind.phase, behind.why) == (Phase.QUEUED, "1 job before it")
@@ -68,7 +68,7 @@ def test_waiting_job_says_what_it_waits_for():
     assert updated_entry(JOB, call=None, picture=None) == JOB
 
 
-def test_last_checkpoint_is_kept_if_later_reports_have_none():
+def test_last_checkpoint_is_kept_if_later_reports_have_no_checkpoint():
     future = sent(progress(2, metric=0.5), progress(9))
     assert (future.progress.done, read_saved_state(future.progress).metric) == (9, 0.5)
     assert read_saved_state(sent(progress(9)).progress) is None
@@ -91,7 +91,7 @@ def test_end_of_a_job_is_estimated_by_its_pace_or_the_forecast():
     # Without a new report, the forecast end does not move with the clock.
     assert seen(later, 52, call=sent(progress(102), forecast), of=running).ends_at == later.ends_at
     assert later.restarts == 0
-    # The job restarts on one device less.
+    # The job restarts with one device fewer.
     alone = picture(listed(state=ListedState.RUNNING, where=("a/lib-1",)))
     again = seen(later, 60, call=sent(progress(90), forecast), of=alone)
     assert (again.restarts, again.devices, again.started_at) == (1, ("a/lib-1",), NOON + 20)
@@ -197,7 +197,7 @@ RESULT = report.Result(
 )  # fmt: skip
 
 
-def test_report_says_where_the_time_went():
+def test_report_shows_how_a_job_spent_its_time():
     done = replaced(
         phase=Phase.DONE, started_at=NOON + 9, ended_at=NOON + 580, loading_s=8.0, devices=("a/lib-1", "b/lib-2")
     )

@@ -67,7 +67,7 @@ def session(place):
         with stoker.load(place / "site.toml", run_dir=str(place / "runinfo"), progress=False) as session:
             tune(read_job(write(place, "first")), bank=None).result(
                 LIMIT_S
-            )  # the session knows the duration of jobs from now on
+            )  # the session has measured the duration of a job
             yield session
 
 
@@ -124,7 +124,7 @@ def test_submitted_jobs_succeed_and_fail_independently(place, session):
     assert jobs["good"]["result"]["iterations"] == 20
     assert jobs["late"]["in_time"] is False
     assert jobs["late"]["job"]["phase"] == "done", "the job runs although it is late"
-    # the message depends on which came first: the forecast or the deadline
+    # the message depends on whether the forecast or the deadline comes first
     told = r"late (cannot meet its deadline|is late: its deadline, [0-9:]+, has passed)"
     assert re.search(told, done.stderr), done.stderr
     assert "; late: it had 0.1 s" in jobs["late"]["why"]
@@ -213,7 +213,7 @@ def test_prompts_of_a_file_are_put_into_a_bank(place, session):
 
 
 @pytest.mark.long
-def test_run_folder_unwritable_for_a_while_costs_no_result(place, session):
+def test_temporarily_unwritable_run_folder_loses_no_result(place, session):
     submission = submitted(session, write(place, "nowhere", iterations=2))
     folder = submission.folder
     submission.future.result(LIMIT_S)

@@ -135,7 +135,7 @@ def test_job_stops_at_its_target_and_is_measured_on_held_out_data(context):
 
 
 def test_job_without_a_target_returns_its_best_prompt(context):
-    # The steps are so long that the loss rises again after the best step.
+    # The learning rate is so high that the loss rises again after the best iteration.
     steep = {"learning_rate": 0.5, "optimizer": Optimizer.SGD}
     tuned = tuner.tune(context, tiny.job(iterations=4, **steep), tiny.samples())
     assert tuned.end is TuningEnd.ITERATIONS

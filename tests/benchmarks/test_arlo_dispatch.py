@@ -16,7 +16,7 @@ from benchmarks.papers.arlo.dispatch import (
 )
 
 FIGURE_5 = ((128, 80, [70]), (256, 60, [56, 54]), (384, 48, [30, 28]), (512, 40, [5]))
-"""Levels of Figure 5: length, capacity, outstanding requests of each instance."""
+"""Levels of Figure 5: length in tokens, capacity, outstanding requests of each instance."""
 
 Levels = Sequence[tuple[int, int, list[int]]]
 STRATEGIES = {"ig": inter_groups_greedy, "any": pack_any_runtime, "shortest": pack_shortest_runtime}
@@ -37,7 +37,7 @@ def loaded(strategy: str, levels: Levels) -> Dispatcher:
 
 def test_dispatch_strategies_reproduce_figure_4_of_the_paper() -> None:
     """As in the paper, ILB makes five requests late and IG eight requests. Algorithm 1 sends three requests to GPU2,
-    because 0.85 x 0.9 x 40 is 30.6.
+    whose limit is 0.85 x 0.9 x 40 = 30.6.
     """
     found = {name: dispatch_outcome(each) for name, each in strategies()}
     assert found == {
@@ -51,11 +51,11 @@ def test_dispatch_strategies_reproduce_figure_4_of_the_paper() -> None:
 @pytest.mark.parametrize(
     ("strategy", "instance"),
     [
-        ("rs", 4),  # the head of Q3, as in the paper: 28/48 is below 0.765, but 54/60 is not below 0.85
-        ("ilb", 2),  # the least busy instance of Q2
-        ("ig", 5),  # the instance with the fewest requests: five
-        ("any", 1),  # 56/60 is the fullest instance with free capacity
-        ("shortest", 5),  # no instance can take a second request, and 5/40 is the lowest load
+        ("rs", 4),  # the head of Q3, as in the paper: 54/60 in Q2 is over 0.85, but 28/48 is below 0.765
+        ("ilb", 2),  # the least loaded instance of Q2, the shortest that fits
+        ("ig", 5),  # the instance with the fewest requests: 5
+        ("any", 1),  # the busiest instance with free capacity: 56/60
+        ("shortest", 5),  # every instance has two or more requests, so the lowest load is chosen: 5/40
     ],
 )
 def test_each_dispatch_strategy_chooses_its_instance_in_figure_5(strategy: str, instance: int) -> None:

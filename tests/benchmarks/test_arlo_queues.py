@@ -14,7 +14,7 @@ SHORT_S, LONG_S = 0.010, 0.040
 
 
 def fleet_of(counts: Sequence[int]) -> Fleet:
-    """Return two runtimes, of 100 and 200 tokens, with these numbers of instances."""
+    """Return a fleet with these numbers of instances for runtimes of 100 and 200 tokens."""
     rows = [[SHORT_S] * 201, [LONG_S] * 201]
     fleet = Fleet(runtime_queues([(100, 40), (200, 10)]), rows)
     fleet.start(counts)
@@ -76,7 +76,7 @@ def test_padding_to_the_maximum_length_gives_the_published_latency() -> None:
 
 
 def test_arlo_shifts_devices_to_the_requested_lengths() -> None:
-    """The lengths change before the reallocation."""
+    """Earlier requests have 500 tokens; requests of this run have 60."""
     workload = Workload(1200.0, 20.0, 1)
     trace = make_trace(workload, [60], [60])
     moved = Trace(trace.times, trace.lengths, [500] * 100)

@@ -48,7 +48,9 @@ def test_share_of_long_requests_varies_slowly_unless_disabled() -> None:
 
 
 def test_long_requests_get_more_instances_under_overload() -> None:
-    """Without `overload_s`, equation 5 plans 1.5 times the capacity of one instance of the longest runtime."""
+    """Without `overload_s`, equation 5 gives the longest runtime one instance, although its demand is 1.6 times the
+    capacity.
+    """
     lengths = [64] * 80 + [512] * 20
     plain = runtime_demands(lengths, 1600.0, lengths_of(8), BASE)
     assert plain[-1].requests / plain[-1].capacity == pytest.approx(1.6)

@@ -28,7 +28,7 @@ jobs = st.lists(
         st.floats(0.0, 60.0),  # arrival, in seconds
         st.sampled_from(("a", "b", "two")),
         st.sampled_from(((1, 1), (1, 4), (2, 2), (2, 8), (3, 3))),
-        st.sampled_from((0.0, 5.0, 40.0, 200.0)),  # seconds until its deadline; 0 = none
+        st.sampled_from((0.0, 5.0, 40.0, 200.0)),  # seconds until the deadline of the job; 0 = no deadline
         st.integers(1, 60),  # items
         st.booleans(),  # True if it reports its progress
     ),
@@ -46,7 +46,7 @@ def policies(name: str) -> Callable[[], Policies]:
 
 @pytest.mark.parametrize("name", BASELINES)
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@example(  # two ranks end sooner than the assumed time to connect: their learned pace must be positive
+@example(  # two ranks end within the assumed time to connect; the learned pace must still be positive
     specs=[*SINGLE, (0.0, "a", (1, 1), 0.0, 3, False), PAIR, (6.0, "a", (1, 4), 5.0, 1, False)],
     lost_at=None,
     known=False,

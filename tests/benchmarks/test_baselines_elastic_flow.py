@@ -33,7 +33,9 @@ def starts(t: Toy, name: str) -> list[tuple[float, int]]:
 
 @pytest.fixture
 def lab(toy: Make) -> Make:
-    """Return four devices; contexts `a` and `b` load in 10 s; an item takes 1 s on one replica, 0.5 s on two."""
+    """Return a function that makes four devices. Contexts `a` and `b` load in 10 s; an item takes 1 s on one replica,
+    0.5 s on two.
+    """
 
     def make(*, devices: int = 4, **how: Any) -> Toy:
         t = toy(policies=elastic_flow(**how))

@@ -55,7 +55,7 @@ def test_running_job_keeps_its_size_if_a_change_makes_it_late() -> None:
     assert minimum_shares([patient], 8, now=0.0)[1] == share_of((0.0, 65.0, 1))
 
 
-def test_job_that_makes_another_late_is_refused() -> None:
+def test_job_that_would_make_another_job_late_is_refused() -> None:
     urgent = job(3, 10.0, ((1, 10.0),))
     assert admits(urgent, [job(1, 30.0)], 4, now=0.0)
     assert not admits(urgent, [job(1, 25.0)], 4, now=0.0)

@@ -24,7 +24,7 @@ def record(out: Path) -> dict[str, Any]:
 
 
 def scripted(made: run.Run, monkeypatch: pytest.MonkeyPatch, scripts: dict[str, str]) -> None:
-    """Run these scripts in place of their parts, and an empty script for every other part."""
+    """Replace each named part by its script, and every other part by an empty script."""
     plain = made._run
     monkeypatch.setattr(made, "_run", lambda name, words, **how: plain(name, ["-c", scripts.get(name, "0")], **how))
     monkeypatch.setattr(run, "_IMPORTS", "print(1.5)")

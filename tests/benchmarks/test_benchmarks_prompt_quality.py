@@ -29,7 +29,7 @@ def records() -> list[dict[str, Any]]:
 
 
 def test_task_summary_counts_iterations_to_the_target_loss() -> None:
-    assert target(records()[1:3]) == 3.0  # the best loss of each curve, not the last
+    assert target(records()[1:3]) == 3.0  # the mean of the lowest loss of each curve
     found = task_summary(records(), most=9)
     assert found is not None
     assert found["by_score"] == 6
@@ -60,7 +60,7 @@ def test_interrupted_evaluation_resumes_with_the_same_results(tmp_path: Path, on
     listed = ["listed"] * 3
     whole = ["spread"] * 4
     assert parts == ["lookup", "random", "random", *listed, "random, on", "induction", "induced", *whole]
-    log.write_bytes(b"".join(lines[:3]) + lines[3][:20])  # killed in the middle of a record
+    log.write_bytes(b"".join(lines[:3]) + lines[3][:20])  # the process was killed in the middle of a record
     assert run(quick=True, report=True, folder=str(tmp_path))["tasks"] == {}
     again = run(quick=True, folder=str(tmp_path))
     assert again["tasks"] == first["tasks"]

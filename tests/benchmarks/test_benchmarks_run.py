@@ -23,7 +23,7 @@ FAST, SLOW = Bar(at_least=4), Bar(at_most=0.6)
     ("bar", "numbers", "verdict"),
     [
         (FAST, [4.0, 4.0, 4.0], Verdict.MET),
-        (FAST, [3.9, 3.9, 90.0], Verdict.MISSED),  # the bar judges the median of three, not the best
+        (FAST, [3.9, 3.9, 90.0], Verdict.MISSED),  # the bar judges the median of the three numbers
         (FAST, [4.1, 4.1, 0.1], Verdict.MET),
         (SLOW, [0.6, 0.6, 0.6], Verdict.MET),
         (SLOW, [0.1, 0.61, 0.61], Verdict.MISSED),

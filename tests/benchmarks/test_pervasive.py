@@ -33,7 +33,7 @@ def test_most_central_and_farthest_parameter_sets_are_chosen() -> None:
     assert [each.parameters.load_a10_s for each in chosen] == [20.0, 60.0, 100.0, 10.0]
     assert fit.choose_fits(found, 100)[:4] == chosen
     assert len(fit.choose_fits(found, 100)) == len(found)
-    assert fit.choose_fits([at(10.0, worst=0.04)], 3) == ()  # no parameter set is close to the paper
+    assert fit.choose_fits([at(10.0, worst=0.04)], 3) == ()  # no set is close to the paper, so no set is chosen
 
 
 @pytest.mark.long

@@ -47,7 +47,7 @@ def test_shipped_scenario_reproduces_the_page(tmp_path: Path) -> None:
     [finished] = run_all(scenario, policies=["default"], seeds=[0], folder=tmp_path)
     found = f"| {predict.BATCH} | {predict.NONE_LOST} | {finished.outcome.items:,} |"
     assert found in (FOLDER / PAGE).read_text()
-    # the run ended with unfinished calls when the last GPU was lost
+    # the run ended with unfinished calls, because the last GPU was lost
     assert b'"complete":false' in msgspec.json.encode(finished.outcome)
 
 

@@ -26,8 +26,8 @@ def job(at_s: float, *, gpu_s: float, within_s: float) -> Arrival:
 
 
 JOBS = (
-    job(1.0, gpu_s=20.0, within_s=60.0),  # one replica is in time after 23.95 + 20 s
-    job(10.0, gpu_s=20.0, within_s=70.0),  # this job can wait until 45 s for the replica of the first job
+    job(1.0, gpu_s=20.0, within_s=60.0),  # one replica ends in time, because 23.95 + 20 s is below 60 s
+    job(10.0, gpu_s=20.0, within_s=70.0),  # this job can wait for the replica of the first job, which is free at 45 s
     job(12.0, gpu_s=40.0, within_s=38.0),  # 14 s are left after a cold start: 4 replicas need 12.1 s, 3 replicas 15.4 s
     job(50.0, gpu_s=30.0, within_s=20.0),  # 2 warm replicas need 17.1 s
     job(52.0, gpu_s=100.0, within_s=5.0),  # this job cannot meet its deadline
@@ -41,7 +41,7 @@ def took_s(gpu_s: float, *, replicas: int) -> float:
 
 
 def played(name: str, jobs: Sequence[Arrival] = JOBS, **settings: object) -> tuple[list[float], list[int], Result]:
-    """Return end and number of replicas of each job, and the totals."""
+    """Return end and replicas of each job, and the totals of the run."""
     simulation, outcome = simulate_arrivals(jobs, policy(name).make(**settings), USUAL, gpus=8)
     log = simulation.log
     return _ends(log), _widths(log), result_of(log, jobs, outcome, gpus=8)

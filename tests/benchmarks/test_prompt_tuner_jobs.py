@@ -46,7 +46,7 @@ def test_durations_have_the_documented_shape_and_bounds() -> None:
     shares = Counter(job.replicas for job in found)
     for replicas, share in USUAL.replicas:
         assert shares[replicas] / len(found) == pytest.approx(share, abs=0.01)
-    # The docstring of the parameters gives these means.
+    # These means are in the docstring of `Parameters`.
     assert fmean(job.duration_s * job.replicas for job in found) == pytest.approx(78.0, rel=0.03)
     assert fmean(durations) == pytest.approx(46.0, rel=0.03)
     cold_s = fmean(USUAL.cold_s(MODELS[job.model]) for job in found)
@@ -83,7 +83,8 @@ def test_each_job_outcome_is_counted_once() -> None:
     assert (found.jobs, found.late, found.refused, found.unfinished, found.loads) == (4, 1, 1, 1, 1)
     assert found.violations == 75.0
     assert found.all_s == 8 * 1200.0  # jobs come for 20 minutes
-    # call 51 waited 7 of the 8 s of the first load, which started a second earlier, and 4 s of the second load
+    # call 51 waited 7 s for the first load, which takes 8 s and started a second before the call, and 4 s for the
+    # second load
     both = 8 / 20, (7 + 4) / 21
     assert (found.start_share, found.start_most) == (pytest.approx(sum(both) / 2), pytest.approx(both[1]))
     assert (found.held_s, found.all_s) == (440.0, 9600.0)

@@ -53,7 +53,7 @@ def result(case: Case, *, late: int, held_s: float) -> Result:
 
 
 def as_in_the_paper(system: System) -> int:
-    """Return the number of late jobs in a run of 1,000, close to the paper."""
+    """Return a number of late jobs per 1,000 that is close to the paper."""
     if system == OURS:
         return 120
     return {"infless": 330, "elastic-flow": 620}.get(system.policy, 160)

@@ -18,7 +18,7 @@ from benchmarks.papers.schedmate.scheduling.simulate import (
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "reproduction"
 KEPT = simulate.records(FOLDER / "schedmate.json")
-"""Return the records from which the page and figures are made."""
+"""The records from which the page and figures are made."""
 here = pytest.mark.skipif(bool(missing()), reason=missing())
 
 
@@ -40,7 +40,8 @@ def test_records_use_the_windows_of_the_trace() -> None:
 
 
 def with_ratio(folder: Path, ratio: float) -> common.Store[Case, CaseResult]:
-    """Return records in which our policy takes half the time of FIFO in one cluster, and `ratio` times in another."""
+    """Return records: in one cluster our policy takes half of FIFO's time, in another cluster `ratio` of FIFO's time.
+    """
     of = simulate.records(folder / "schedmate.json")
     of.kept.windows = [
         WindowFacts(cluster, week, 100, 60.0, 6.0, (8, 8, 8)) for cluster in ("a", "b") for week in range(3)

@@ -1,4 +1,4 @@
-"""Test SchedMate's scheduling on a few jobs, compare with a second implementation, and test the error model."""
+"""Test SchedMate's scheduling on a few jobs and against a second implementation, and test the error model."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ LATE = jobs_of((0, 100, 6), (10, 200, 8), (20, 300, 2))
     [
         (LINE, fifo(), [0, 100, 100, 1100, 1600]),
         (LINE, fifo(skip=True), [0, 100, 20, 1100, 70]),
-        # From 70 s on the queue head is the job of 500 s on all GPUs, so the job of 1,000 s waits, although it fits at
-        # 90 s.
+        # From 70 s the queue head is the job of 500 s, which needs all GPUs. The job of 1,000 s therefore waits,
+        # although this job fits at 90 s.
         (LINE, shortest(LINE), [0, 600, 20, 100, 70]),
         (LATE, shortest(LATE), [0, 100, 300]),
         (LATE, shortest(LATE, skip=True), [0, 320, 20]),
@@ -65,9 +65,7 @@ def test_only_backfilling_lets_a_job_start_before_the_queue_head(
 
 
 def test_constant_prediction_gives_first_come_first_served_order() -> None:
-    """If all predictions equal the time of the shortest job, each relative error is under 100 %, but the order is
-    unknown.
-    """
+    """Predictions equal to the shortest job have relative errors under 100 %, but give no order of the jobs."""
     smallest = [min(job.duration_s for job in LINE)] * len(LINE)
     assert errors.error_shares([job.duration_s for job in LINE], smallest)[0] == 1.0
     assert starts(LINE, shortest(LINE, smallest)) == starts(LINE, fifo())
@@ -77,7 +75,7 @@ FREE = (0.0, 0.0)
 
 
 def test_tiresias_preempts_only_a_job_past_the_threshold() -> None:
-    """A job on 8 GPUs passes 800 GPU-seconds after 100 s. A job that arrives at 50 s waits until then; at 150 s it
+    """A job on 8 GPUs reaches 800 GPU-seconds after 100 s. A job that arrives at 50 s waits until 100 s. At 150 s a job
     preempts at once.
     """
     later = jobs_of((0, 1000, 8), (150, 50, 8))
@@ -88,7 +86,7 @@ def test_tiresias_preempts_only_a_job_past_the_threshold() -> None:
 
 
 def crowd(seed: int, count: int) -> tuple[Job, ...]:
-    """Return overlapping jobs with durations like in the trace."""
+    """Return overlapping jobs whose durations resemble the trace."""
     chance = Random(seed)
     rows, at_s = [], 0.0
     for _ in range(count):
@@ -100,7 +98,7 @@ def crowd(seed: int, count: int) -> tuple[Job, ...]:
 
 
 def test_independent_simulation_gives_the_core_completion_times() -> None:
-    """Starts in the core are up to 0.1 s late, so ties may differ."""
+    """Starts in the core are up to 0.1 s late, so tied jobs may swap."""
     jobs, gpus = crowd(0, 300), 16
     durations = [job.duration_s for job in jobs]
     said = errors.lognormal(1.0)(durations, Stream(0, "test"))

@@ -12,7 +12,7 @@ here = pytest.mark.skipif(bool(data.missing()), reason=data.missing())
 def test_published_profile_has_the_values_of_the_paper() -> None:
     profile = data.read_profile("llama-2-7b", "cpu:cpu")
     model = StepModel(profile.times)
-    assert model.step_s(prefill=True, tokens=1024, length=512) == pytest.approx(0.567)  # SLINFER's Table I
+    assert model.step_s(prefill=True, tokens=1024, length=512) == pytest.approx(0.567)  # the value in SLINFER's Table I
     assert [model.step_s(prefill=False, tokens=b, length=1024) for b in (1, 32)] == pytest.approx([0.071, 0.196])
     limits = [
         (data.read_profile(size, device).limit, data.read_profile(size, device).shared_limit)
@@ -29,5 +29,5 @@ def test_workload_has_the_requests_of_the_sampled_functions(models: int, request
     assert len(arrivals) == requests
     assert len({arrival.context for arrival in arrivals}) == models
     assert [arrival.at_s for arrival in arrivals] == sorted(arrival.at_s for arrival in arrivals)
-    assert {arrival.expected_output for arrival in arrivals} == {0}  # policies do not know the outputs' lengths
+    assert {arrival.expected_output for arrival in arrivals} == {0}  # policies do not know the lengths of the outputs
     assert all(arrival.output > 0 for arrival in arrivals)

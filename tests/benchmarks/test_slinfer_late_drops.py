@@ -1,4 +1,4 @@
-"""Calls that wait longer than their objective for the first token are dropped, but may wait for a load."""
+"""Calls that wait longer than their objective for the first token are dropped. The wait for a load is allowed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SOON = Objective(ttft_s=0.5, ttft_per_token_s=1 / 512, ttft_most_s=8.0)
 
 
 class Drops(LateDrops):
-    """`LateDrops` as a module-level class, which snapshots of the state can contain."""
+    """`LateDrops` in this module, because snapshots accept only classes of the policy's module."""
 
 
 class NeverLate(HottestFirst):

@@ -7,7 +7,9 @@ from stoker.manager.cli.main import cli
 
 
 class Stoker:
-    """Runs the command line in this process: `stoker("status", "--json")`. `exception` has a StokerError."""
+    """Runs the command line in this process: `stoker("status", "--json")`. `exception` is None, a StokerError or a
+    SystemExit.
+    """
 
     def __call__(self, *arguments: str) -> Result:
         result = CliRunner().invoke(cli, list(arguments))

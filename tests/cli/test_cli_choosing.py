@@ -69,7 +69,7 @@ def test_current_folder_session_is_chosen_before_a_newer_session(make, tmp_path,
     assert looked_at(tmp_path / "third", monkeypatch, capsys)[0] == "other"
 
 
-def test_ended_session_of_this_folder_is_chosen_before_others(make, tmp_path, monkeypatch, capsys):
+def test_ended_session_of_this_folder_is_chosen_before_other_sessions(make, tmp_path, monkeypatch, capsys):
     make("first", "mine/runinfo/000/stoker", up=False)
     make("own", "mine/runinfo/001/stoker", up=False)
     make("other", "elsewhere/runinfo/000/stoker", up=True)

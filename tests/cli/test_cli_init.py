@@ -128,7 +128,7 @@ def test_requested_cores_and_memory_are_the_share_of_one_gpu():
     slurm = surroundings.ask(answering(**{" ".join(surroundings.PARTITIONS): CommandResult(0, GRANTS, "")}))
     backfill, main, cpu = slurm.partitions
     assert main.share == (2, 8000 * 1024**2)
-    assert cpu.share == (64, 64 * 1000 * 1024**2)  # Slurm limits the memory per core below that of a node
+    assert cpu.share == (64, 64 * 1000 * 1024**2)  # Slurm allows less memory per core than the node has
     assert backfill.share == (4, int(0.9 * 3000 * 1024**2))
     site = parse_site(init.draft(around(slurm=slurm), partition="main").text, file="s")
     assert (site.provider.cores, site.provider.memory_bytes) == (2, 8 * 10**9)

@@ -50,13 +50,13 @@ WRONG_TEXTS = {
     "--set": ["no-equals-sign", "no.such.setting=3"],
 }
 NOT_HERE = {
-    "batch": ["--permits"], "run batch_inference": ["--permits"],  # hidden: only the gateway passes it
-    "serve keys set": ["--group"],  # read after the key, which is missing
+    "batch": ["--permits"], "run batch_inference": ["--permits"],  # a hidden option that only the gateway uses
+    "serve keys set": ["--group"],  # the command fails earlier: the key is missing
     "serve usage": ["--key", "--model"],  # a filter accepts any text
-    "replay": ["--perfetto"],  # read after the session, which is missing
-    "plan": ["--kind"],  # read after a measurement, which is missing
-    "tune bank": ["--model", "--bank", "--site", "--session"],  # read after the prompts, which are missing
-    "tune submit": ["--bank", "--site", "--session", "--out", "--serve"],  # read after the job, which is missing
+    "replay": ["--perfetto"],  # the command fails earlier: the session is missing
+    "plan": ["--kind"],  # the command fails earlier: a measurement is missing
+    "tune bank": ["--model", "--bank", "--site", "--session"],  # the command fails earlier: the prompts are missing
+    "tune submit": ["--bank", "--site", "--session", "--out", "--serve"],  # the job file is missing
     "run prompt_tuning": ["--bank", "--site", "--session", "--out", "--serve"],
     "run fact_verification": ["--seed"],  # every whole number is valid
 }  # fmt: skip
@@ -74,7 +74,8 @@ def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tup
 
 
 def cases() -> Iterator[tuple[str, str, str]]:
-    """Yield a wrong value for each option of each command, and all wrong values for the first option of a kind."""
+    """Yield one wrong value for each option of each command. For the first option of each kind, yield all wrong values.
+    """
     tried: set[object] = set()
     for name, command in commands(cli):
         for param in command.params:

@@ -225,7 +225,7 @@ def test_client_with_a_wrong_key_is_refused_with_the_reason(
     with pytest.raises(SessionError, match="this is session test"):
         Observer(folder).__enter__()
     folder.write(msgspec.structs.replace(file, protocol=wire.VERSION - 1))
-    monkeypatch.setattr(ask.wire, "VERSION", wire.VERSION + 1)  # the version in this command's hello
+    monkeypatch.setattr(ask.wire, "VERSION", wire.VERSION + 1)  # the hello of this command has this version
     refused = stoker("down", str(folder.path))
     assert isinstance(refused.exception, SessionError)
     assert "both sides need the same version of Stoker" in str(refused.exception)

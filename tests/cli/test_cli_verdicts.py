@@ -163,7 +163,7 @@ def test_uncertain_verdict_is_not_shown_as_certain(folder: SessionFolder):
         (("its library died (lib-2 on n1 was killed)",), "which other calls share: stoker logs lib-2"),
     ],
 )
-def test_verdict_says_where_to_look(folder: SessionFolder, texts: tuple[str, ...], look: str):
+def test_verdict_names_the_log_or_device_to_look_at(folder: SessionFolder, texts: tuple[str, ...], look: str):
     died = "ended without a result (poison): it ended its library 2 times; the last time: lib-2 on n1 was killed"
     fault = explain.diagnose_story_failure(
         folder, story("c-1", "sent to lib-2 (cpu:0 of n1)", *texts, died + " by SIGSEGV")
@@ -294,7 +294,7 @@ def test_block_with_a_failed_job_has_a_verdict(
     assert explain.verdict_lines(fault)[-1].startswith("  do        ")
 
 
-def test_each_component_of_the_rules_has_a_remedy_and_vice_versa():
+def test_components_of_rules_and_of_remedies_are_equal():
     rules = {(rule.kind, rule.component) for rule in (*ROWS, *SAID, *JOB, *MORE)}
     assert set(BY_COMPONENT) == rules
     assert all(text.format("c-1")[0].islower() and len(text) <= 110 for text in BY_COMPONENT.values())

@@ -1,5 +1,5 @@
-"""A control character in a site file could start a new line of a script, so Stoker refuses it with file, line and
-setting.
+"""Stoker refuses control characters in a site file, because they could start a new line of a script. The error names
+file, line and setting.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from stoker.errors import ConfigError
 from stoker.site import Environment, Pilot, Policy, Provider, ProviderKind, Session, Site
 
 KINDS = {"queue": "pbs", "requirements": "condor", "image": "kubernetes", "namespace": "kubernetes"}
-"""Batch systems that have the settings which Slurm lacks, by setting."""
+"""For each setting that Slurm lacks: a batch system that has the setting."""
 CHARACTERS = ["\n", "\r", "\t", "\0", "\x1b", "\x7f", "\x85", "\u2028"]
 
 

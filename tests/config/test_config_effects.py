@@ -56,7 +56,7 @@ def test_site_created_in_a_program_is_checked_for_effects() -> None:
     assert load_site(Site(provider=Provider(kind=ProviderKind.SLURM, walltime_s=Duration(7200))))
 
 
-def test_site_that_lists_itself_or_a_duplicate_site_is_refused(tmp_path: Path) -> None:
+def test_site_that_lists_itself_or_a_site_twice_is_refused(tmp_path: Path) -> None:
     site, other = tmp_path / "lab.toml", tmp_path / "other.toml"
     other.write_text('name = "other"\nsites = ["lab.toml"]\n')
     site.write_text('name = "lab"\nsites = ["../' + tmp_path.name + '/lab.toml"]\n')

@@ -258,7 +258,7 @@ def test_forbidden_batch_directive_in_worker_init_is_refused(kind: str, init: st
 
 
 @given(st.text(alphabet="ab=[]{}\"'#.\n 1x_", max_size=60))
-def test_arbitrary_text_is_a_site_or_a_config_error(text: str) -> None:
+def test_arbitrary_text_parses_as_a_site_or_raises_config_error(text: str) -> None:
     with contextlib.suppress(ConfigError):
         assert isinstance(parse_site(text, file="f"), Site)
         return

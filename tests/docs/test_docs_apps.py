@@ -1,5 +1,5 @@
-"""The files and commands of docs/apps.md make applications for `stoker run`. `pip install` runs offline and outside
-this environment.
+"""Run the files and commands of docs/apps.md, which create applications for `stoker run`. `pip install` runs offline
+and outside this environment.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def test_unusable_application_is_reported_in_one_sentence(declare, tmp_path, mon
         sys.modules.pop("odd_one", None)
 
 
-def test_command_that_cannot_be_imported_affects_no_other(declare):
+def test_unimportable_command_does_not_affect_other_commands(declare):
     declare("stoker.commands", "odd", "odd_two:command")
     shown = CliRunner().invoke(cli, ["--help"])
     assert shown.exit_code == 0
@@ -173,7 +173,7 @@ def test_package_cannot_replace_a_built_in_command(declare):
     assert CliRunner().invoke(cli, ["status", "--help"]).output == before
 
 
-def test_two_packages_with_one_name_are_named(declare):
+def test_error_names_both_packages_that_declare_the_same_command(declare):
     declare("stoker.apps", "twice", "one:command", "one")
     declare("stoker.apps", "twice", "two:command", "two")
     result = CliRunner().invoke(cli, ["run", "twice"])

@@ -1,4 +1,4 @@
-"""`stoker explain` names cause and remedy for each failure mode of docs/examples/broken.py in the README."""
+"""`stoker explain` names the cause and remedy of each failure mode of docs/examples/broken.py."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionUp]:
 
 @pytest.fixture(scope="module")
 def broken(up: SessionUp) -> dict[str, dict[str, Any]]:
-    """Return `stoker explain` and `stoker explain --json` for the call of each broken program in one session."""
+    """Run the broken programs in one session; return the output of `stoker explain` with and without `--json`."""
     environ = {**os.environ, "STOKER_SESSION": up.name}
     programs = {
         way: subprocess.Popen(

@@ -28,7 +28,9 @@ RUN_ELSEWHERE = {
     "docs/long-runs.md": "tests/docs/test_docs_long_runs.py",
     "docs/tutorial.md": "tests/docs/test_docs_tutorial.py",
 }
-"""Pages whose blocks run in other tests, which must name the page. Blocks may use names that the reader defines."""
+"""Pages whose blocks run in another test file, which must name the page. These blocks may use names that the reader
+defines.
+"""
 
 CLUSTER = [
     "stoker init --output site.toml",
@@ -99,7 +101,7 @@ def test_every_documented_command_is_tested_or_listed_as_not_run(page: str) -> N
         )
 
 
-def test_lists_name_documented_commands_and_existing_tests() -> None:
+def test_lists_of_exceptions_name_documented_commands_and_real_tests() -> None:
     said = {command for page in PAGES for command in commands(page)}
     assert set(NOT_RUN) <= said
     blocks_there = {(page, block.number) for page in PAGES for block in programs(page)}
@@ -133,7 +135,7 @@ def test_every_documented_command_and_option_exists() -> None:
             if word.isupper():  # an uppercase word is a placeholder with unknown options
                 group = click.Command(None)
                 break
-            if page == "docs/apps.md" and word in ("word_scores", "my_facts"):  # the page makes these applications
+            if page == "docs/apps.md" and word in ("word_scores", "my_facts"):  # the page creates these applications
                 group = click.Command(None)
                 break
             found = group.get_command(context, word)
@@ -233,17 +235,17 @@ def test_session_is_watched_planned_and_replayed_as_documented(place: Place) -> 
     (program,) = programs("docs/contexts.md")
     assert place.run_program(program.text).split() == ["5", "4", "7", "5", "7"]
     names = re.findall(r"^ +contexts +(lengths-\w{4})\(", place.run("stoker status"), re.MULTILINE)
-    shown = {"lengths-0fc9": names[0]}  # the page shows the name of another run
+    shown = {"lengths-0fc9": names[0]}  # the page shows a name from another run
     status, explained, printed = (
         place.run(_with(shown, command)) for command in ours("docs/watching.md")
-    )  # the page shows only these lines
+    )  # the page shows only the lines that are checked below
     assert re.search(r"lengths-\w{4}\(.*\) +\d hot.* used \d times a load", status), status
     assert re.search(r"ready: [\d.]+ s to start, [\d.]+ s to load", explained), explained
     assert printed == "looking up pilot\n"
 
     local = (ROOT / "site-configs" / "local.toml").read_text()
     (place.folder / "pool.toml").write_text(re.sub(r'^name = "local"', 'name = "pool"', local, flags=re.MULTILINE))
-    shown = {" verify ": " measure "}  # the function that was measured here
+    shown = {" verify ": " measure "}  # here the measured function is `measure`
     planned, replayed = (place.run(_with(shown, command)) for command in ours("docs/plan-and-replay.md"))
     assert planned.startswith("plan · measure on pool · 2,000 inputs in 200 calls"), planned
     assert re.search(r"ok +[\d,]+ decisions are the same", replayed), replayed
@@ -261,7 +263,7 @@ def test_session_is_watched_planned_and_replayed_as_documented(place: Place) -> 
 def test_simulations_run_as_documented(place: Place) -> None:
     mine = next(block for block in blocks("docs/scenarios.md") if "[[world.sources]]" in block.text)
     (place.folder / "mine.toml").write_text(mine.text)
-    (place.folder / "benchmarks").symlink_to(ROOT / "benchmarks")  # the page names baselines of a clone
+    (place.folder / "benchmarks").symlink_to(ROOT / "benchmarks")  # the page uses baseline policies from a clone
     for command in dict.fromkeys([*ours("docs/simulator.md"), *ours("docs/scenarios.md")]):
         if command == "stoker simulate":
             assert "static-pool" in place.run(command)

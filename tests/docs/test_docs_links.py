@@ -29,7 +29,7 @@ def test_links_between_files_have_a_target(path: Path) -> None:
 
 
 def test_every_page_is_linked_from_the_index_and_the_readme() -> None:
-    """A link to a folder reaches its pages."""
+    """A link to a folder counts for all its pages."""
     pages = {path for path in DOCUMENTS if path.is_relative_to(ROOT / "docs")}
     for start in ("README.md", "docs/README.md"):
         reached: set[Path] = set()

@@ -24,7 +24,7 @@ NOT_RUN = {
     "mkdir tutorial && cd tutorial": "the folder of the test",
 }
 FAILS = "stoker run ./factors.py --session rwcz"
-"""A command that succeeds, and fails later when `numbers.txt` has a wrong line."""
+"""This command succeeds at first, and fails after `numbers.txt` has got a wrong line."""
 
 SLURM = frozenset(
     {
@@ -35,14 +35,14 @@ SLURM = frozenset(
         "stoker up site.toml",
     }
 )
-"""Commands with output from a cluster on the page."""
+"""Commands whose output on the page comes from a cluster."""
 BATCH_SYSTEMS = ("sbatch", "condor_submit", "bsub", "qconf", "qsub", "kubectl")
-"""Commands that identify a batch system; the test hides them."""
+"""Commands that identify a batch system; the test hides these commands."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A file to write, or a command with the output lines on the page."""
+    """A step of the page: a file to write, or a command with its output lines."""
 
     file: str = ""
     text: str = ""
@@ -65,8 +65,8 @@ _UNIT = r"(?:ms|s|min|h|KB|kB|MB|GB)"
 
 
 def pattern(line: str) -> re.Pattern[str]:
-    """Return a pattern for a line of the page. A word with a digit, the unit after it and a session id may differ. `…`
-    is any text.
+    """Return a pattern for a line of the page. Words with a digit, units after such words, and session ids may differ.
+    `…` is any text.
     """
     words = line.split()
     found = r"\s*"

@@ -1,4 +1,4 @@
-"""Write the machine that the stand-in `pynvml` of this folder shows; tests break its GPUs."""
+"""Describe GPUs in a file for the stand-in `pynvml` of this folder; tests change the GPUs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FOLDER = Path(__file__).parent
 
 
 class Machine:
-    """A machine with GPUs, stored in a file. `write` applies changes of `gpus`."""
+    """A machine whose GPUs are described in a file. `write` saves changes of `gpus`."""
 
     def __init__(self, folder: Path, *gpus: dict[str, Any], **more: Any) -> None:
         self.gpus = [{"uuid": f"GPU-{n}", "memory": 24 * 10**9, **gpu} for n, gpu in enumerate(gpus)]

@@ -10,12 +10,12 @@ can break a GPU while a pilot runs (`machine.py` writes the file):
 
 `state` of a GPU: `lost`, `refused` (cgroup of another job), `no-memory` (memory queries fail), `unknown`.
 `hangs`: `all` or the UUID of a GPU whose queries block. `init`: a code with which `nvmlInit` fails.
-`used`: bytes by process. While a process lives, its file `use.d/PID` next to the JSON file adds `{"GPU-0": bytes}`:
-code in a library thus uses GPU memory. `pid_offset` is added to process ids, as by a driver in another PID
-namespace. `blind` gives `usedGpuMemory` as None.
+`used`: bytes by process. A living process can add `{"GPU-0": bytes}` in the file `use.d/PID` next to the JSON file, so
+that code in a library uses GPU memory. `pid_offset` is added to process ids, as by a driver in another PID namespace.
+`blind` gives `usedGpuMemory` as None.
 
-A test compares names, codes, handles (new pointers each time) and errors with nvidia-ml-py.
-Without `STANDIN_NVML` the machine has four intact A10.
+A test compares names, codes, errors and handles (each query returns a new pointer) with nvidia-ml-py. Without
+`STANDIN_NVML` the machine has four intact A10.
 """
 
 from __future__ import annotations
@@ -276,7 +276,7 @@ def nvmlDeviceGetTotalEccErrors(handle: Any, errorType: int, counterType: int) -
 
 
 class _Events(list[str]):
-    """UUIDs of the GPUs of an event set, and the number of delivered events."""
+    """The GPU UUIDs of an event set; `given` counts the delivered events."""
 
     given = 0
 

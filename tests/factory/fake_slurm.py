@@ -74,7 +74,7 @@ class FakeSlurm:
         return [group for group in groups if _is_alive(group)]
 
     def close(self) -> None:
-        for group in self.hanging():  # a killed factory leaves its commands running
+        for group in self.hanging():  # a killed factory does not stop its commands
             os.killpg(group, signal.SIGKILL)
         for job in self.jobs().values():
             if job.get("pid"):

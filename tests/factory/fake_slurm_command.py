@@ -73,7 +73,7 @@ def sbatch(arguments):
 
 
 def start(number, script, said):
-    import subprocess  # few commands need this slow import
+    import subprocess  # few commands need this module, whose import is slow
 
     out, err = said.get("output", "slurm.out"), said.get("error", "slurm.err")
     shell = f'bash "$1" >>"$2" 2>>"$3" </dev/null; echo $? >"{FOLDER}/exit-{number}"'

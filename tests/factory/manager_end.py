@@ -1,4 +1,4 @@
-"""The manager side of a factory connection, with real sockets and keys, and orders of the test."""
+"""The manager's side of a factory connection. Sockets and keys are real; the test gives the orders."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class ManagerEnd:
         for _, peer, data in self.sockets.frames():
             frame = self._read(data)
             if frame.sequence and frame.sequence != self._last.get(peer, 0) + 1:
-                continue  # a repeated frame, or a frame after a gap
+                continue  # the frame is repeated, or an earlier frame is missing
             if frame.sequence:
                 self._last[peer] = frame.sequence
                 self.sockets.send(peer, wire.encode([to_client.Ack(frame.sequence)]))

@@ -23,8 +23,8 @@ from stoker.protocol.ids import BlockId
 
 @pytest.fixture
 def once(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
-    """Return a function that starts the time limit of a command after the command has made a file, however slowly its
-    shell starts.
+    """Return a function that delays the time limit of a command until the command has made a file, because its shell
+    may start slowly.
     """
 
     def count_once(made: Path) -> None:

@@ -31,7 +31,7 @@ class KeeperHarness:
         self.keeper = self.another()
 
     def another(self, *, was_tried: Container[BlockId] = ()) -> BlockKeeper:
-        """Make the keeper of the factory after a killed factory."""
+        """Make a new keeper, as after the kill of a factory."""
         self.keeper = BlockKeeper(
             "lab", make=lambda: self.batch, owners=self.owners, poll_s=10, lag_s=60, was_tried=was_tried.__contains__,
             clock=self.clock,
@@ -73,7 +73,7 @@ def told(news: list[FactoryUpdate]) -> list[tuple[str, BlockPhase, str]]:
     return [(each.block, each.phase, each.reason) for each in news if isinstance(each, BlockUpdate)]
 
 
-def test_block_passes_from_its_order_to_its_end(desk: KeeperHarness) -> None:
+def test_ordered_block_is_followed_until_its_end(desk: KeeperHarness) -> None:
     assert told(desk.order(B0)) == [(B0, PENDING, "")]
     assert desk.see(1, PENDING, "Priority", 600) == [BlockUpdate(B0, PENDING, "1", "Priority", 600)]
     assert told(desk.see(10, RUNNING, "on n1")) == [(B0, RUNNING, "on n1")]
@@ -196,7 +196,7 @@ ABSENT = BatchJobStatus(ENDED, "no longer in the queue: killed", absent=True)
 def test_job_missing_from_listings_for_20_seconds_is_not_lost(desk: KeeperHarness) -> None:
     desk.order(B0)
     desk.see(1, RUNNING, "on n1")
-    for _ in range(10):  # the job is absent for less than a minute at a time
+    for _ in range(10):  # the job is missing for 20 s at a time, which is less than a minute
         desk.batch.statuses["1"] = ABSENT
         for _ in range(20):
             desk.later(1)
@@ -284,7 +284,7 @@ def test_block_with_hidden_jobs_is_not_submitted_forever(desk: KeeperHarness) ->
         "submit has not answered for 30 s",
         "",
     ]
-    desk.order(B1)  # until an answer, each later block has one try
+    desk.order(B1)  # until the batch system answers, each later block is tried once
     until_submitted(desk, times=99)
     assert desk.batch.submitted == [B0] * MOST_UNANSWERED + [B1]
     assert told(desk.said)[-1][:2] == (B1, REFUSED)
@@ -344,7 +344,7 @@ def test_running_job_is_kept_if_a_block_has_two_jobs(
     assert desk.batch.cancelled == [first] * cancelled
 
 
-def test_manager_is_told_of_a_job_of_an_unknown_block(desk: KeeperHarness) -> None:
+def test_job_of_an_unknown_block_is_reported_to_the_manager(desk: KeeperHarness) -> None:
     stray = desk.batch.put(B2, BatchJobStatus(RUNNING, "on n1"))
     assert desk.settle() == [BlockUpdate(B2, RUNNING, stray, "on n1", source="lab")]
     assert not desk.batch.cancelled
@@ -435,7 +435,7 @@ def test_missing_batch_system_refuses_blocks(desk: KeeperHarness) -> None:
     assert desk.keeper.end(until=desk.clock.now) == []
 
 
-def test_exception_of_a_provider_is_trouble(desk: KeeperHarness, caplog: pytest.LogCaptureFixture) -> None:
+def test_exception_of_a_provider_is_reported_as_trouble(desk: KeeperHarness, caplog: pytest.LogCaptureFixture) -> None:
     desk.order(B0)
 
     def broken(jobs: object) -> dict[str, BatchJobStatus]:

@@ -201,7 +201,7 @@ def test_refusal_and_outage_are_distinguished(world: World, kind: ProviderKind) 
 
 
 @pytest.mark.parametrize("kind", [ProviderKind.PBS, ProviderKind.GRID_ENGINE], ids=lambda kind: kind.value)
-def test_unreadable_answer_is_trouble(world: World, kind: ProviderKind) -> None:
+def test_unreadable_answer_is_reported_as_trouble(world: World, kind: ProviderKind) -> None:
     world.put("qstat", "echo '<<<'")
     with pytest.raises(BatchTrouble, match="printed something that cannot be read"):
         world.batch.query(["1"])

@@ -38,7 +38,7 @@ class Limiter:
 
 
 class LimitedBatch(ToyBatch):
-    """A batch system with a request limit. The pacer counts requests like commands; all sources share one listing."""
+    """A batch system that limits requests. The pacer counts its requests as commands; all sources share one listing."""
 
     def __init__(self, limiter: Limiter, pacer: Pacer) -> None:
         super().__init__()

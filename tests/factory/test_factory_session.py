@@ -1,4 +1,4 @@
-"""Run programs on a batch system. Only Slurm is fake and runs jobs on this machine."""
+"""Run programs on a batch system. Only Slurm is fake; it runs jobs on this machine."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def test_missing_slurm_conf_is_an_outage_and_not_a_refusal(batch: SlurmBatch, sl
         batch.submit(B7)
 
 
-def test_sbatch_without_a_job_id_in_its_output_is_trouble(batch: SlurmBatch, slurm: FakeSlurm) -> None:
+def test_sbatch_output_without_a_job_id_is_reported_as_trouble(batch: SlurmBatch, slurm: FakeSlurm) -> None:
     slurm.fault("sbatch", code=0, err="sbatch: everything is fine")
     with pytest.raises(BatchTrouble, match="no unique job id"):
         batch.submit(B7)
@@ -152,7 +152,7 @@ def test_job_that_squeue_omits_has_the_state_of_scontrol(batch: SlurmBatch, slur
     for state in ("PENDING", "RUNNING"):
         for job in jobs:
             slurm.put(job, state=state, forgotten="squeue", nodes="n1", reason="Resources")
-        for some in (jobs[:1], jobs):  # one by one, or with one command
+        for some in (jobs[:1], jobs):  # first one job, then all jobs in one command
             looks = batch.query(some)
             assert [look.phase.value.upper() for look in looks.values()] == [state] * len(some)
             assert not any(look.absent for look in looks.values())

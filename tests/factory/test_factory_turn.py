@@ -195,7 +195,7 @@ def hanging_file(folder: SessionFolder, tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def let_go(file: Path) -> None:
-    """Release threads that wait for the file content: these threads read an empty file and continue."""
+    """Release threads that wait for content of the file. The threads read an empty file and continue."""
     writer = os.open(file, os.O_RDWR)
     file.unlink()
     file.touch()

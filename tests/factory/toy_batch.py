@@ -39,7 +39,7 @@ class ToyBatch:
         self.jobs[job], self.statuses[job] = BlockId(block), look
         return job
 
-    def submit(self, block: BlockId, allowed: AllowedNodes = ANYWHERE) -> str:  # as in `Batch`
+    def submit(self, block: BlockId, allowed: AllowedNodes = ANYWHERE) -> str:  # as in the protocol `Batch`
         self._answer()
         if self.refuses:
             raise SubmissionRefused(self.refuses)

@@ -12,7 +12,7 @@ import stoker
 
 @pytest.fixture
 def world(tmp_path) -> Iterator[World]:
-    """The folders and processes of one test, which may leave neither."""
+    """The folders and processes of one test, which must leave no file or process."""
     with World(tmp_path / "world").entered() as world:
         yield world
 
@@ -31,7 +31,7 @@ def session(world):
 
 @pytest.fixture(scope="module")
 def shared(shared_world):
-    """A session shared by the tests of one file, which must not change the session."""
+    """A session that the tests of one file share and must not change."""
     with stoker.load(run_dir=str(shared_world.runs)) as session:
         until(lambda: session.status().pilots, why="the first pilot")
         yield session

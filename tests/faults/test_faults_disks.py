@@ -56,7 +56,7 @@ def test_node_with_a_small_disk_loses_no_call_and_is_reported(session, tmp_path)
         until(lambda: len(session.status().pilots) == 2, why="both pilots")
         futures = [wait(number) for number in range(8)]
 
-        def disks() -> list[tuple[str, str]]:  # only trouble with the disk: the session may also report a busy machine
+        def disks() -> list[tuple[str, str]]:  # omit other trouble, because the session may also report a busy machine
             return [(name, said) for name, said in session.status().trouble.items() if "No space left" in said]
 
         [(name, said)] = until(disks, why="the small disk is reported")

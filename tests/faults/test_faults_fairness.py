@@ -30,14 +30,14 @@ def site(tmp_path):
 
 
 @pytest.mark.long
-def test_app_that_kills_its_pilots_is_poison_and_good_calls_end(world, tmp_path, site):
+def test_app_that_kills_its_pilots_fails_and_other_calls_complete(world, tmp_path, site):
     log = str(tmp_path / "log")
 
     @stoker.app()
     def murder():
         note(log, "bad")
         me = os.getpid()
-        while me > 1:  # the library's ancestors: its zygote, then its agent
+        while me > 1:  # walk from the library to its ancestors: the zygote, then the pilot
             with open(f"/proc/{me}/cmdline", "rb") as file:
                 if b"stoker.pilot.main" in file.read():
                     os.kill(me, signal.SIGKILL)
@@ -87,14 +87,15 @@ def test_call_longer_than_the_walltime_fails_after_two_tries(world, site, monkey
 
     with stoker.load(site, run_dir=str(world.runs), strategy_period=0.2):
         endless, steps = long(), saves()
-        # The message names the seconds of 8 that were left at the pilot's hello. A late try does not count.
+        # The message names the walltime that is left at the pilot's hello: 6 to 8 of 8 s. A try that starts late in a
+        # walltime does not count.
         said = r"cut off by the [678]\.\d s walltime, (twice|\d times); raise \[provider\]"
         with pytest.raises(errors.CallTimeoutError, match=said):
             endless.result(100)
         assert steps.result(100) > 0
 
 
-def test_short_calls_do_not_wait_behind_a_long_one(world, site):
+def test_short_calls_do_not_wait_behind_a_long_call(world, site):
     @stoker.context(memory="100 MB")
     def box():
         return 1

@@ -48,7 +48,7 @@ def interrupts(context, what, log):
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_exception_of_a_function_is_raised_and_its_context_stays(shared, tmp_path, function, kind, said):
+def test_function_exception_is_raised_and_its_context_stays_loaded(shared, tmp_path, function, kind, said):
     recipe = hot(str(tmp_path / "log"))
     bad, good = (stoker.app(context=recipe)(each) for each in (function, stays))
     futures = [good(number, "") for number in range(10)]
@@ -90,7 +90,7 @@ def hangs_up(context, what, log):
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_poison_call_among_good_calls_fails_alone(shared, tmp_path, poison, said, facts):
+def test_call_that_kills_its_library_twice_fails_alone(shared, tmp_path, poison, said, facts):
     log = str(tmp_path / "log")
     recipe = hot(log)
     bad, good = (stoker.app(context=recipe)(each) for each in (poison, stays))

@@ -46,7 +46,7 @@ def work(context, number, folder, held=None):
             peer = socket.create_connection((host, int(port)), timeout=20)
         peer.settimeout(20)
         first = saved_state(0) if place.rank == 0 else 0
-        if first >= STEPS:  # an earlier run reported the last checkpoint, but not the end
+        if first >= STEPS:  # an earlier run reported the last checkpoint and was lost before its end
             peer.close()
             return number
         with peer, open(Path(folder) / f"call-{number}-rank-{place.rank}", "a") as log:

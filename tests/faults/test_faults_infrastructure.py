@@ -1,4 +1,4 @@
-"""A call that fails because of a disk, device or network is retried on another pilot; a user error is not retried."""
+"""A call that fails because of a disk, device or network is retried on another pilot. A user error is not retried."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ print("ended", flush=True)
 
 
 def interrupt(program, *, times=1):
-    """Press Ctrl-C `times` times; return the program's further output, and the seconds until it ends."""
+    """Send Ctrl-C `times` times. Return the further output of the program, and the seconds until its end."""
     started = time.monotonic()
     for turn in range(times):
         try:

@@ -48,7 +48,7 @@ class Work:
 
     @contextmanager
     def crash(self) -> Iterator[None]:
-        """Kill the manager after the body has changed its journal."""
+        """Kill the manager after the `with` block has changed its journal."""
         manager = self.world.manager()
         kill([manager], signal.SIGSTOP)
         yield

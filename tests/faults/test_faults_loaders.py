@@ -65,7 +65,7 @@ def downloads():
     ("loader", "needs", "said", "printed", "fact"),
     [
         (raises, {}, "raised OSError: weights.bin is not a checkpoint", "reading the weights", {}),
-        # The time limit starts with the request for the process, which needs time to reach the loader.
+        # The time limit includes the start of the process, which needs time to reach the loader.
         (hangs_in_c, {"load_limit": "4 s"}, "raise load_limit", "waiting for a lock", {}),
         (eats, {"memory": "200 MB"}, "of memory and declares 200 MB", "reading the weights", {}),
         (exits, {}, "raised SystemExit: no GPU here", "giving up", {}),

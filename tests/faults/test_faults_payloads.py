@@ -105,7 +105,7 @@ class UnopenableHere:
 
 
 class LeavesHere:
-    """An object that ends every other process which unpickles the object."""
+    """Unpickling this object ends the process, unless the process made the object."""
 
     def __init__(self):
         self.home = os.getpid()

@@ -29,7 +29,9 @@ SIZE = f"{int(0.6 * DEVICE_BYTES)} B"  # the device fits one library and a sleep
 
 @stoker.context(memory=SIZE)
 def table(folder, name):
-    """Load a context that logs its events. Files such as `slow-wake` in the folder change its behaviour."""
+    """Load a context that logs its events. Files in the folder (for example `slow-wake`) change the context's
+    behaviour.
+    """
 
     class Table:
         def __init__(self):

@@ -13,7 +13,7 @@ import stoker
 from stoker.errors import StreamDiffersError
 
 COUNT, HELD = 600, 500
-"""Yield `COUNT` pieces. From piece `HELD` on, wait for the test."""
+"""Yield `COUNT` pieces. Before piece `HELD`, wait for the file `go`."""
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from polling import PATIENCE_S, polls
 T = TypeVar("T")
 
 STAYS = frozenset({"cache", "environments", "snapshots", "alive"})
-"""Names of files on pilot disks that outlive a session (`stoker caches`), with the lock file."""
+"""Names on pilot disks that outlive a session: the caches (`stoker caches`) and the lock file."""
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -101,7 +101,7 @@ class World:
 
     @contextmanager
     def entered(self, *, limit_s: float = PATIENCE_S, folders: bool = True) -> Iterator[World]:
-        """Use this world in the current process; on exit no process or file may be left (see `empty`)."""
+        """Use this world in the current process. On exit, every process and file must be gone (see `empty`)."""
         before = {name: os.environ.get(name) for name in self.environ}
         os.environ.update(self.environ)
         try:

@@ -51,7 +51,7 @@ def test_full_disk_keeps_the_old_file_and_leaves_no_temporary_file(tmp_path: Pat
     assert names(tmp_path) == ["facts.json"]
 
 
-def test_draft_has_its_files_suffix_and_is_removed_on_interrupt(tmp_path: Path) -> None:
+def test_temporary_file_keeps_the_suffix_and_is_removed_on_interrupt(tmp_path: Path) -> None:
     path = tmp_path / "plot.svg"
     path.write_text("before")
 

@@ -73,7 +73,7 @@ def test_manager_runs_calls_after_receiving_random_frames(role: str, manager: Ma
 
 
 def test_pilot_runs_calls_after_receiving_random_frames(tmp_path: Path) -> None:
-    """Return damaged messages of the manager that no pilot can read."""
+    """Send a real pilot damaged manager messages that it cannot read."""
     manager = FakeManager(tmp_path)
     try:
         process = manager.start_pilot()

@@ -1,4 +1,4 @@
-"""Random events of valid types never raise in the manager core (see `benchmarks.reliability.fuzz_manager`).
+"""The manager core raises no exception on random events of valid types (see `benchmarks.reliability.fuzz_manager`).
 STOKER_FUZZ_EVENTS sets the number of events.
 """
 

@@ -1,4 +1,4 @@
-"""Readers of outside bytes raise only declared errors on damaged input. `make fuzz` runs millions of inputs."""
+"""Readers of bytes from outside raise only declared errors on damaged input. `make fuzz` runs millions of inputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COUNT, SEED = 100, 11
 
 
 def readers() -> list[str]:
-    """Return the names of the readers. The folder is not used."""
+    """`targets` requires a folder, which stays unused."""
     with tempfile.TemporaryDirectory() as place:
         return [target.name for target in targets(Path(place), seed=SEED)]
 

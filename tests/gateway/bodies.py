@@ -4,7 +4,7 @@ from pydantic import BaseModel
 
 
 def strict(read: BaseModel) -> BaseModel:
-    """Return what was read; refuse unknown fields."""
+    """Return the parsed body; fail on unknown fields."""
     assert not list(_unknown(read, type(read).__name__))
     return read
 

@@ -1,4 +1,4 @@
-"""A headless browser, driven over Chrome's DevTools protocol by two pipes."""
+"""Control a headless browser over two pipes with Chrome's DevTools protocol."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def headless(profile: Path) -> Iterator[BrowserPage]:
     our_start, from_browser = os.pipe()
 
     def give_pipes() -> None:
-        """The browser reads from descriptor 3 and writes to 4. Copy first, because dup2 may close the other pipe."""
+        """The browser reads from descriptor 3 and writes to 4. Copy the pipes first, because dup2 may close a pipe."""
         low, high = os.dup(to_browser), os.dup(from_browser)
         os.dup2(low, 3)
         os.dup2(high, 4)
@@ -49,7 +49,7 @@ def headless(profile: Path) -> Iterator[BrowserPage]:
 
 
 class BrowserPage:
-    """A browser page. `errors`: exceptions of its scripts, and errors on its console."""
+    """A browser page. `errors`: exceptions of the page's scripts, and errors on the page's console."""
 
     def __init__(self, out: BinaryIO, come: BinaryIO) -> None:
         self._out = out

@@ -55,7 +55,7 @@ def client(gateway):
 
 @pytest.fixture
 def key(world):
-    """A function that makes keys; all keys are removed afterwards."""
+    """Return a function that makes keys; remove the keys afterwards."""
     made = itertools.count()
 
     def make(*options, name=""):

@@ -9,7 +9,7 @@ from polling import PATIENCE_S
 
 
 def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run a test's coroutine in an event loop of its own."""
+    """Run the coroutine of a test in a separate event loop."""
 
     @functools.wraps(test)
     def run(*args: Any, **fixtures: Any) -> None:

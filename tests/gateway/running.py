@@ -65,12 +65,12 @@ keep_alive = "1 s"
 
 
 def until(true: Callable[[], T], *, why: str) -> T:
-    """Wait for a true value, as long as a busy machine needs; return it."""
+    """Wait for a true value, with the limit for a busy machine; return the value."""
     return wait_until(true, limit_s=LIMIT_S, why=why)
 
 
 class RunningGateway:
-    """`stoker serve` with a site file and a models file in `folder`, or only a models file."""
+    """Run `stoker serve` in `folder` with the named files, by default a site file and a models file."""
 
     def __init__(self, folder: Path, *files: str) -> None:
         self.folder = folder
@@ -85,7 +85,7 @@ class RunningGateway:
             write_tiny_model(folder / "models" / "tiny")
 
     def start(self, *options: str) -> None:
-        """Start the gateway: first on a reserved port, later on the port that it has kept."""
+        """Start the gateway: first on a reserved port, later on the port of the first start."""
         self.said = []
         if self._process is None and not {"--port", "--uds"} & set(options):
             options = (*options, "--port", str(free_port()))
@@ -151,7 +151,7 @@ def _read(process: subprocess.Popen[str], said: list[str]) -> None:
 
 
 def stoker(*words: str) -> str:
-    """Return what `stoker WORDS` prints. It runs in this process, which has the world's environment."""
+    """Return what `stoker WORDS` prints. The command runs in this process with the environment of `world`."""
     return Stoker().ok(*words).stdout
 
 

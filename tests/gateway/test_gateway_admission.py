@@ -38,7 +38,7 @@ def after_traffic(*, servers, service_s, gap_s, count=200, seed=1):
 
 def test_first_token_forecast_equals_the_waiting_time_in_the_queue():
     first = after_traffic(servers=1, service_s=0.5, gap_s=0.55)
-    for before in (0, 2, 5):  # half a second each, and the running request has begun some time ago
+    for before in (0, 2, 5):  # each request takes 0.5 s, and the running request has already begun
         assert first.expected_s(before) == pytest.approx((before + 0.75) * 0.5, abs=0.3)
 
 
@@ -86,7 +86,7 @@ def test_forecast_includes_the_sessions_queue():
     assert forecast(HOT, FirstTokens()).later_s(0.001) == 0.0
 
 
-def test_objective_that_an_idle_model_cannot_meet_refuses_nothing():
+def test_objective_below_the_idle_time_refuses_no_request():
     first = after_traffic(servers=1, service_s=0.5, gap_s=0.55)
     for _ in range(4):
         first.begin()
@@ -98,7 +98,7 @@ def test_objective_that_an_idle_model_cannot_meet_refuses_nothing():
 def test_requests_are_refused_while_the_journal_is_unwritable():
     models = ServedModels({"m": ModelSettings(path="m")})
     watch = SessionWatch(None, models)
-    watch._asked_at = float("inf")  # the watch is not queried: its last answer counts as fresh
+    watch._asked_at = float("inf")  # the watch sends no query, and treats its last answer as recent
     why = "the journal cannot be written (No space left on device)"
     for trouble in ({"journal": why}, {}):
         watch.status = msgspec.structs.replace(STATUS, trouble=trouble)

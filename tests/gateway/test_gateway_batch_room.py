@@ -29,7 +29,7 @@ SLEEPS = "import time; time.sleep(60)"
 
 
 class Room:
-    """Resources (for example the disk), each full until the test releases it."""
+    """Resources, for example the disk; resources in `lacking` raise errors."""
 
     def __init__(self) -> None:
         self.lacking: dict[str, int] = {}
@@ -42,7 +42,7 @@ class Room:
 
 
 class SmallBatches(Batches):
-    """Batches whose `stoker batch` is a small program, with their resources."""
+    """Batches that run a small program as `stoker batch`, with the resources `room`."""
 
     def __init__(self, folder: Path, room: Room, program: str) -> None:
         super().__init__(folder / "batches", CrowdedStore(folder / "files", room), models=Path("m.toml"), session="s")

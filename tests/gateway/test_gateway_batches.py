@@ -29,7 +29,7 @@ def test_file_is_visible_to_its_owner_alone(tmp_path):
 def test_old_files_are_removed_unless_a_running_batch_reads_them(tmp_path):
     batches = Batches(tmp_path / "batches", FileStore(tmp_path / "files"), models=tmp_path / "m.toml", session="s")
     used, unused = (batches.files.add(b"x", filename="x", purpose="batch", owner="") for _ in range(2))
-    (tmp_path / "files" / ("file-" + "0" * 24)).mkdir()  # an empty folder, as an interrupted upload leaves it
+    (tmp_path / "files" / ("file-" + "0" * 24)).mkdir()  # an interrupted upload leaves an empty folder
     then = used.created_at
     for id, status in (("1" * 24, "in_progress"), ("2" * 24, "completed")):
         batches._keep(

@@ -1,5 +1,5 @@
-"""Clients with keys, limits and usage, of other sites, and of third parties; wide embeddings, unusual histories,
-options that an engine lacks, request ids.
+"""Test clients of a gateway: keys, limits, usage, other sites, packages of third parties, wide embeddings, unusual
+histories, missing engine options, request ids.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def write_models():
         (models / "broken" / "model.safetensors").write_bytes(b"x" * 100)
         write_tiny_model(models / "wide", width=WIDTH, layers=1)
         write_tiny_model(models / "cold", seed=1)
-        write_tiny_model(models / "short", longest=4096)  # ends at random: openai-agents refuses a text that was cut
+        write_tiny_model(models / "short", longest=4096)  # texts end early: openai-agents refuses truncated texts
         (folder / "models.toml").write_text(MODELS + MORE)
 
     return write
@@ -132,7 +132,7 @@ def test_usage_counts_each_request_with_its_tokens(gateway, key):
         assert is_refused(ana, "concurrent_requests")
         left.close()
         until(lambda: not is_refused(ana, "concurrent_requests"), why="the place of the stream is free")
-        keys("set", "ana")  # removes the limit: a request keeps its place for a moment after its answer
+        keys("set", "ana")  # remove the limit, because a request counts for a moment after its answer
         answers = [chat(ana).usage, chat(ana, n=2).usage]
         *_, last = chat(ana, stream=True, stream_options={"include_usage": True})
         answers.append(last.usage)
@@ -267,7 +267,7 @@ def test_bytes_of_the_returned_tokens_join_to_the_text(client):
     stream = client.chat.completions.create(model="small", **options, stream=True)
     found = whole.choices[0].logprobs.content
     pieces = [one for chunk in stream if chunk.choices[0].logprobs for one in chunk.choices[0].logprobs.content]
-    ends = whole.choices[0].finish_reason == "stop"  # the end token does not count
+    ends = whole.choices[0].finish_reason == "stop"  # the end token is not part of the text
     text = b"".join(bytes(one.bytes) for one in (found[:-1] if ends else found))
     assert text.decode(errors="replace") == whole.choices[0].message.content
     assert any(one.token == "\N{REPLACEMENT CHARACTER}" for one in found)
@@ -292,11 +292,11 @@ def test_wrong_option_is_refused_without_a_load(client, gateway):
 # ---- clients of third parties
 
 OTHERS_PYTHON = os.environ.get("STOKER_CLIENTS_PYTHON", "")
-"""The Python of an environment with the clients of .ci/clients.txt, whose requirements exclude Stoker's."""
+"""The Python of an environment with the clients of .ci/clients.txt, whose requirements conflict with Stoker's."""
 
 
 def example_in(text, *parts):
-    """Return the first Python block of a published text that has all parts."""
+    """Return the first Python block of a published text that contains all `parts`."""
     blocks = [textwrap.dedent(block) for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL)]
     return next(block for block in blocks if all(part in block for part in parts))
 
@@ -307,7 +307,9 @@ def readme_of(package, python=sys.executable):
 
 
 def run_example(gateway, code, *, model="gpt-5.5", python=sys.executable, **settings):
-    """Run a published program: only its environment names the gateway. Check that the model answered it."""
+    """Run a published program unchanged. Only its environment names the gateway. Check that the model answered the
+    program.
+    """
     env = {**os.environ, "OPENAI_BASE_URL": f"{gateway.url}/v1", "OPENAI_API_KEY": "none", **settings}
     before = model_of(gateway, model)["requests"]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""A gateway's surroundings: its session, restarts, other gateways, keys, the page in a browser, and a model's `max` and
+"""Test a gateway's session, restarts, keys and browser page, other gateways, and the model settings `max` and
 `keep_alive`.
 """
 
@@ -44,7 +44,7 @@ path = "models/tiny"
 """
 IDLE_S = 6.0
 MOST = 30_000
-"""Tokens of a text, which takes the model minutes."""
+"""Tokens of a text that the model needs minutes to write."""
 OVERFLOW = "document.documentElement.scrollWidth - innerWidth"
 
 
@@ -134,7 +134,8 @@ def test_wrong_addresses_and_certificates_are_refused(world, certificate, tmp_pa
 
 @pytest.fixture
 def beside(gateway):
-    """Return a function that starts another gateway on the first gateway's session. Stop them after the test."""
+    """Return a function that starts another gateway on the first gateway's session. Stop these gateways after the test.
+    """
     made = []
 
     def start(name, *options):
@@ -177,7 +178,7 @@ def test_gateway_uses_its_certificate_and_allowed_sites(gateway, beside, certifi
         httpx.get(f"{secure.url}/health", timeout=LIMIT_S)
     with pytest.raises(httpx.RemoteProtocolError):
         httpx.get(f"{secure.url.replace('https', 'http')}/health", timeout=LIMIT_S)
-    key()  # without keys no page of another site may ask
+    key()  # pages of other sites may send requests only if a key exists
     with httpx.Client(base_url=secure.url, verify=ssl.create_default_context(cafile=cert), timeout=LIMIT_S) as http:
         named, other = (http.options(CHAT, headers=preflight_of(site)) for site in (SITE, "https://other.example"))
     assert named.headers["access-control-allow-origin"] == SITE
@@ -186,8 +187,8 @@ def test_gateway_uses_its_certificate_and_allowed_sites(gateway, beside, certifi
 
 @pytest.mark.long
 def test_gateway_keeps_idle_connections_longer_than_clients_do(gateway):
-    """HTTPX keeps a connection for 5 s after its last request. A gateway that closes the connection earlier may lose a
-    request.
+    """HTTPX keeps an idle connection for 5 s after the last request. A gateway that closes the connection earlier may
+    lose a request.
     """
     address = httpx.URL(gateway.url)
     connection = http.client.HTTPConnection(address.host, address.port, timeout=LIMIT_S)
@@ -317,5 +318,5 @@ def test_model_with_max_one_gets_no_second_library(gateway):
             if all(one.done() for one in asked):
                 break
     assert all(one.result().choices for one in asked)
-    assert max(seen) <= 1  # a sample may miss the library; the count below does not
+    assert max(seen) <= 1  # a sample may miss a library, so the loads are counted below
     until(lambda: loads() == before + 1, why="one load served them all")

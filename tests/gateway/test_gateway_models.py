@@ -1,6 +1,6 @@
-"""Tools, `/v1/responses`, the tokens of a text, echoed prompts, adapters and scores of a running gateway.
+"""Test a running gateway: tools, `/v1/responses`, tokens of a text, echoed prompts, adapters and scores.
 
-A random model calls a tool only where a schema holds it.
+A random model calls a tool only if a schema forces the call.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def test_error_for_a_wrong_tokenize_request_names_the_field(http, address, body,
 
 PROMPTS = ["Paris lies in France.", "Water boils at 100 °C, on most days", "x"]
 ECHO = {"model": "small", "max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": True, "seed": 1234}
-"""What lm-eval sends for log-likelihoods."""
+"""Options of lm-eval for log-likelihoods."""
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +206,7 @@ def tokenizer(gateway):
 
 def test_echoed_prompt_has_the_log_likelihoods_of_transformers(client, own, tokenizer):
     rows = [tokenizer(prompt)["input_ids"] for prompt in PROMPTS]
-    with ThreadPoolExecutor(8) as threads:  # batched with requests that write
+    with ThreadPoolExecutor(8) as threads:  # these requests write texts in the same batches
         others = [
             threads.submit(client.completions.create, model="small", prompt=prompt, max_tokens=30)
             for prompt in PROMPTS * 3
@@ -242,7 +242,7 @@ def test_echo_without_new_tokens_is_the_prompt(client):
 
 
 @pytest.mark.parametrize(("most", "logprobs"), [(0, None), (5, 2)])
-def test_streamed_echo_equals_the_whole_one(client, most, logprobs):
+def test_streamed_echo_equals_the_unstreamed_echo(client, most, logprobs):
     asked = {**ECHO, "max_tokens": most, "prompt": PROMPTS[:2], "logprobs": logprobs}
     whole = client.completions.create(**asked)
     chunks = list(client.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
@@ -275,7 +275,7 @@ def test_best_of_returns_the_likeliest_of_its_candidates(client):
     assert [choice.text for choice in best.choices] == [choice.text for each in expected for choice in each]
     assert [choice.logprobs for choice in best.choices] == [None] * 4
     assert [choice.index for choice in best.choices] == [0, 1, 2, 3]
-    assert best.usage == every.usage  # all candidates count
+    assert best.usage == every.usage  # the usage counts the tokens of all candidates
 
 
 # ---- a base and its adapters
@@ -330,7 +330,7 @@ def test_adapters_are_listed_with_their_base(http):
     assert {name: base for name, base in listed.items() if base} == dict.fromkeys(("legal", "soft", "damaged"), "base")
 
 
-def test_request_too_long_beside_a_soft_prompt_is_refused(http):
+def test_request_too_long_with_its_soft_prompt_is_refused(http):
     body = {"model": "soft", "prompt": PROMPT, "max_tokens": 2048 - len(PROMPT) - 4}
     answer = http.post("/v1/completions", json=body, timeout=LIMIT_S)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")

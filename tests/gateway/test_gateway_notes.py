@@ -94,7 +94,7 @@ async def test_unwritable_note_is_logged_once(tmp_path, monkeypatch, caplog) -> 
     pytest.importorskip("starlette")
     from stoker.apps.gateway import http
 
-    (tmp_path / "gateways" / "models-1f.json").mkdir(parents=True)  # a folder where the gateway would write its note
+    (tmp_path / "gateways" / "models-1f.json").mkdir(parents=True)  # a folder blocks the path of the gateway's note
     tries: list[object] = []
     monkeypatch.setattr(http, "WRITTEN_EVERY_S", 0.01)
     monkeypatch.setattr(http, "write_gateway_note", lambda *note: tries.append(note) or write_gateway_note(*note))
@@ -107,7 +107,7 @@ async def test_unwritable_note_is_logged_once(tmp_path, monkeypatch, caplog) -> 
 
 
 @pytest.mark.parametrize("kept", [b"", b"\xff\xfe", b'{"address": 3}', b"[1]"])
-def test_unreadable_note_is_left_out(tmp_path, kept: bytes) -> None:
+def test_unreadable_gateway_note_is_omitted(tmp_path, kept: bytes) -> None:
     write_gateway_note(tmp_path, "models-1f", NOTE)
     (tmp_path / "gateways" / "bad.json").write_bytes(kept)
     assert len(read_gateway_notes(SessionFolder(tmp_path))) == 1

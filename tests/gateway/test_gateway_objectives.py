@@ -1,4 +1,4 @@
-"""Under `slinfer` the session's policy admits requests, by the objectives of models.toml and of a request's headers."""
+"""Under the policy `slinfer`, a session admits requests by their objectives in models.toml and request headers."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def request(text: str = "one two three", *, most: int = 0) -> ApiRequest:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("tiny") / "model"
-    write_tiny_model(path)  # each of its tokens is a letter
+    write_tiny_model(path)  # every token is one letter
     return path
 
 
@@ -127,7 +127,7 @@ def test_prompt_is_estimated_without_a_usable_tokenizer(tmp_path, caplog, tokeni
 @pytest.mark.parametrize(
     "setting", ['ttft = "0 s"', "ttft = 0", 'tpot = "0 ms"', 'ttft = "2 d"', 'kind = "embedding"\ntpot = "1 s"']
 )
-def test_impossible_objective_is_refused_in_the_file(tmp_path, setting):
+def test_impossible_objective_in_the_models_file_is_refused(tmp_path, setting):
     with pytest.raises(
         ConfigError, match=r"models.toml: .*\[models.m\].* (more than 0 and at most a day|models that generate text)"
     ):
@@ -137,9 +137,9 @@ def test_impossible_objective_is_refused_in_the_file(tmp_path, setting):
 @pytest.mark.parametrize(
     ("ttft_s", "comes_at_s", "in_time"),
     [
-        (1.0, [0.1, 1.05, 1.15], True),  # the first token was early: a reader at the wanted pace has waited for none
-        (1.0, [0.1, 1.15, 1.16], False),  # the second token was due at 1.1 s; the mean time per token is below 0.1 s
-        (0.0, [0.5, 0.59, 0.69], True),  # without a time to first token, further ones are due after the first
+        (1.0, [0.1, 1.05, 1.15], True),  # these tokens are due at 1.0, 1.1 and 1.2 s
+        (1.0, [0.1, 1.15, 1.16], False),  # late: the second token was due at 1.1 s
+        (0.0, [0.5, 0.59, 0.69], True),  # without a TTFT objective, later tokens are due after the first token
         (0.0, [0.5, 0.65, 0.66], False),
     ],
 )
@@ -200,7 +200,7 @@ def test_objective_headers_are_refused_if_the_policy_ignores_them():
         read_objective_headers(asked, honoured=frozenset())
 
 
-def test_dropped_call_says_when_to_retry():
+def test_error_of_a_dropped_call_says_when_to_retry():
     error = CallDroppedError("call c-1: ...", call="c-1", reason="its first token would be late", retry_after_s=2.5)
     refusal = refusal_of(error)
     assert (refusal.retry_after_s, refusal.status, refusal.code) == (2.5, 503, "objective_unreachable")

@@ -1,5 +1,5 @@
-"""A gateway with OpenAI's client: answers, errors, slow and leaving clients, figures, batches. Every body matches
-OpenAI's types exactly. Bodies are read from the wire, because OpenAI's client checks nothing.
+"""Test a gateway with OpenAI's client: answers, errors, slow readers, disconnects, metrics and batches. Every body
+matches OpenAI's types exactly. Bodies are read from the wire, because OpenAI's client checks nothing.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ path = "models/endless"
 kind = "embedding"
 """
 ZYGOTE = "stoker.pilot.zygote"
-"""The command of libraries, which are forked from it."""
+"""The command line of the zygote and of its forked libraries."""
 MOST = 30_000
-"""Tokens of a text, which takes the model `endless` minutes."""
+"""Tokens of a text that the model `endless` needs minutes to write."""
 LEAVES_S = 0.3
 """Seconds without data after which a client leaves."""
 READS_EVERY_S = 0.05
 """Seconds between reads of the long stream: a slow reader saves the model work."""
 LOAD_S = 8.0
-"""Seconds of a load of these models. Their calls have as long to react to a stop: a busy machine needs it."""
+"""Seconds of a load of these models. Calls have the same time to react to a stop, because a busy machine needs it."""
 SETTLED_S = MOST_GRACE_S + 2.0
-"""Seconds after which a pilot has killed each library that still runs a stopped call."""
+"""Seconds after which a pilot has killed every library whose stopped call still runs."""
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_listed_models_have_openais_type(client, http):
     names = ["small", "vectors", "gone", "huge", "shy", "swift", "fleeting", "endless", "embedder"]
     assert [model["id"] for model in listed["data"]] == names
     for model in (*listed["data"], http.get("/v1/models/small").json()):
-        model.pop("max_model_len", None)  # vLLM's addition to OpenAI's model
+        model.pop("max_model_len", None)  # a field of vLLM that OpenAI's type lacks
         assert parsed(Model, model).owned_by == "stoker"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("other")
@@ -258,7 +258,7 @@ def test_answer_follows_its_json_schema_and_a_bad_schema_is_refused(client, stre
     assert refused.value.body["param"] == "response_format"
 
 
-def test_wrong_bodies_are_refused(http):
+def test_invalid_request_bodies_are_refused(http):
     for path, data, expected in (
         (CHAT, b"{", (400, "invalid_json")),
         (CHAT, b" " * 100_000_000, (413, "request_too_large")),
@@ -284,7 +284,7 @@ def test_request_that_would_be_late_is_refused_unless_it_may_wait(client):
     assert int(refused.value.response.headers["retry-after"]) > 0
     assert "its objective is 1.0 ms: it is" in refused.value.body["message"]
     assert chat(client, model="swift", extra_headers={"Prefer": "wait=86400"}).choices
-    assert text_of(chat(client, model="swift", stream=True))  # the model is loaded, and no request waits
+    assert text_of(chat(client, model="swift", stream=True))  # the model is loaded and idle, so the request is accepted
 
 
 # ---- clients that read slowly or leave
@@ -299,7 +299,7 @@ def test_slow_reader_delays_no_other_client(client, gateway):
 
 
 def body_of(kind, *, stream=False, max_tokens=MOST, count=1_200):
-    """`count`: short texts, so that the call can stop after each small batch of them."""
+    """`count`: number of short texts. The call can stop after each small batch of texts."""
     if kind == "embeddings":
         texts = ["paris lies in france " * 2] * count
         return "/v1/embeddings", {"model": "embedder", "input": texts, "encoding_format": "base64"}
@@ -466,7 +466,7 @@ def over(client, batch, *, status="completed"):
     return found
 
 
-def test_wrong_batch_is_refused(client):
+def test_invalid_batch_is_refused(client):
     assert over(client, begin(client, lines(1, url="/v1/embeddings")), status="failed").errors.data[0].message
     assert over(client, begin(client, b"\n"), status="failed").errors.data[0].message == "the file has no requests"
     with pytest.raises(openai.NotFoundError):

@@ -147,7 +147,7 @@ def test_key_is_kept_as_a_digest_in_a_private_file(tmp_path):
         file.add("ana", KeyLimits())
     with pytest.raises(ConfigError, match="is not a name for a key"):
         file.add("a b", KeyLimits())
-    file.remove("ana")  # the guard reads the change, and a file without keys admits no caller
+    file.remove("ana")  # the guard notices that the file has no keys, and refuses all callers
     with pytest.raises(RequestRefused, match="not valid"):
         guard.caller({"authorization": f"Bearer {key}"})
     with pytest.raises(ConfigError, match="there is no key ana; there are: none"):
@@ -296,7 +296,7 @@ def test_prompt_tokens_count_once_for_several_choices():
     assert done == DONE
 
 
-def test_each_chunk_has_the_tokens_so_far_if_asked():
+def test_each_chunk_counts_the_tokens_so_far_on_request():
     chunks = Chunks(endpoint=Endpoint.CHAT, name="n", model="m", created=1, per_prompt=1, usage=True, continuous=True)
     events = chunks.events(0, [TextBegun(3), "a", "b", TextEnded("stop", 2)]).decode().split("\n\n")[:-1]
     found = [json.loads(event.removeprefix("data: "))["usage"]["total_tokens"] for event in events]
@@ -382,7 +382,7 @@ def test_first_gateway_avoids_the_ports_of_stopped_gateways(tmp_path, monkeypatc
     place.take()
     with listen("127.0.0.1", 0, kept=0) as free:
         port = free.getsockname()[1]
-    # the place's gateway was killed: no process listens at its port
+    # no process listens at this port, as after the kill of a gateway
     place.keep(GatewayState(port=port, session="s1", pid=1))
     other = GatewayPlace("", tmp_path / "other.toml")
     other.take()
@@ -395,7 +395,7 @@ def test_first_gateway_avoids_the_ports_of_stopped_gateways(tmp_path, monkeypatc
 
 def test_unix_socket_is_private_and_replaces_that_of_a_dead_gateway(tmp_path):
     path = str(tmp_path / "s")
-    listen_on_path(path).close()  # as a killed gateway leaves the socket
+    listen_on_path(path).close()  # a killed gateway leaves such a socket
     with listen_on_path(path) as listener:
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
         with pytest.raises(ConfigError, match="in use"):
@@ -431,7 +431,7 @@ def asked_batch(**fields):
         ({"priority": 1}, "priority", "unknown_parameter"),
     ],
 )  # fmt: skip
-def test_wrong_batch_body_names_its_field(fields, param, code):
+def test_error_for_an_invalid_batch_body_names_the_field(fields, param, code):
     with pytest.raises(RequestRefused) as refused:
         read_batch(asked_batch(**fields))
     assert (refused.value.error.param, refused.value.error.code, refused.value.error.status) == (param, code, 400)

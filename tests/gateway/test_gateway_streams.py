@@ -1,4 +1,4 @@
-"""A stream's events without HTTP or a session: errors as status or event."""
+"""A stream's events without HTTP or a session; an error becomes a status or an event."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_stream_that_waits_for_a_piece_sends_comments(monkeypatch):
 
     async def pieces():
         yield b"data: 1\n\n"
-        await commented.wait()  # for example: the pilot is lost, and the call waits for another
+        await commented.wait()  # as when a pilot is lost and the call waits for another pilot
         yield b"data: 2\n\n"
 
     async def send(message):
@@ -139,7 +139,7 @@ async def test_stream_of_a_loaded_model_delays_its_headers_for_longer(monkeypatc
     fail = asyncio.Event()
 
     async def is_hot():
-        fail.set()  # the failure is later than the limit of a model that is not loaded
+        fail.set()  # the failure comes after the limit of an unloaded model
         return True
 
     answer = answer_of(fails(after=fail), is_hot=is_hot)
@@ -153,7 +153,7 @@ async def test_stream_of_a_loaded_model_delays_its_headers_for_longer(monkeypatc
     [(wire._FEW_STREAMS, False, 4), (wire._FEW_STREAMS + 1, False, 2), (wire._FEW_STREAMS + 1, True, 4)],
 )
 def test_quick_events_are_joined_in_many_streams(monkeypatch, streams, at_once, sent):
-    """With the pause of 1,000 s, the second event of each stream begins a pause that the test does not survive."""
+    """A pause between events lasts 1,000 s, so a stream that pauses sends no further event during the test."""
     monkeypatch.setattr(wire, "_APART_S", 1000.0)
 
     async def run():
@@ -174,7 +174,7 @@ def test_quick_events_are_joined_in_many_streams(monkeypatch, streams, at_once, 
         tasks = [asyncio.create_task(each) for each in asked]
         while min(map(len, bodies)) < sent:
             await asyncio.sleep(0)
-        for _ in range(100):  # turns of the loop, in each of which a stream could send
+        for _ in range(100):  # iterations of the event loop, in which a stream could send
             await asyncio.sleep(0)
         assert {len(each) for each in bodies} == {sent}
         for task in tasks:

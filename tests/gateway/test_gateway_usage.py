@@ -72,7 +72,7 @@ def test_counts_are_summed_by_key_model_and_day(file):
     assert file.read(UsageQuery(days[2], model="other")) == []
 
 
-def test_counts_of_more_than_400_days_ago_are_removed(file):
+def test_usage_counts_older_than_400_days_are_removed(file):
     old, kept = first_day("401d"), first_day("400d")
     file.add({(old, "ana", "small"): UsageCount(1), (kept, "ana", "small"): UsageCount(1)})
     assert [row.day for row in rows(file, UsageQuery("2000-01-01", by=("day",)))] == [kept]
@@ -234,7 +234,7 @@ def test_batches_share_the_limits_of_their_group(keys, tmp_path):
     assert [take_all(*each) for each in paces] == [1, 1]  # the token counts are still unknown
     for _, permits in paces:
         permits.end(100)
-    assert sum(take_all(*each) for each in paces) == 8  # 900 tokens for batches, of which 100 or 200 are used
+    assert sum(take_all(*each) for each in paces) == 8  # batches may use 900 tokens, and have used 100 or 200 tokens
 
 
 @in_loop

@@ -71,7 +71,7 @@ def connect(gateway):
                 one = stack.enter_context(closing(Connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))))
                 one.timeout, one.key = LIMIT_S, key
                 one.connect()
-                assert one.found("/health")  # a worker has accepted it
+                assert one.found("/health")  # a worker has accepted the connection
                 port = one.sock.getsockname()[1]
                 [worker] = [each for each in workers_of(gateway) if has_connection(each, port)]
                 found.setdefault(worker.pid, one)
@@ -134,7 +134,7 @@ def test_each_worker_shows_metrics_usage_and_files_of_all_workers(gateway, conne
 
 
 @pytest.mark.slow
-def test_limits_of_a_key_hold_over_all_workers(gateway, connect, key):
+def test_limits_of_a_key_apply_across_all_workers(gateway, connect, key):
     own = key("--concurrent", "1", "--requests-per-minute", "3")
     [(_, one), (_, two)] = connect(own)
     stream = one.ask("POST", CHAT, LONG)
@@ -154,7 +154,7 @@ def test_limits_of_a_key_hold_over_all_workers(gateway, connect, key):
 
 
 @pytest.mark.slow
-def test_killed_worker_breaks_its_streams_alone(gateway, connect, key):
+def test_killed_worker_breaks_only_its_own_streams(gateway, connect, key):
     own = key("--concurrent", "2")
     [(pid, one), (_, two)] = connect(own)
     assert one.read("POST", CHAT, SHORT)[0] == 200
@@ -173,7 +173,7 @@ def test_killed_worker_breaks_its_streams_alone(gateway, connect, key):
     until(lambda: "a worker of the gateway ended with -9" in "".join(gateway.said), why="the log has the death")
     until(lambda: f"by {NUMBER} workers, {before + 1} restart" in row_of_status(gateway), why="the gateway's note")
     [(_, one), (_, two)] = connect(own)
-    streams = [connection.ask("POST", CHAT, LONG) for connection in (one, two)]  # no place of the key is lost
+    streams = [connection.ask("POST", CHAT, LONG) for connection in (one, two)]  # the key's limit has lost no place
     assert [stream.status for stream in streams] == [200, 200]
 
 
@@ -196,8 +196,8 @@ def test_workers_end_with_a_killed_gateway(gateway, connect):
 def test_workers_end_with_a_gateway_that_is_stopped(gateway, connect, number):
     [(_, one), _] = connect()
     found = workers_of(gateway)
-    assert one.ask("POST", CHAT, LONG).readline()  # a stream that is open
-    found[0].suspend()  # and a worker that does not stop itself
+    assert one.ask("POST", CHAT, LONG).readline()  # one worker has an open stream
+    found[0].suspend()  # a suspended worker cannot stop by itself
     os.kill(gateway.pid, number)
     until(lambda: gateway.has_ended, why="the end of the gateway")
     assert not any(map(is_running, found))

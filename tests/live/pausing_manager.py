@@ -67,7 +67,7 @@ def stop_at(step: str, mark: Path) -> None:
 if __name__ == "__main__":
     step, mark = sys.argv[1], Path(sys.argv[2])
     compaction.LEAST_BYTES = 20_000
-    assert snapshot.write  # runs in the child process
+    assert snapshot.write  # `write` runs in the child process
     if step != "none":
         stop_at(step, mark)
     sys.exit(main.main(sys.argv[3:]))

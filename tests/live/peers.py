@@ -45,7 +45,7 @@ def session_folder(path: Path) -> SessionFolder:
 
 
 class Peer:
-    """A client or pilot with the real protocol over a real socket, which records all messages."""
+    """A client or pilot that speaks the real protocol over a real socket and records all messages."""
 
     def __init__(self, folder: SessionFolder, role: str, name: str, *, key: KeyPair | None = None) -> None:
         self.role, self.name = role, name
@@ -61,7 +61,7 @@ class Peer:
         self.sequence = 0
 
     def send(self, *messages: Any, numbered: bool = True, as_it_is: bool = False) -> bytes:
-        """Send a frame. The hello of a pilot declares all earlier frames acknowledged, unless `as_it_is`."""
+        """Send a frame. Unless `as_it_is`, a pilot's hello says that all earlier frames were acknowledged."""
         if isinstance(messages[0], say.PilotHello) and not as_it_is:
             messages = (msgspec.structs.replace(messages[0], acknowledged=self.sequence), *messages[1:])
         if numbered:
@@ -128,8 +128,8 @@ def welcomed(peers: Peers, *roles: str) -> list[Peer]:
 
 
 class Manager:
-    """A real manager process on a session folder; `script`: a program that runs a modified manager, with the
-    arguments `before` those of the manager.
+    """A real manager process in a session folder. `script`: a program that runs a modified manager; `before`: arguments
+    of the program before the manager's arguments.
     """
 
     def __init__(

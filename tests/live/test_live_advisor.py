@@ -134,7 +134,7 @@ def test_question_that_kills_the_advisor_twice_is_dropped(
     def given_up() -> bool:
         nonlocal now
         if made._process is not None and made._process.poll() is not None:
-            now += 10.0  # time passes only while no advisor runs, so that no advisor is killed for a slow start
+            now += 10.0  # advance the time only while no advisor runs, so a slow start is no timeout
         assert made.answers(now) == []
         return made.due_in_s == float("inf")
 

@@ -18,7 +18,7 @@ from stoker.protocol.session import SessionFolder
 
 @pytest.fixture
 def jump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], object]:
-    """Return a function that sets by how many seconds the clock of `manager` is fast."""
+    """Return a function that sets the clock of `manager` fast by a number of seconds."""
     ahead = tmp_path / "ahead"
     ahead.write_text("0")
     monkeypatch.setenv("CLOCK_AHEAD", str(ahead))

@@ -97,7 +97,7 @@ class Work:
                 self.pilot.send(say.LibraryReady(message.library, 0.1, 0.2))
             elif isinstance(message, to_pilot.RunCalls):
                 self.held += [spec.call for spec in message.calls]
-            elif isinstance(message, to_pilot.CancelCalls):  # calls of read but unacknowledged frames
+            elif isinstance(message, to_pilot.CancelCalls):  # calls of frames that were read but not acknowledged
                 self.held = [call for call in self.held if call not in message.calls]
                 frame = self.pilot.send(say.CallsReturned(message.library, message.calls))
                 self.ended.append((self.pilot.sequence, frame, []))

@@ -216,8 +216,8 @@ time.sleep(1)
 sockets.close()
 """
 CONNECTIONS = 1200
-"""Each connection makes two or three events. A pyzmq monitor buffers two thousand events; libzmq blocks with a held
-lock when the buffer is full.
+"""Each connection makes two or three events. The buffer of a pyzmq monitor holds 2,000 events; if it is full, libzmq
+blocks with a held lock.
 """
 
 

@@ -97,7 +97,7 @@ def test_silent_factory_is_reported_killed_and_replaced(
     other = turned.pid
     assert other != pid
     os.kill(other, signal.SIGSTOP)  # stop this factory, which would find no manager and exit
-    assert f"pid {other}" in turned.look(1)  # reported at once, because no factory has said hello since the first start
+    assert f"pid {other}" in turned.look(1)  # the report is immediate, because no factory has said hello
     turned.is_heard = True
     assert turned.look(10 * LIMIT_S) == ""
     assert turned.pid == other

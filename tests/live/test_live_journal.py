@@ -84,7 +84,7 @@ def test_heartbeats_without_news_are_not_written(manager: Manager, peers: Peers,
     def beat(**facts: int) -> int:
         before = client.sequence
         pilot.send(say.Heartbeat(**facts), numbered=False)  # type: ignore[arg-type]
-        client.send(say.Received(0))  # when this event is acknowledged, all events up to this event are in the journal
+        client.send(say.Received(0))  # its acknowledgement means that the journal has all events up to this event
         client.hear(to_client.Ack, where=lambda ack: ack.sequence > before)
         return sum(
             isinstance(message, say.Heartbeat)
@@ -173,7 +173,7 @@ def test_journal_is_readable_and_writable_after_arbitrary_damage(
     "body",
     [
         b"\x92\xcb" + bytes(8) + b"\x92\xa7noticed\xa2\xff\xfe",  # a text that is not UTF-8
-        b"\x92\xcb" + bytes(8) + b"\x92\xa7noticed" + b"\x91" * 4000,  # deeper than the reader accepts
+        b"\x92\xcb" + bytes(8) + b"\x92\xa7noticed" + b"\x91" * 4000,  # nested more deeply than the reader accepts
         b"\x92\xcb" + bytes(8) + b"\x92\xa5later\x01",  # an event of a later version
         b"\x92\xcb" + bytes(8),
     ],
@@ -226,7 +226,7 @@ def test_only_last_damaged_files_and_old_journals_are_kept(tmp_path: Path) -> No
     path = damaged(tmp_path)
     restore_manager(path, "test", default_policies())
     assert [kept.name[:22] for kept in sorted(tmp_path.glob("journal.damaged-*"))] == [
-        "journal.damaged-000001",  # the report of this journal would be reported again
+        "journal.damaged-000001",  # without this file the damage would be reported again
         "journal.damaged-000003",
         "journal.damaged-000004",
         "journal.damaged-000005",
@@ -384,7 +384,7 @@ def test_session_continues_after_its_journal_became_zero_bytes(path: Path) -> No
 def test_damaged_journal_file_after_the_file_in_use_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     written(path)
-    (tmp_path / "journal.000009").write_bytes(bytes(4096))  # a number after the file in use
+    (tmp_path / "journal.000009").write_bytes(bytes(4096))  # this number follows the number of the file in use
     came = restore_manager(path, "test", default_policies())
     assert (came.lost, came.notices) == (0, [])
 
@@ -405,7 +405,7 @@ def test_client_frames_after_a_lost_record_are_accepted(path: Path) -> None:
     book.close()
     ends = [end for end, _, record in scan(path) if not isinstance(record, SegmentHead)]
     data = bytearray(path.read_bytes())
-    data[ends[2] - 3] ^= 1  # damages the definition of f2
+    data[ends[2] - 3] ^= 1  # this byte is in the definition of f2
     path.write_bytes(data)
     core = restore_manager(path, "test", default_policies()).core
     assert core is not None

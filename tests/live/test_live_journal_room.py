@@ -54,7 +54,7 @@ def test_manager_waits_on_a_full_disk(manager: Manager, peers: Peers, folder: Se
     client.hear(to_client.Ack, where=lambda ack: ack.sequence == client.sequence)
     pilot.hear(to_pilot.Ack, where=lambda ack: ack.sequence == pilot.sequence)
 
-    client.heard.clear()  # forget earlier results, whose grouping depends on how the manager read the frames
+    client.heard.clear()  # forget earlier results, because their grouping into frames varies
     pilot.heard.clear()
     room = folder.journal.stat().st_size + 40  # space for a part of the next record
     limit(manager.process.pid, room)

@@ -37,7 +37,7 @@ def pilot(manager: Manager, peers: Peers) -> Peer:
     return pilot
 
 
-def test_journal_contains_the_story_of_a_call(
+def test_journal_contains_the_history_of_a_call(
     client: Peer, pilot: Peer, manager: Manager, folder: SessionFolder
 ) -> None:
     client.submit(0)
@@ -132,7 +132,7 @@ def test_killed_manager_restarts_and_repeats_no_call(
     manager.start()
     held = say.LibraryFacts(1, "bare", ("cpu:0",), True, (1,))  # type: ignore[arg-type]
     pilot.send(pilot_hello("test", libraries=(held,)), numbered=False)
-    # the options with which the session first started
+    # the welcome has the options of the first start of the session
     assert pilot.hear(to_pilot.PilotWelcome).heartbeat_s == manager.heartbeat_s
     client.send(say.ClientHello(wire.VERSION, "test", received=0), numbered=False)
     client.hear(to_client.ClientWelcome)
@@ -156,7 +156,7 @@ def test_observer_sees_a_session_but_does_not_keep_it_alive(client: Peer, peers:
     assert manager.ended() == 0
 
 
-SURE_S = 4.0  # longer than the time between two renewals
+SURE_S = 4.0  # this is longer than the time between two renewals
 BRIEFLY_SURE = f"""
 import sys
 from stoker.manager import main
@@ -168,7 +168,7 @@ sys.exit(main.main(sys.argv[1:]))
 
 @pytest.fixture
 def brief(folder: SessionFolder, tmp_path: Path) -> Iterator[Manager]:
-    """A manager that is sure of its lease for only `SURE_S` seconds."""
+    """A manager that trusts its lease for only `SURE_S` seconds after a renewal."""
     script = tmp_path / "briefly_sure_manager.py"
     script.write_text(BRIEFLY_SURE)
     manager = Manager(folder, script=script)
@@ -263,7 +263,7 @@ def test_acknowledgement_without_a_frame_is_sent_alone() -> None:
     acks.add("p2", Ack(7), 1.9)
     assert acks.overdue(1.99) == []
     assert acks.due_at == 2.0
-    assert acks.overdue(2.0) == []  # acknowledgements added earlier count as old from now on
+    assert acks.overdue(2.0) == []  # from now on, earlier acknowledgements count as old
     acks.add("p1", Ack(3), 3.0)  # a newer acknowledgement for p1 replaces the old one and keeps its due time
     acks.add("p3", Ack(1), 3.0)
     assert acks.overdue(4.0) == [("p1", Ack(3)), ("p2", Ack(7))]

@@ -100,7 +100,7 @@ def test_damaged_file_is_moved_aside(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_session_continues_without_the_node_file(caplog: pytest.LogCaptureFixture) -> None:
-    (state_folder() / node_store.FILE).mkdir(parents=True)  # a folder is unwritable even for root
+    (state_folder() / node_store.FILE).mkdir(parents=True)  # a folder in place of the file: even root cannot write
     store = NodeStore()
     store.record(record())
     assert store.changed(100.0) == []
@@ -116,7 +116,7 @@ def test_session_continues_without_the_node_file(caplog: pytest.LogCaptureFixtur
 def folder(folder: SessionFolder) -> Iterator[SessionFolder]:
     (folder.sites / "gpu.toml").write_text(SITE)
     turn = os.open(folder.path / "factory.lock", os.O_RDWR | os.O_CREAT, 0o600)
-    assert locks.take(turn)  # the factory of the manager waits, so only the factory of the test is active
+    assert locks.take(turn)  # the manager's factory waits for this lock, so only the test's factory is active
     yield folder
     os.close(turn)
 

@@ -30,7 +30,7 @@ def members(union: object) -> set[type]:
     return set(union.__args__)  # type: ignore[attr-defined]
 
 
-def test_every_command_type_is_listed_as_a_decision_or_not() -> None:
+def test_every_command_type_is_classified_as_a_decision_or_not() -> None:
     records = core_events.Record.__args__
     answers = {to_client.ProgressReports, to_client.Status, to_client.Story, to_client.Calls, to_client.Pieces}
     no_decisions = {to_pilot.Ack, to_client.Ack, to_pilot.AckPieces, *answers, *records}
@@ -70,7 +70,7 @@ def test_checksum_of_a_decision_includes_its_receiver() -> None:
 
 
 def live(manager: Manager, client: Peer, pilot: Peer, *, calls: int = CALLS) -> None:
-    """Run alternating calls of two contexts; a frame of the pilot reports several ends."""
+    """Run calls of two contexts alternately. One frame of the pilot reports several ended calls."""
     other = Recipe("other", "other", slots=4)
     client.send(say.ClientHello(wire.VERSION, client.session), numbered=False)
     pilot.send(pilot_hello(pilot.session), numbered=False)

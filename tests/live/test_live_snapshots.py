@@ -1,4 +1,4 @@
-"""A pilot fetches the snapshot of another pilot as an object. Processes have separate disks and a shared home."""
+"""Test snapshots that a pilot fetches from another pilot. Processes have separate disks and a shared home."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FORM = "file-abc-plain-1"
 
 @context()
 def kept(told: str, made_s: float) -> str:
-    """Load a context that has a snapshot form; record in `told` how each pilot loaded the context."""
+    """Load a context that supports snapshots; record in `told` how each pilot loaded the context."""
     from stoker.contexts import ambient
     from stoker.contexts.folders import snapshot_folder
 
@@ -181,7 +181,7 @@ def test_next_pilot_of_a_host_finds_the_snapshot_until_eviction(hosts: Hosts, tm
 def test_wait_for_a_snapshot_is_limited_to_its_creation_time(hosts: Hosts) -> None:
     first, recipe = hosts.keeping(made_s=1.0)
     second = hosts.pilot()
-    hosts.pilots[first].send_signal(signal.SIGSTOP)  # the stopped pilot serves nothing without notice to the manager
+    hosts.pilots[first].send_signal(signal.SIGSTOP)  # the paused pilot serves nothing, and the manager gets no notice
     spec = CallSpec(hosts.calls, payloads.dumps(((), {})))  # type: ignore[arg-type]
     hosts.client.send(say.Submit("f", recipe.key, [spec], CallOptions(gang=(2, 2))))  # type: ignore[arg-type]
     until(lambda: hosts.how(second), what="the second pilot loading")

@@ -31,12 +31,12 @@ from stoker.protocol.session import KeyPair, SessionFile, SessionFolder
 
 
 LIMIT_S = 50.0
-"""Seconds, well below the minute that a pilot waits for its first message of a manager."""
+"""Seconds; a pilot waits a minute for its first message from a manager."""
 
 
 @pytest.fixture
 def stranger(folder: SessionFolder, manager: Manager, tmp_path: Path) -> SessionFolder:
-    """Return a copy of the session folder without keys, like that of an unauthorized user."""
+    """Return a copy of the session folder with a wrong pilot key."""
     copy = SessionFolder(tmp_path / "copy")
     shutil.copytree(folder.path, copy.path, ignore=shutil.ignore_patterns("journal*", "manager.*"))
     copy.write_key("pilot", key_pair())
@@ -90,7 +90,7 @@ def test_peer_reconnects_after_another_service_held_the_port(listen) -> None:
     ours = key_pair()
 
     def comes_back() -> bool:
-        dealer.move_to(address)  # reconnect, like every peer during an outage of the manager
+        dealer.move_to(address)  # reconnect, as every peer does while the manager is absent
         return dealer.came_back()
 
     stranger, address = listen(key_pair())

@@ -7,7 +7,7 @@ from stoker import StokerExecutor
 
 
 def fresh_config() -> Config:
-    """Configure one local pilot. Parsl's logging stays enabled, because some tests read log records."""
+    """Parsl's logging stays enabled, because some tests read log records."""
     return Config(
         executors=[StokerExecutor(label="stoker", provider=LocalProvider(init_blocks=1, min_blocks=1, max_blocks=1))],
         strategy="simple",

@@ -52,7 +52,7 @@ def test_monitoring_shows_failures_like_parsls_own_executors(
 ) -> None:
     pytest.importorskip("sqlalchemy")
     monkeypatch.setenv("STOKER_TESTS_MONITORING", "1")
-    monkeypatch.setenv("PATH", os.path.dirname(sys.executable), prepend=os.pathsep)  # Parsl starts programs by name
+    monkeypatch.setenv("PATH", os.path.dirname(sys.executable), prepend=os.pathsep)  # Parsl finds programs on PATH
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # a started program imports this module
     from parsl.monitoring import MonitoringHub
 

@@ -50,7 +50,7 @@ def test_calls_of_higher_priority_run_first(load, tmp_path, until):
             file.write(name)
 
     log, gate = str(tmp_path / "order"), tmp_path / "gate"
-    assert nap(0.3).result(60) == 0.3  # from now on calls are known to be long: a library prefetches few
+    assert nap(0.3).result(60) == 0.3  # long calls are expected after this call, so a library prefetches few calls
     # these calls fill the library and its queue, so no later call overtakes them
     blockers = [wait_for(str(gate)) for _ in range(5)]
     later = [note(str(p), log, parsl_resource_specification={"priority": p}) for p in (1, 5, 3, 1, 5, 3)]
@@ -241,9 +241,9 @@ def test_executor_runs_without_a_parsl_dataflow_kernel(tmp_path, local, processe
 
 
 def test_cleanup_ends_running_calls_processes_and_threads(load, tmp_path, processes_of, until):
-    before = set(threading.enumerate())  # threads of models in libraries of other tests
+    before = set(threading.enumerate())  # other tests may have left threads of their models
     executor = load()
-    running = [nap(3600) for _ in range(5)]  # the cleanup does not wait for them
+    running = [nap(3600) for _ in range(5)]  # the cleanup does not wait for these calls
     until(lambda: executor.ask_status().running >= 1)
     assert len(processes_of(tmp_path)) >= 2
     parsl.dfk().cleanup()

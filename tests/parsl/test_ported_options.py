@@ -109,7 +109,7 @@ class Elsewhere(Staging):
     def can_stage_in(self, file: File) -> bool:
         return file.scheme == "elsewhere"
 
-    def stage_in(self, dm, executor, file, parent_fut):  # Parsl determines this signature
+    def stage_in(self, dm, executor, file, parent_fut):  # Parsl defines this signature
         file.local_path = str(self.place / file.filename)
 
 

@@ -58,7 +58,7 @@ def hold_lease(path: Path, *, within: Sequence[str] = ()) -> subprocess.Popen[by
 
 
 class Held:
-    """Stops processes that run `python -m MODULE` with `environ`: a manager after it has its lease, other processes at
+    """Pauses processes that run `python -m MODULE` with `environ`: a manager after it has its lease, other processes at
     their start.
     """
 

@@ -43,7 +43,7 @@ def write(path: Path, holder: LeaseHolder) -> None:
 
 
 def insist(path: Path, holder: LeaseHolder) -> None:
-    """Write another holder into the lease file; repeat the write if a renewal overwrites it."""
+    """Write this holder into the lease file, unless the file already names the holder."""
     if lease.read(path) != holder:
         write(path, holder)
 
@@ -105,7 +105,7 @@ def test_remote_holder_that_renews_is_not_replaced(path: Path) -> None:
         thread.join()
 
 
-def test_last_of_two_competing_managers_to_write_has_the_lease(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lease_belongs_to_the_last_of_two_competing_writers(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(path, ELSEWHERE)
     third = msgspec.structs.replace(ELSEWHERE, host="login3", token="third")
     settle_s = 7.0

@@ -208,7 +208,7 @@ def test_connected_client_keeps_a_session_from_being_idle(managers: Managers) ->
     assert process.wait(PATIENCE_S) == 0
 
 
-def test_keeper_restarts_a_killed_manager_but_not_an_ended_one(managers: Managers) -> None:
+def test_keeper_restarts_a_killed_manager_but_not_an_ended_manager(managers: Managers) -> None:
     keeper = managers.start("--detached", "--kept")
     first = lease.read(managers.folder.lease)
     assert first is not None

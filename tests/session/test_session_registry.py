@@ -105,7 +105,7 @@ def begun(path: Path, *, ago_s: float = 0.0) -> SessionFolder:
 
 def test_starting_session_is_awaited_and_found_by_name(tmp_path: Path) -> None:
     folder = begun(tmp_path / "soon")
-    session(tmp_path, "other", over="done")  # another command sorts the links
+    session(tmp_path, "other", over="done")  # another registration cleans up the links
     assert "soon" in known()
 
     def listen() -> None:

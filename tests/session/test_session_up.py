@@ -33,7 +33,7 @@ devices = "cpu:1"
 [session]
 heartbeat = "20 s"
 """
-"""Heartbeat interval. A pilot is lost after three missing heartbeats; 1 s made a busy machine rerun calls."""
+"""Heartbeat interval. A pilot is lost after three missing heartbeats, so with 1 s a busy machine repeats calls."""
 PROGRAM = """
 import sys, time
 import stoker

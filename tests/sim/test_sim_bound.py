@@ -99,7 +99,7 @@ def test_lower_bound_counts_devices_until_their_removal() -> None:
 def test_lower_bound_counts_one_load_per_block_with_a_walltime() -> None:
     pool = source(1, walltime_s=Duration(100.0), keep_pending=1)
     bound = lower_bound(world(pool, model()), calls(150)).ends_at
-    # the bound assumes that calls run for 90 of every 100 s; the true optimum is 170 s
+    # the bound assumes that a device runs calls for 90 of every 100 s: 166.7 s; the optimum is 170 s
     assert bound == pytest.approx(150.0 / 0.9, abs=1e-3)
     assert bound < simulate(world(pool, model()), calls(150))[1].ended_at
 
@@ -134,7 +134,7 @@ def test_lower_bound_of_impossible_work_is_infinite() -> None:
     assert lower_bound(never[0][0], calls(40)).ends_at == pytest.approx(50.0, abs=1e-3)
 
 
-def test_bound_names_what_limits_a_run() -> None:
+def test_lower_bound_states_if_devices_or_a_call_limit_the_run() -> None:
     assert lower_bound(world(source(1), model()), calls(100)).limit is Limit.DEVICES
     assert lower_bound(world(source(4), model()), [*calls(9), Arrival(99.0, "llm")]).limit is Limit.CALL
 

@@ -16,7 +16,7 @@ from stoker.site import Duration, Size
 GB = 1_000_000_000
 
 
-def test_world_in_which_calls_can_run_passes() -> None:
+def test_world_that_can_run_its_calls_passes_the_check() -> None:
     refuse_impossible(world(source([(0.0, 2), (60.0, 1)]), model()), wanted=["llm"])
 
 

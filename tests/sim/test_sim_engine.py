@@ -57,7 +57,7 @@ def test_library_serves_its_calls_like_its_engine(limits: dict[str, int], every_
     ended = {call: at_s for at_s, call, _ in rows(run.log, Happened.CALL_ENDED)}
     first = values(run.log, Happened.TOKEN_FIRST)
     expected = batch_run(model.times, model.limits(0), in_batch(arrivals))
-    calls = sorted(ended)  # in order of arrival
+    calls = sorted(ended)  # calls are numbered in order of arrival
     assert [ended[call] for call in calls] == pytest.approx([end.ended_at for end in expected], abs=2e-6)
     firsts = [at.at_s + first[call] for at, call in zip(arrivals, calls, strict=True)]
     assert firsts == pytest.approx([end.first_at for end in expected], abs=2e-6)
@@ -74,7 +74,7 @@ def test_preempted_library_loses_its_batch_and_its_calls_run_again() -> None:
     assert set(Counter(call for _, call, _ in rows(run.log, Happened.CALL_ENDED)).values()) == {1}
     began = Counter(call for _, call, _ in rows(run.log, Happened.CALL_BEGAN))
     assert {call for call, times in began.items() if times == 2} == left
-    # The program received all pieces of the ended library; the next token follows the second prefill.
+    # The program has all pieces of the ended library, so the next piece comes after the second prefill.
     gaps, first = values(run.log, Happened.TOKEN_GAP), values(run.log, Happened.TOKEN_FIRST)
     interrupted = [call for call in left if first[call] + arrivals[call].at_s < CUT_S]
     assert interrupted
@@ -82,7 +82,7 @@ def test_preempted_library_loses_its_batch_and_its_calls_run_again() -> None:
 
 
 class SeesFeatures(HottestFirst):
-    """Dispatch that records the features of each placed call."""
+    """A dispatch policy that records the features of placed calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ def test_policies_do_not_know_the_number_of_output_tokens() -> None:
     arrivals = [Arrival(30.0 * number, "llm", input_length=9, output=10 + number) for number in range(5)]
     Simulation(one_world(served()), arrivals, policies).run()
     told = {each.expected_output for each in dispatch.seen}
-    means = {0, 10, round(10.5), 11, round(11.5)}  # mean outputs of the calls that ended earlier
+    means = {0, 10, round(10.5), 11, round(11.5)}  # mean output lengths of the calls that ended earlier
     assert told == means
     assert {each.input_length for each in dispatch.seen} == {9}
 
@@ -108,7 +108,7 @@ def test_first_token_limit_grows_with_the_input_up_to_a_maximum() -> None:
     assert [SLINFER.first_token_s(length) for length in (1, 256, 1024, 100_000)] == [0.5, 0.5, 2.0, 8.0]
     arrivals = [
         Arrival(0.0, "llm", input_length=8, output=1),
-        Arrival(20.0, "llm", input_length=1024, output=2, objective=SLINFER),  # read in 1.024 s
+        Arrival(20.0, "llm", input_length=1024, output=2, objective=SLINFER),  # the prompt is read in 1.024 s
         Arrival(30.0, "llm", input_length=1024, output=2, objective=replace(SLINFER, ttft_most_s=1.0)),
     ]
     run, _ = simulate(one_world(served(engine(prefill_tokens=2048))), arrivals)

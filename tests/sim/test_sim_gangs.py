@@ -42,7 +42,7 @@ class Everywhere(LoadWhereWanted):
 
 
 def hot(small: World, call: Arrival) -> Simulation:
-    """Return a run with four libraries that are loaded at 12 s, when the call arrives."""
+    """Return a simulation in which four libraries are loaded at 12 s, when the call arrives."""
     policies = Policies(HottestFirst(), Everywhere(), KeepBlocks())
     return Simulation(small, [*calls(1), replace(call, at_s=12.0)], policies)
 
@@ -114,7 +114,7 @@ def test_other_work_on_any_device_of_a_gang_slows_it() -> None:
 def test_library_of_several_devices_uses_them_all() -> None:
     small = world(source(1, devices=8), model(devices=4, memory_gb=20))
     run, outcome = simulate(small, calls(10))
-    assert outcome.ended_at == pytest.approx(10.0 + 5.0)  # two libraries run the calls
+    assert outcome.ended_at == pytest.approx(10.0 + 5.0)  # two libraries of four devices each run the calls
     assert (outcome.busy_s, outcome.warm_s) == (pytest.approx(8 * 5.0), pytest.approx(8 * 15.0))
     assert {library.needs.devices for library in (c.recipe for c in run.core.state.contexts.values())} == {4}
     measured = measure(run.log)
@@ -126,7 +126,7 @@ def test_library_of_several_devices_uses_them_all() -> None:
 
 @pytest.mark.parametrize(("delays", "ended_at"), [
     (NOW, 30.5 + 120.0 / 3),  # the gang starts again from the beginning
-    (TALKS, 30.5 + (120.0 - 4 * 18.0) / 3),  # it resumes from its last report, at 30 s
+    (TALKS, 30.5 + (120.0 - 4 * 18.0) / 3),  # the gang resumes from its last report, at 30 s
 ])  # fmt: skip
 def test_gang_that_loses_a_member_resumes_from_its_checkpoint(delays: Delays, ended_at: float) -> None:
     run = hot(cluster([(0.0, 4), (30.5, 3)], model(), delays=delays), gang(3, most=4))
@@ -145,7 +145,7 @@ def test_measures_separate_useful_and_lost_work_of_a_gang() -> None:
     run.run()
     measured = measure(run.log)
     assert (measured.calls, measured.items, len(measured.turnarounds_s)) == (2, 121.0, 2)
-    # One call took 1 s. The gang ran on four libraries until 30 s, then on three libraries for the other 48 items. Four
+    # One call took 1 s. The gang ran on four libraries until 30 s. Three libraries then ran the other 48 items. Four
     # libraries lost half a second each.
     assert measured.useful_s == pytest.approx(1.0 + 4 * 18.0 + 48.0)
     assert measured.lost_s == pytest.approx(4 * 0.5)

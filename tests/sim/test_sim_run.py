@@ -27,8 +27,8 @@ from stoker.site import Duration, Size
 GB = 1_000_000_000
 
 
-def test_slow_device_leaves_the_last_calls_to_a_fast_one() -> None:
-    """Calls take 1 s or 10 s, so two devices end 1.1 calls per second; the last CPU call may start at 140 s."""
+def test_slow_device_leaves_the_last_calls_to_a_fast_device() -> None:
+    """A GPU call takes 1 s, a CPU call 10 s, so 1.1 calls end per second. The last CPU call may start at 140 s."""
     base = world(source(1), model())
     slow = replace(base.sources[0], name="old", kind="cpu")
     both = replace(base, sources=(*base.sources, slow), devices={"gpu": GPU, "cpu": replace(GPU, speed=0.1)})
@@ -189,7 +189,7 @@ def test_every_event_can_be_written_and_read_back() -> None:
 
 
 def test_random_numbers_depend_only_on_seed_purpose_and_index() -> None:
-    # Every machine, Python version and process must give this recorded number.
+    # Every machine, Python version and process must return this number.
     assert Stream(1, "calls").uniform(0) == 0.5600279589820432
     assert [Stream(seed, purpose).uniform(3) for seed, purpose in ((1, "a"), (1, "a"), (2, "a"), (1, "b"))][:2]
     assert len({Stream(seed, purpose).uniform(3) for seed in (1, 2) for purpose in ("a", "b")}) == 4

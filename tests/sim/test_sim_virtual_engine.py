@@ -1,4 +1,4 @@
-"""An engine in virtual time runs the steps that the batching rules give."""
+"""The engine in virtual time runs the steps that the batching rules prescribe."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_burst_equals_the_steps_that_it_replaces(requests: list[TimedRequest], l
 def test_many_equal_steps_are_simulated_as_a_few_bursts() -> None:
     served = Served(BatchLimits(), [TimedRequest(0.0, 10, 1000)], leap=True)
     assert served.engine.counts.steps == 1000
-    # one start for the prompt and one for each burst, which ends when the memory reservation must grow
+    # The engine starts once for the prompt and once for each burst. A burst ends when the memory reservation must grow.
     assert served.begins < 20
 
 
@@ -118,7 +118,7 @@ def test_request_that_leaves_during_a_burst_writes_no_token() -> None:
     ends_at = engine.ends_at
     assert ends_at < 1.05  # the burst ends with the current step
     engine.end(ends_at)
-    # both requests got a token in the first step of the burst, and the second request another token in the next step
+    # both requests got a token in the first step of the burst; the second request got another token in the next step
     assert [one.seen for one in times] == [2, 3]
     engine.remove(1, now=ends_at)
     assert len(engine) == 0

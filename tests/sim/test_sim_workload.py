@@ -107,8 +107,8 @@ def test_daily_load_peaks_at_the_requested_time() -> None:
     # the peak is between the first two quarters
     by_quarter = Counter(int(call.at_s % 600.0 // 150.0) for call in calls)
     assert by_quarter[0] == pytest.approx(by_quarter[1], rel=0.05)
-    # The quarter next to the peak has 1 + swing * 2/pi times the mean arrivals; the quarter next to the trough has
-    # 1 - swing * 2/pi.
+    # The two quarters next to the peak have 1 + swing * 2/pi times the mean arrivals. The other quarters have 1 - swing
+    # * 2/pi times the mean arrivals.
     assert by_quarter[0] / by_quarter[3] == pytest.approx((1 + 0.8 * 0.6366) / (1 - 0.8 * 0.6366), rel=0.08)
 
 
@@ -129,7 +129,7 @@ def test_lengths_have_the_requested_mean_and_spread() -> None:
     assert fmean(inputs) == pytest.approx(800, rel=0.02)
     assert pvariance(inputs) ** 0.5 == pytest.approx(400, rel=0.05)
     outputs = [call.output for call in calls]
-    assert min(outputs) == 1  # declared sizes are positive
+    assert min(outputs) == 1  # every size is at least 1
     assert fmean(outputs) == pytest.approx(3, rel=0.1)
     # policies know the mean output length, not the output length of the call
     assert {call.expected_output for call in calls} == {3}

@@ -9,6 +9,6 @@ from faults.world import World
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    """An isolated folder for one run of the suite, which may leave nothing there."""
+    """An isolated folder for one run of the suite, which must leave no file or process."""
     with World(tmp_path / "world").entered(limit_s=20) as world:
         yield world

@@ -29,15 +29,15 @@ def test_page_lists_passes_then_failures_then_other_results():
     ]
 
 
-def test_report_page_of_a_working_site_says_that_none_fails():
+def test_page_of_a_working_site_says_that_no_promise_fails():
     assert render(page(HOLDS, HOLDS))[-1] == "2 promises hold, none fails; in 1 min 14 s"
 
 
-def test_page_of_an_interrupted_run_says_so():
+def test_page_of_an_interrupted_run_reports_the_interruption():
     assert render(page(HOLDS, interrupted=True))[-1] == "1 promise holds, none fails; interrupted after 1 min 14 s"
 
 
-def test_site_is_sound_if_a_promise_holds_and_none_fails():
+def test_site_passes_if_a_promise_holds_and_no_promise_fails():
     assert page(HOLDS, NOT_TRIED).sound
     assert not page(HOLDS, FAILS).sound
     assert not page(NOT_TRIED).sound

@@ -116,7 +116,7 @@ def test_live_session_lasts_as_long_as_its_simulation(tmp_path: Path, monkeypatc
     @stoker.app(context=slow(2.0))
     def work(_: float, number: int) -> int:
         began = time.thread_time()
-        while time.thread_time() - began < 0.02:  # the call computes for 0.02 s, then sleeps
+        while time.thread_time() - began < 0.02:  # the call uses the processor for 0.02 s, then sleeps
             pass
         time.sleep(LONGEST_S - 0.05 - 0.05 * (number % 3))
         return number

@@ -52,7 +52,7 @@ def test_bound_of_a_seed_is_shared_by_all_policies() -> None:
     runs = [run("a", 0, ended_at=100.0, bound_s=50.0), run("b", 0, ended_at=150.0), run("b", 1, ended_at=150.0)]
     a, b = compared(runs)
     assert a.estimates["of_bound"] == estimate([2.0])
-    assert b.estimates["of_bound"] == estimate([3.0])  # the mean of the one seed whose bound is known
+    assert b.estimates["of_bound"] == estimate([3.0])  # the bound is known for one seed only
 
 
 def test_policy_whose_runs_were_cut_off_has_no_end_time() -> None:

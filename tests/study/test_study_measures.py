@@ -41,7 +41,7 @@ def test_difference_is_computed_seed_by_seed() -> None:
     paired = difference([value + 5.0 + 0.1 * value / 3000 for value in seeds], seeds)
     assert paired.mean == pytest.approx(5.04, abs=0.01)
     assert paired.half_width is not None
-    assert paired.half_width < 0.2  # although runs of different seeds differ by thousands
+    assert paired.half_width < 0.2  # the runs of different seeds differ by thousands
     with pytest.raises(ValueError, match="seed by seed"):
         difference([1.0, 2.0], [1.0])
 
@@ -94,7 +94,7 @@ def test_repeated_call_end_counts_once_and_failed_items_do_not() -> None:
     log.note(0.0, Happened.CALL_CAME, call=0, value=5.0)
     log.note(0.0, Happened.CALL_CAME, call=1, value=5.0)
     log.note(1.0, Happened.PILOT_CAME, pilot=0, value=2.0)
-    log.note(1.5, Happened.PILOT_WENT, pilot=1, value=4.0)  # its job ended before the pilot had connected
+    log.note(1.5, Happened.PILOT_WENT, pilot=1, value=4.0)  # the job ended before its pilot connected
     log.note(2.0, Happened.CALL_BEGAN, call=0, library=1, pilot=0, value=5.0)
     log.note(3.0, Happened.CALL_ENDED, call=0, library=1, pilot=0, value=5.0)  # this end never reaches the manager
     log.note(3.0, Happened.LIBRARY_ENDED, library=1, pilot=0)
@@ -158,7 +158,7 @@ def test_token_figures_are_computed_from_the_log() -> None:
     for call, (first, late) in enumerate([(0.1, -0.4), (0.2, 0.0), (0.9, 0.4)]):
         log.note(1.0, Happened.TOKEN_FIRST, call=call, value=first)
         log.note(1.0, Happened.TOKEN_LATE, call=call, value=late)
-    log.note(2.0, Happened.TOKEN_LATE, call=3, value=float("inf"))  # infinity: the call failed
+    log.note(2.0, Happened.TOKEN_LATE, call=3, value=float("inf"))  # the call failed, so its lateness is infinite
     found = token_figures(log)
     assert (found.objectives, found.met, found.met_objective_share, found.ttft_p50_s) == (4, 2, 0.5, 0.2)
 
@@ -199,4 +199,4 @@ def test_message_frames_reduce_manager_events_without_losing_calls() -> None:
     _, together, measured = run(world(source(4), quick, delays=FRAMES), arrivals, counted=True)
     assert together.calls == alone.calls == 4000
     assert together.core_events < alone.core_events / 3
-    assert measured.turnarounds_s[0] >= 0.004 + 0.01  # a result waits for others that share its frame
+    assert measured.turnarounds_s[0] >= 0.004 + 0.01  # each result waits for the other results of its frame

@@ -1,6 +1,7 @@
 """Run Stoker's TaskVine library in a process like TaskVine's library program: `load` once, then `serve`.
 
-Reads pickled orders from standard input and writes their results. Every order has its own folder with the function.
+Reads pickled orders from standard input and writes their results. Every order has its own folder, which contains the
+function.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from stoker.pilot.taskvine import library, messages
 
 def main() -> None:
     setup, here = pickle.load(sys.stdin.buffer)
-    out = os.fdopen(os.dup(1), "wb")  # a copy of descriptor 1: the library redirects 1 and 2 while it works
+    out = os.fdopen(os.dup(1), "wb")  # a copy, because the working library redirects descriptors 1 and 2
     os.chdir(here)
     library.load(setup)
     while True:

@@ -59,7 +59,7 @@ class Manager:
 
 
 class PoolOfSlots:
-    """A pool of slots after its welcome. `running`: folder of notes and stop files."""
+    """A pool of slots after its welcome. `running`: folder for notes and stop files."""
 
     def __init__(self, running: Path, *, slots: int = 4) -> None:
         self.running = running

@@ -63,7 +63,7 @@ class Process:
         return ticket
 
     def take(self, *, stays: bool = True) -> messages.PoolAnswer:
-        """Return the next answer. Check that the process is in the order folder if `stays`, else in another folder."""
+        """Check that the process is in the order folder if `stays`, else in another folder."""
         answer, is_there = pickle.load(self._process.stdout)
         assert is_there is stays
         return messages.decode_answer(answer)
@@ -268,7 +268,7 @@ def test_calls_run_in_the_folder_of_the_program_with_its_umask(start, tmp_path):
     assert (run / "a").read_text() == (run / "b").read_text() == "weights"
 
 
-def test_result_arrives_though_the_folder_of_the_worker_is_gone(library):
+def test_result_arrives_although_the_folder_of_the_worker_is_gone(library):
     def outlives(_words, here):
         import shutil
 

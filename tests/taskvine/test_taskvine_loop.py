@@ -123,7 +123,7 @@ def work(number: int) -> int:
     return number
 
 
-def test_calls_run_and_the_pool_exits_when_told(played: Played) -> None:
+def test_pool_runs_calls_and_exits_on_request(played: Played) -> None:
     def script(manager: FakeManager) -> None:
         hello = manager.hello()
         assert [facts.device for facts in hello.devices] == ["cpu:0", "cpu:1", "cpu:2", "cpu:3"]

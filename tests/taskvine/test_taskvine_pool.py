@@ -106,7 +106,7 @@ def test_order_abandoned_too_often_ends_its_library(world: World) -> None:
     assert len([one for one in world.vine.orders if one.calls == order.calls]) == 4
 
 
-def test_note_of_a_process_names_the_call_it_died_of(world: World) -> None:
+def test_note_names_the_call_during_which_its_process_died(world: World) -> None:
     order = world.run(world.lost, 7)
     note = messages.Note(7, "", messages.OVER_MEMORY)
     messages.note_file(str(world.running), order.ticket).write_bytes(messages.encode_note(note))
@@ -184,7 +184,7 @@ def test_library_that_waits_for_its_slot_can_be_ended(world: World) -> None:
 # ---- the pilot
 
 
-def test_used_memory_of_a_context_is_measured_but_not_planned_with(world: World) -> None:
+def test_used_memory_of_a_context_is_measured_but_not_used_for_plans(world: World) -> None:
     world.start(3, device=3)
     world.loaded(world.vine.orders[-1], load_s=0.0, resident_bytes=1000)
     ready = world.said[-1]

@@ -74,7 +74,7 @@ def test_unsupported_option_of_a_call_is_refused(specification, said):
     engines.refuse_unsupported_options(Site(), wants, honours=None)  # Stoker's own engine supports these features
 
 
-def test_several_refusals_name_every_setting():
+def test_error_names_every_refused_setting():
     recipe = context(slots=2)(load)()
     wants = parse_call_specification({"context": recipe, "gang": 2, "variants": [recipe]})
     with pytest.raises(ConfigError, match=r"slots = 2: .*; also gang = \(2, 2\), variants"):

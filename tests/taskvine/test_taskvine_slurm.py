@@ -51,7 +51,8 @@ def slurm(taskvine: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    # 60 s: TaskVine's job runs a `sleep 30` next to each worker, which may outlive the worker.
+    # The limit is 60 s, because TaskVine's job runs `sleep 30` next to each worker. This process may outlive the
+    # worker.
     with World(tmp_path / "world").entered(limit_s=60) as world:
         yield world
 

@@ -111,7 +111,7 @@ def up(taskvine: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 def test_programs_use_contexts_loaded_by_other_programs(up: Up) -> None:
     assert up.run() == SAID
     assert up.run() == SAID
-    assert count_lines(up.log)["loaded"] <= 2  # one load per slot, whatever the number of programs
+    assert count_lines(up.log)["loaded"] <= 2  # each slot loads once, for any number of programs
     assert count_lines(up.log)["pilot"] == 4
     status = stoker(up.world, "status", up.name).stdout
     assert "6 calls done" in status

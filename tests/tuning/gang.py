@@ -41,9 +41,9 @@ class Ranks:
 
 @contextmanager
 def gang(function: str, specs: Sequence[dict[str, Any]]) -> Iterator[Ranks]:
-    """Run that function of this module in a process per spec. All processes end with the block."""
+    """Run the named function of this module in one process per spec. All processes end with the block."""
     with pytest.MonkeyPatch.context() as patch:
-        # for the server, which the first gang starts
+        # the fork server, which the first gang starts, needs this path
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
         start = multiprocessing.get_context("forkserver")
         start.set_forkserver_preload(["tuning.preload"])
@@ -67,7 +67,7 @@ def gang(function: str, specs: Sequence[dict[str, Any]]) -> Iterator[Ranks]:
 
 
 def rendezvous() -> str:
-    """Return a free address for rank 0, which uses it seconds later."""
+    """Return a free address for rank 0, which listens there seconds later."""
     return f"127.0.0.1:{free_port()}"
 
 
@@ -82,8 +82,8 @@ def wait_until_served(where: str) -> None:
 
 def tune(spec: dict[str, Any]) -> Any:
     """Run `tuning.tune` of the tiny model with the spec's options. `die_at`: the forward pass in which the process is
-    killed. `leave_at`: the iteration at whose report it must leave. `checkpoint`: file of the last checkpoint, from
-    which the job continues.
+    killed. `leave_at`: the iteration at whose report the process must leave. `checkpoint`: file of the last checkpoint,
+    from which the job continues.
     """
     from tuning import tiny
 
@@ -144,8 +144,8 @@ def meet_twice(spec: dict[str, Any]) -> Any:
 
 
 def choose(spec: dict[str, Any]) -> Any:
-    """Return this rank's initial prompt from the bank in the spec's folder, the number of prompts it scored, and the
-    bank's description of the lookup.
+    """Return this rank's initial prompt from the bank in the spec's folder, the number of prompts that the rank scored,
+    and the bank's description of the lookup.
     """
     from tuning import tiny
 

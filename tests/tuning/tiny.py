@@ -26,7 +26,7 @@ def tokenizer() -> Any:
 
 
 def context(*, kind: str = "llama") -> CausalLM:
-    """Return a model with the same weights every time; keep the global random state. `gpt2` counts positions
+    """Return a model with the same weights every time; keep the global random state. The kind `gpt2` counts positions
     differently and has dropout.
     """
     llama = LlamaConfig(

@@ -20,7 +20,9 @@ PERIODIC, GLOBAL, EVEN = "periodic", "global", "even"
 
 
 class System(msgspec.Struct, frozen=True):
-    """`dynamic`: inflation of dynamic runtimes. `within_capacity`: also limit the longest runtime to its capacity."""
+    """`dynamic`: shape of the inflation of dynamic runtimes. `within_capacity`: limit also the longest runtime to its
+    capacity.
+    """
 
     dispatch: str
     allocation: str = EVEN
@@ -54,7 +56,9 @@ SYSTEMS = {
 
 
 class Case(msgspec.Struct, frozen=True):
-    """`least`: minimum devices under scaling; 0 = no scaling. `occupies`: True if overhead keeps a device busy."""
+    """`least`: minimum devices if devices scale; 0 = no scaling. `occupies`: True if request overhead keeps a device
+    busy.
+    """
 
     system: str
     profile: LatencyProfile
@@ -73,7 +77,9 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class Measures(msgspec.Struct, frozen=True):
-    """`late`: share above the objective. `devices`: mean over time. `most_out`: maximum concurrent replacements."""
+    """`late`: share of requests above the objective. `devices`: mean number over time. `most_out`: maximum instances
+    replaced at once.
+    """
 
     requests: int
     lost: int

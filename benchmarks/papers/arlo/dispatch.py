@@ -1,7 +1,7 @@
 """Choose instances: by Algorithm 1 (`runtime_queues`) and as in the other systems; simulate the example of Figure 4.
 
-INFaaS uses the busiest instance that is long enough and has free capacity (§5). Variant 1: the instance can answer in
-time; all runtimes count. Variant 2: the shortest runtime with an instance where at most one request waits.
+INFaaS uses the busiest instance that is long enough and has free capacity (§5). Variant 1 uses all runtimes, and
+instances that can answer in time. Variant 2: the shortest runtime with an instance where at most one request waits.
 Inter-groups Greedy (§5.2.3) uses the least loaded instance that is long enough. ST and DT balance load (§5): by the
 least loaded instance, or at random.
 """
@@ -19,7 +19,7 @@ from stoker.manager.policies.arlo.dispatch import DECAY, PEEKED, THRESHOLD, choo
 _STALE = 4
 """Heap entries per instance that trigger a cleanup of a level."""
 _ROOM = 2
-"""Number of requests of a full instance in variant 2."""
+"""Requests at which an instance is full in variant 2."""
 
 
 class HeapLevel:
@@ -99,7 +99,7 @@ class RandomLevel:
 
 
 Runtimes = Sequence[tuple[int, int]]
-"""Increasing lengths in tokens, with capacities."""
+"""Pairs of length in tokens and capacity, shortest first."""
 Choose = Callable[[Sequence[Any], Sequence[int], int], int]
 """Choose an instance by levels, capacities, and the index of the first runtime that is long enough."""
 
@@ -133,7 +133,9 @@ class Dispatcher:
 
 
 def runtime_queues(runtimes: Runtimes, *, threshold: float = THRESHOLD, peeked: int = PEEKED) -> Dispatcher:
-    """Call the policy's `choose_head` without I/O. A heap per runtime costs less than a session's `LoadIndex`."""
+    """Return a dispatcher over the policy's `choose_head` without I/O. One heap per runtime costs less than the
+    `LoadIndex` of a session.
+    """
     thresholds = load_thresholds_by_level(threshold=threshold, decay=DECAY, peeked=peeked)
 
     def heads(levels: Sequence[HeapLevel], capacities: Sequence[int], first: int) -> Iterator[tuple[int, int, int]]:
@@ -190,10 +192,10 @@ def _least_busy(levels: Sequence[LoadBuckets], capacities: Sequence[int], first:
 
 RUNTIMES = ((128, 80), (256, 40), (512, 20))
 GPUS = ((1, 0, 79), (0, 0, 78), (2, 1, 28), (3, 2, 6))
-"""GPUs of Figure 4: number, runtime, requests. GPU1 is first, so earlier requests fill GPU0 second."""
+"""GPUs of Figure 4: number, runtime index, requests. GPU1 is first, so the earlier requests fill GPU1 before GPU0."""
 FIRST, LATER = (100,) * 8, (400,) * 14
 PATIENT = 0.99
-"""Threshold with which Algorithm 1 demotes requests like in the paper."""
+"""With this threshold, Algorithm 1 demotes requests as in the paper."""
 
 
 def strategies() -> Iterator[tuple[str, Dispatcher]]:

@@ -86,7 +86,7 @@ class Fleet:
         self.latencies: list[float] = []
         self.rows, self.free_at, self.serves = list[Sequence[float]](), list[float](), list[bool]()
         self.counts = [0] * len(rows)
-        """Instances of each runtime, including starting ones."""
+        """Instances of each runtime, including instances that start."""
         self.work_s = 0.0
         """Computing seconds of all requests without padding."""
         self.out, self.most_out, self.replaced = 0, 0, 0
@@ -157,8 +157,8 @@ Allocator = Callable[[int, Sequence[int], float], Sequence[int]]
 
 
 class Reallocation:
-    """Arlo's Runtime Scheduler: few replacements at a time, and as few as possible. In a run shorter than two periods
-    the first allocation is in the middle.
+    """Arlo's Runtime Scheduler, which makes as few replacements as possible, and few at a time. In a run shorter than
+    two periods the first allocation is in the middle.
     """
 
     def __init__(self, trace: Trace, fleet: Fleet, allocation: Allocator, *, for_s: float) -> None:
@@ -222,7 +222,7 @@ def track_target(trace: Trace, fleet: Fleet, slo_s: float, least: int) -> None:
 
 
 def keep_headroom(fleet: Fleet, least: int) -> None:
-    """Scale like INFaaS, by the work of recent seconds."""
+    """Scale as INFaaS does, by the work of recent seconds."""
     work_s, enough_since = [0.0], 0.0
 
     def scale(now: float) -> None:
@@ -253,7 +253,7 @@ def release_one(fleet: Fleet, now: float, *, least: int) -> None:
 
 
 def serve(trace: Trace, fleet: Fleet, *, occupies: bool = False) -> int:
-    """Serve a trace. Return the number of lost requests: without an instance, or open at the end."""
+    """Serve a trace. Return the number of requests without an instance or open at the end."""
     take, done = fleet.dispatcher.take, fleet.dispatcher.done
     rows, free_at, serves = fleet.rows, fleet.free_at, fleet.serves
     busy_s, after_s = (settings.OVERHEAD_S, 0.0) if occupies else (0.0, settings.OVERHEAD_S)

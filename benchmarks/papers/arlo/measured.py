@@ -1,4 +1,4 @@
-"""Store results of cases, of Table 2 and Figure 9 measured here, and of the session policy.
+"""Store the results of cases, of Table 2 and Figure 9 as measured here, and of the session policy.
 
 Figure 9 sends two requests per instance at once to busy runtimes. Times are processor time. The session policy `arlo`
 also answers the requests of Figure 6a; the first minute does not count.
@@ -40,7 +40,7 @@ PEEKED = (1, 2, 4, 6, 8)
 LEVELS = 12
 LOADS = 0.5, 0.95
 LIGHT = 0.7
-"""Load that separates the problems on the page."""
+"""The page separates problems of lower and higher loads."""
 FULL = 0.4
 """Share of capacity in use before the burst of Figure 9."""
 BURSTS = 5
@@ -109,7 +109,7 @@ def _dispatch_ms(instances: int, peeked: int) -> float:
 
 DEVICES, BEGINS_S = 10, 60.0
 ENDS_S = {1_000.0: 150.0, 4_000.0: 90.0}
-"""Seconds of requests by rate: the rate of Figure 6a, and a rate that keeps devices busy."""
+"""Seconds of the trace by rate: the rate of Figure 6a, and a rate that keeps devices busy."""
 _MESSAGE_S = settings.OVERHEAD_S / 2
 _GB = 1_000_000_000
 

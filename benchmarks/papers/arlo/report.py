@@ -118,7 +118,7 @@ class Cells(msgspec.Struct, frozen=True):
         return [self.values(cases, mean_ms), self.values(cases, p98_ms), self.values(cases, late_percent, 2)]
 
     def less(self, cases: Sequence[Case], ours: str, theirs: str, what: What) -> str:
-        """Return by how many percent a system is below another system, or nothing for Arlo's own variants."""
+        """Return by how many percent a system is below another system. Return nothing for Arlo's own variants."""
         return interval_text(reduction_percent(self.of, cases, ours, (theirs,), what)) if theirs in NAMED else ""
 
     def by_latency(self, cases: Sequence[Case]) -> Rows:

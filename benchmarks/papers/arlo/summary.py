@@ -66,12 +66,12 @@ def reduction_percent(
 
 TARGET_RATE = 150_000
 NEAR = 5.0
-"""Allowed percentage points from the paper with random dispatch."""
+"""Allowed difference from the paper in percentage points, with random dispatch."""
 AT_MOST = 2.0
-"""Limit of the 98th percentile in a session relative to the model."""
+"""Allowed ratio of the 98th percentile in a session to the model."""
 
 Reading = Callable[[str], str]
-"""An Arlo system with one variant of its allocation."""
+"""A function that names a variant of an Arlo system."""
 BOTH: tuple[Reading, ...] = (str, runs.within_capacity)
 
 
@@ -89,7 +89,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """A line of the table with a finding per variant of Arlo's allocation."""
+    """A line of the table, with one finding per variant of Arlo's allocation."""
 
     bar: str
     paper: str
@@ -129,7 +129,7 @@ def _in_all_runs(held: Iterable[bool], *, why: str = "") -> Finding:
 def _reduction_findings(
     of: FindResult, cases: Sequence[Case], other: str, said: float, what: What
 ) -> Iterator[Finding]:
-    """Yield findings that name the readings of the other system which have the number of the paper."""
+    """Yield findings; each names the readings of the other system that give the paper's number."""
     for read in BOTH:
         apart = {one: reduction_percent(of, cases, read(ARLO), (one,), what) for one in READINGS[other]}
         having = [f"`{one}`" for one, interval in apart.items() if interval is not None and said in interval]
@@ -140,7 +140,7 @@ def _reduction_findings(
 
 
 def _numbers_increase(of: FindResult, cases: Sequence[Case], systems: Sequence[str], what: What) -> Iterator[bool]:
-    """For each case of the first system, yield True if the numbers of the systems increase."""
+    """For each case of the first system, yield True if the numbers increase from system to system."""
     for case in cases:
         if case.system == systems[0]:
             found = [of(replace(case, system=system)) for system in systems]
@@ -160,7 +160,7 @@ def _order_finding(of: FindResult, cases: Sequence[Case], read: Reading) -> Find
 
 
 def _below_each(of: FindResult, cases: Sequence[Case], read: Reading, what: What, said: str) -> Finding:
-    """Check if Arlo is below each other system. `said`: text for a system and its failed runs."""
+    """`said`: text for a system and its failed runs."""
     held = {
         system: [what(one) < what(other) for one, other in measured_pairs(of, cases, read(ARLO), system)]
         for several in READINGS.values() for system in several
@@ -203,7 +203,7 @@ def random_dispatch_verdicts(of: FindResult) -> Iterator[Verdict]:
 
 
 def _larger_p98_reduction(of: FindResult, pair: str, ours: str, theirs: str) -> Interval | None:
-    """Return the reduction of the 98th percentile over seeds, in the figure with the larger reduction."""
+    """Return an interval over seeds of the larger reduction of the 98th percentile in two figures."""
     cases = [case for part in "ab" for case in tables.random_dispatch(f"{pair}{part}")]
     of_seeds = (
         reduction_percent(of, [case for case in cases if case.workload.seed == seed], ours, (theirs,), p98_ms)
@@ -311,7 +311,7 @@ def session_verdict(records: Records) -> Verdict:
 
 
 def _run_verdicts(records: Records) -> Iterator[Verdict]:
-    """Yield the verdicts on replaced instances and on the speed of the simulation, over all runs."""
+    """Yield two verdicts over all runs: on replaced instances, and on the speed of the simulation."""
     every = [result.measures for result in records.found.values()]
     limits = speed = Finding()
     if every:

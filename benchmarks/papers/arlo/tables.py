@@ -19,7 +19,7 @@ from benchmarks.papers.arlo.workload import LatencyProfile, Workload, make_trace
 
 DT_, INFAAS_, ST_ = "DT", "INFaaS", "ST"
 READINGS: dict[str, tuple[str, ...]] = {ST_: (runs.ST,), DT_: tuple(DT.values()), INFAAS_: (INFAAS, INFAAS_SHORT)}
-# Percent by which Arlo reduces mean and 98th percentile ("up to": larger number of two streams).
+# Percent by which Arlo reduces the mean and the 98th percentile. For "up to", the larger number of two streams.
 MEAN_LESS: dict[str, dict[str, float]] = {
     "6a": {ST_: 70.3, DT_: 23.7, INFAAS_: 24.9},
     "6b": {ST_: 66.7, DT_: 29.2, INFAAS_: 39.3},
@@ -31,15 +31,15 @@ TAIL_LESS: dict[str, dict[str, float]] = {
     "10": {ST_: 98.4, DT_: 26.0, INFAAS_: 29.3},
 }
 FIGURE_8 = {ST_: (8.13, 430.54), DT_: (6.38, 397.10), INFAAS_: (6.80, 404.12), "Arlo": (5.49, 330.41)}  # GPUs, p98 ms
-TABLE_2 = {(50, 8): 0.156, (200, 12): 0.623, (1000, 16): 2.612}  # seconds by devices and runtimes
+TABLE_2 = {(50, 8): 0.156, (200, 12): 0.623, (1000, 16): 2.612}  # seconds, by number of devices and runtimes
 BAR_TABLE_2_S = 0.3
-FIGURE_9_MS = 0.737  # 2,400 requests, 1,200 instances
-FIGURE_11 = {8: (14.16, 84.04), 16: (14.45, 81.74)}  # mean and p98 by runtimes
-FIGURE_11_LATE = {4: 2.5, 8: 0.0}  # percent of requests above the objective
-TABLE_3 = {  # mean, p50, p98
+FIGURE_9_MS = 0.737  # milliseconds for 2,400 requests and 1,200 instances
+FIGURE_11 = {8: (14.16, 84.04), 16: (14.45, 81.74)}  # mean and p98 in ms, by number of runtimes
+FIGURE_11_LATE = {4: 2.5, 8: 0.0}  # percent of requests above the objective, by number of runtimes
+TABLE_3 = {  # mean, p50 and p98 in ms
     ARLO_EVEN: (455.19, 21.13, 3407.02), ARLO_GLOBAL: (80.58, 8.21, 1514.53), ARLO: (11.51, 8.02, 75.04)
 }  # fmt: skip
-TABLE_4: dict[int, dict[str, tuple[float, float]]] = {  # mean and p98 by GPUs
+TABLE_4: dict[int, dict[str, tuple[float, float]]] = {  # mean and p98 in ms, by number of GPUs
     25: {ARLO_ILB: (1035.90, 9555.3), ARLO_IG: (150.21, 422.03), ARLO: (77.8, 414.58)},
     80: {ARLO_ILB: (77.83, 1024.78), ARLO_IG: (157.09, 1183.85), ARLO: (73.61, 810.41)},
     1000: {ARLO_ILB: (76.23, 419.04), ARLO_IG: (172.00, 990.29), ARLO: (76.09, 408.79)},
@@ -64,7 +64,7 @@ RANDOM_READINGS = {ST_: runs.ST_RANDOM, DT_: runs.DT_RANDOM}
 RANDOM_OF = {ours: theirs for theirs, ours in RANDOM_READINGS.items()}
 RATES_7 = (500.0, 1000.0, 1500.0, 2000.0, 2500.0, 3000.0)
 LEAST_8 = (1, settings.FIRST_DEVICES)
-"""Minimum devices in Figure 8, with and without release of the first devices."""
+"""Minimum devices in Figure 8: the first devices may be released, or stay."""
 ALLOCATIONS_3 = (ARLO_EVEN, ARLO_GLOBAL, ARLO, runs.within_capacity(ARLO_GLOBAL), runs.within_capacity(ARLO))
 _STRATEGIES_4 = (ARLO_ILB, ARLO_IG, ARLO)
 DISPATCHES_4 = (*_STRATEGIES_4, *map(runs.within_capacity, _STRATEGIES_4))
@@ -75,7 +75,7 @@ TRACES_4 = {
     80: (20_000.0, 20.0, settings.GRID_SEEDS),
     1000: (250_000.0, 2.0, settings.GRID_SEEDS[:1]),
 }
-"""Traces of Table 4: requests per second, seconds and seeds, by devices."""
+"""Traces of Table 4 by number of devices: requests per second, seconds, seeds."""
 FASTER_6B_MS, LONGER_10B_S = (4.0, 5.0, 5.5), (20.0, 30.0)
 APART_4 = {
     "as above": ("bursty", 1.0), "no drift": ("bursty", 0.0), "no bursts": ("stable", 1.0), "neither": ("stable", 0.0)
@@ -179,4 +179,4 @@ TABLES: dict[str, Callable[[], list[Case]]] = {
     "rated": lambda: [case for pattern in settings.RATED_SECONDS_S for case in rated_seconds(pattern)],
     "experiments": experiments, "measured": list, "deployed": list,
 }  # fmt: skip
-"""The runs of each table. `measured` and `deployed` run elsewhere."""
+"""The runs of each table. Other functions run `measured` and `deployed`."""

@@ -1,9 +1,9 @@
 """Generate requests (arrival times and lengths), and the latency of a runtime by length (§2).
 
-Latency increases in steps of 64 tokens (§3.3), linearly from the first to the last step, and within a step by the ratio
-at 20 tokens (§2). Lengths come from tweets times 512/125 (§5), at most 512. They do not drift in the two parts of the
-file, so we vary the share of part two: in a slow wave, and randomly each second. Arrivals are Poisson (`stable`) or
-Markov-modulated (`bursty`).
+Latency increases in steps of 64 tokens (§3.3), linearly from the first to the last step. Within a step, the ratio at 20
+tokens gives the latency (§2). Lengths come from tweets times 512/125 (§5), at most 512. Lengths do not drift in the two
+parts of the file, so we vary the share of part two: in a slow wave, and randomly each second. Arrivals are Poisson
+(`stable`) or Markov-modulated (`bursty`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LatencyProfile(msgspec.Struct, frozen=True):
         return self.longest_ms / 1000 * at_step * (1 - _WITHIN_STEP * below)
 
     def dynamic_s(self, tokens: int, shape: str) -> float:
-        """Return the seconds with an inflation that is flat, rises or falls with the length."""
+        """Return the seconds with dynamic compilation, whose inflation is flat, rises or falls with the length."""
         (least, most), along = INFLATION, (tokens - 1) / (LONGEST - 1)
         most = {"flat": least, "mild": settings.MILD_INFLATION}.get(shape, most)
         return self.static_s(tokens) * (least + (most - least) * (1 - along if shape == "falling" else along))
@@ -73,7 +73,7 @@ EARLIER = 20_000
 class Workload(msgspec.Struct, frozen=True):
     """`rate`: mean requests per second. `pattern`: `stable`, `bursty`, or a name in `settings`.
 
-    `swings`: True if the rate varies over minutes (Figure 8). `drift`: drift of lengths relative to `settings`.
+    `swings`: True if the rate varies over minutes (Figure 8). `drift`: strength of the drift relative to `settings`.
     """
 
     rate: float

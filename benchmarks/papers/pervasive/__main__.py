@@ -24,7 +24,9 @@ _FEWEST = paper.RUNS[0].batch
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """The parameter file, most central set first. `starts`: number of searches. `searched`, `repeated`: their dates."""
+    """The parameter file, most central set first. `starts`: number of searches. `searched`, `repeated`: dates of the
+    searches.
+    """
 
     starts: int
     fits: tuple[Fit, ...]

@@ -1,6 +1,6 @@
 """Compare predicted numbers of Figures 8 and 9 with the paper.
 
-The ratio of Figure 8 divides full by partial runs with equal parameters, call size and first loss.
+The ratio of Figure 8 divides runs with full awareness by partial runs with equal parameters, call size and first loss.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Claim(msgspec.Struct, frozen=True):
         return [one.value for each in rows for one in self._predictions_in(each, batch)]
 
     def variants(self, rows: Predicted, *, batch: int) -> dict[str, tuple[float, float]]:
-        """Return the interval of all parameter sets, by the assumption about an unspecified detail."""
+        """Return the interval of values over all parameter sets, for each assumption about an unspecified detail."""
         found: dict[str, list[float]] = defaultdict(list)
         for each in rows:
             for one in self._predictions_in(each, batch):
@@ -60,7 +60,7 @@ class Claim(msgspec.Struct, frozen=True):
         return {name: (min(values), max(values)) for name, values in found.items()}
 
     def holding_variants(self, rows: Predicted, *, batch: int) -> tuple[list[str], int]:
-        """Return the variants whose interval holds the paper's number, and the number of all variants."""
+        """Return the variants whose interval contains the paper's number, and the number of all variants."""
         variants = self.variants(rows, batch=batch)
         return [name for name, (low, high) in variants.items() if low <= self.said <= high], len(variants)
 
@@ -111,7 +111,7 @@ def including_variants_rows(found: Found) -> Rows:
             [high for _, high in intervals if high < claim.said],
             [low for low, _ in intervals if low > claim.said],
         )
-        if claim.figure.startswith("9"):  # All variants of Figure 9 are from after the first predictions.
+        if claim.figure.startswith("9"):  # All variants of Figure 9 were written after the first predictions.
             kept = {name: "kept" if name in predict.KEPT_VARIANTS else "written" for name in holding}
             holding = [f"{name}: {how} when the answer was known" for name, how in kept.items()]
         yield [
@@ -133,7 +133,7 @@ def variants_rows(found: Found) -> Rows:
 
 
 def pairs(rows: Predicted, *, batch: int, none_lost: bool = False) -> dict[str, list[float]]:
-    """Return ratios of full over partial by the time of the first loss."""
+    """Return ratios of full to partial awareness, by the time of the first loss."""
     found: dict[str, list[float]] = {}
     for each in rows:
         runs = [one for one in each if one.figure == "8" and one.batch == batch]
@@ -188,7 +188,7 @@ _STATIC = next(run for run in paper.RUNS if (run.awareness, run.batch) == (Aware
 
 
 class Case(NamedTuple):
-    """A kind of node and the order of losses. `alone`: result with one GPU per node."""
+    """Results for one kind of node and one order of losses. `alone`: results with one GPU per node."""
 
     run: predict.Preempted
     alone: list[float]
@@ -196,7 +196,7 @@ class Case(NamedTuple):
 
 
 def disk_cases(found: Found) -> list[Case]:
-    """Return the partial runs of Figure 8 on nodes with shared disks, from the sets that explain Figure 6 there."""
+    """Return the partial runs of Figure 8 on nodes with shared disks, for sets that explain Figure 6 on such nodes."""
     cases = []
     for place, nodes in enumerate(predict.NODES):
         mine = [
@@ -241,15 +241,15 @@ def titan_share(parameters: fit.Parameters) -> float:
 
 
 def shares_facts(found: Found) -> dict[str, Any]:
-    """Return the values in the text about the shares of TITANs in the partial run of Figure 8."""
+    """Return the values for the text about the share of TITANs in the partial run of Figure 8."""
     begins = [fit.worker_times_s(each.parameters, paper.A10, Awareness.DISK, BATCH)[0] for each in found.fits]
     a10_s = paper.PREEMPTED_FROM_S + paper.PREEMPTED_EVERY_S * (paper.EACH - 1) / 2
     have = [titan_share(each.parameters) for each in found.fits]
 
     def required(begins_s: float, late_s: float) -> float:
-        """Return the share with which Figure 8 ends with the paper's number; each GPU loses half a call.
+        """Return the share of TITANs that gives the paper's number in Figure 8, if each GPU loses half a call.
 
-        `begins_s`: start time of GPUs; `late_s`: delay of the first loss.
+        `begins_s`: seconds before a GPU's first call; `late_s`: delay of the first loss.
         """
         rate, lost = paper.INFERENCES / (_STATIC.seconds - begins_s), 2 * paper.EACH * BATCH / 2
         return ((PARTIAL.said + lost) / rate + begins_s - a10_s - late_s) / (paper.PREEMPTED_EVERY_S * paper.EACH)

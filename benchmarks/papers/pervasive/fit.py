@@ -2,10 +2,10 @@
 
 In the closed form twenty workers take tasks of constant time from one queue. The simulator checks the sets.
 
-Seven numbers do not determine ten unknowns. We draw many starts within the physical bounds, and improve each start only
-until every error is below a limit; longer searches would end in one corner of the bounds. We keep the sets that are
+Seven numbers do not determine ten unknowns. We draw many starts within the physical bounds, and improve each start
+until every error is below a limit. Longer searches would end in one corner of the bounds. We keep the sets that are
 farthest apart (Gonzalez, "Clustering to minimize the maximum intercluster distance", 1985). `CLOSE` is the rounding
-error of the text (2,900 s to 1.7 %); `FAIR` allows for a single run on a shared cluster.
+error of the text (50 of 2,900 s); `FAIR` allows for chance in a single run on a shared cluster.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def search(start: int) -> tuple[Fit, ...]:
 
 
 def choose_fits(found: Sequence[Fit], count: int) -> tuple[Fit, ...]:
-    """Return `count` sets: the most central close set, then alternating close and fair sets, farthest first."""
+    """Return `count` sets: the most central close set, then in turn the farthest close and the farthest fair set."""
     if not (close := [each for each in found if each.close]):
         return ()
     picked = [min(close, key=lambda each: sum(_distance(each, other) for other in close))]

@@ -21,7 +21,7 @@ SHARED_BYTES_PER_S = 84e9 / 8
 
 
 class Run(msgspec.Struct, frozen=True):
-    """`batch`: inferences per call. `most`: upper limit in the text, or 0."""
+    """`batch`: inferences per call. `most`: upper limit of the seconds, or 0."""
 
     figure: str
     awareness: Awareness
@@ -40,7 +40,8 @@ RUNS = (
     Run("7", Awareness.DISK, 1000, 3_200.0), Run("7", Awareness.FULL, 1, 3_300.0),
     Run("7", Awareness.FULL, 1000, 2_900.0, 3_300.0),
 )  # fmt: skip
-"""Runs of §4.2 and §4.3. Full awareness with 1000 inferences per call is between the best and the worst."""
+"""Runs of §4.2 and §4.3. With full awareness and 1000 inferences per call, the paper gives only bounds: best and worst.
+"""
 
 
 REDUCTIONS = (
@@ -48,7 +49,7 @@ REDUCTIONS = (
     (Awareness.DISK, Awareness.NONE, 0.491),
     (Awareness.FULL, Awareness.DISK, 0.453),
 )
-"""Share by which the run time of a version is shorter than that of another version (§4.2)."""
+"""Share by which a version reduces the run time of another version (§4.2)."""
 SPREAD = 0.136
 """Run time of the worst call size divided by the best under full awareness, minus 1 (§4.3)."""
 

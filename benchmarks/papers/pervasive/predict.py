@@ -1,13 +1,13 @@
 """Predict Figures 8, 9a and 9b from parameters fitted only to Figures 6 and 7.
 
-A prediction is a range over parameter sets, sizes of calls and unspecified details. No detail uses end times of runs in
-the paper.
+A prediction is a range over parameter sets, sizes of calls and unspecified details. No assumption uses the end times of
+the paper's runs.
 
-- Figure 8: the first GPU is lost at 900 s or a minute later. Under full awareness three GPUs of one kind go early.
+- Figure 8: the first GPU is lost at 900 s or a minute later. Under full awareness three GPUs of one kind leave early.
 - Figure 9a: from 4 to 20 GPUs in a ramp; half A10s and half TITANs, or mixed as in the cluster.
-- Figure 9b: 186 GPUs after 100 to 600 s; speeds of six kinds.
+- Figure 9b: 186 GPUs after 100 to 600 s; assumed speeds of six kinds.
 
-The partial run of Figure 8 is also simulated with nodes whose workers share a disk, as an upper limit of this effect: a
+The partial run of Figure 8 is also simulated on nodes whose workers share a disk, as an upper limit of this effect. A
 worker that loads alone reads for `reads / gpus` of the usual load time.
 
 The *distance* in Figure 9 is the maximum difference between completed inferences and a line proportional to capacity,
@@ -117,10 +117,10 @@ RAMPS_9A: tuple[tuple[str, float, float, Mapping[str, float]], ...] = (
 RAMPS_9B_S = (200.0, 100.0, 400.0, 600.0)
 RAMPS_WRITTEN = "2026-11-26"
 """Date on which both ramps were rewritten (commit 4995f9b), after the predictions with the first ramps (95c044e). Some
-of the first ramps ended with the runs in the paper.
+of the first ramps ended when the runs in the paper ended.
 """
 _FIRST_RAMPS_9B = ((200.0, 0), (400.0, 0), (600.0, 0), (200.0, 1))
-"""The kept ramps of Figure 9b: seconds, and an index into `PEAKS`. No ramp of 9a was kept."""
+"""The kept ramps of Figure 9b: seconds, and an index into `PEAKS`. No ramp of Figure 9a was kept."""
 PEAKS = (("32-bit arithmetic", paper.SINGLE), ("tensor cores", paper.TENSOR))
 KEPT_VARIANTS = frozenset(
     f"evenly in {until_s:.0f} s, kinds by {PEAKS[which][0]}" for until_s, which in _FIRST_RAMPS_9B
@@ -130,12 +130,12 @@ BATCHES = (BATCH, 1000)
 LOOK_S = 10.0
 
 Look = tuple[float, float]
-"""Completed inferences and GPUs at one time."""
+"""Completed inferences and number of GPUs at one time."""
 
 
 class Prediction(msgspec.Struct, frozen=True):
-    """A simulated run. `value`: seconds (9a, 9b) or inferences (8). `variant`: assumption. `off`: distances (only
-    Figure 9).
+    """A simulated run. `value`: seconds (Figures 9a, 9b) or inferences (Figure 8). `variant`: assumption. `off`:
+    distances, only in Figure 9.
     """
 
     figure: str
@@ -234,11 +234,11 @@ def _sample_run(simulation: Simulation, until_s: float) -> tuple[Look, ...]:
 
 
 NODES = (Sharing(2, 1.0), Sharing(5, 0.5), Sharing(5, 1.0))
-"""Nodes of two or five GPUs whose loads read the disk for half or all of the load time."""
+"""Nodes of two or five GPUs. A load reads the disk for half or all of its time."""
 
 
 class Preempted(msgspec.Struct, frozen=True):
-    """Completed inferences in Figure 8 (partial) if the first GPU is lost at `from_s`."""
+    """Completed inferences in the partial run of Figure 8, with the first loss at `from_s`."""
 
     sharing: Sharing
     from_s: float
@@ -246,7 +246,7 @@ class Preempted(msgspec.Struct, frozen=True):
 
 
 class Shared(msgspec.Struct, frozen=True):
-    """Partial runs of Figures 6 and 8 for a parameter set on nodes with shared disks."""
+    """Partial runs of Figures 6 and 8 on nodes with shared disks, for one parameter set."""
 
     static_s: tuple[float, ...]
     runs: tuple[Preempted, ...]

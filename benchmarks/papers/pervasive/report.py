@@ -106,7 +106,7 @@ def static_cells(run: paper.Run, seconds: float) -> list[str]:
 
 
 def _largest_deviation(found: Found) -> float:
-    """Return the largest difference between the closed form and the simulator."""
+    """Return the largest relative difference between closed form and simulator."""
     first = found.fits[0].parameters
     return max(abs(fit.static_run_s(first, run.awareness, run.batch) / s - 1.0) for run, s in found.simulated)
 

@@ -33,8 +33,8 @@ _STEP_S = 20.0
 
 
 class Sharing(msgspec.Struct, frozen=True):
-    """Nodes whose workers, one per GPU, share a disk. `reads`: disk-bound part of a load; `spread`: GPUs are lost
-    from all nodes in turn.
+    """Nodes whose workers, one per GPU, share a disk. `reads`: share of a load that reads the disk; `spread`: all nodes
+    lose GPUs in turn.
     """
 
     gpus: int

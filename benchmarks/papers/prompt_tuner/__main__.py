@@ -18,7 +18,7 @@ QUICK_SMALLER = 4
 
 
 def quick(grid: Grid) -> Grid:
-    """Return a grid with one set and few seeds."""
+    """Return a grid with one parameter set and few seeds."""
     asked = msgspec.structs.replace(grid.search, looked_at=1, finalists=1, more_seeds=(), tuning_seeds=(1,))
     judge = msgspec.structs.replace(grid.judge, seeds=grid.judge.seeds[:2], parts=2, few=1)
     return msgspec.structs.replace(grid, draws=1, search=asked, judge=judge)

@@ -1,10 +1,11 @@
-"""Generate the jobs of §6.1, because the trace of the paper is not public. `grid.toml` has further values.
+"""Generate the jobs of §6.1, because the trace of the paper is not public. `grid.toml` gives the values that the paper
+omits.
 
-- *Arrivals*: each load is one trace of 20 minutes. One minute has five times the mean count (§2.2); other minutes have
-exponential shares. Gaps within a minute are exponential (§6.1).
+- *Arrivals*: each load is one trace of 20 minutes. One minute has five times the mean count (§2.2); the other minutes
+have exponentially distributed shares. Gaps within a minute are exponential (§6.1).
 
-- *Work*: a lognormal duration and the number of replicas are independent. Their product, divided by the seconds of an
-iteration, is the iteration limit.
+- *Work*: the duration is lognormal and independent of the number of replicas. The iteration limit is their product
+divided by the seconds of an iteration.
 
 - *Prompts*: a prompt from the bank needs fewer iterations, by the speedups of Figure 9b. Lookup times are from §6.3.
 
@@ -85,7 +86,7 @@ class Bank(enum.Enum):
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A tuning job with its seconds on the replicas of the trace. `speedup`: with 3,000 candidates."""
+    """A tuning job; `duration_s` applies to `replicas` replicas, as in the trace. `speedup`: with 3,000 candidates."""
 
     at_s: float
     model: str

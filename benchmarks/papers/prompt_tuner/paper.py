@@ -14,7 +14,7 @@ LOADS: Mapping[str, Mapping[str, int]] = {
     "qwen-7b-r1": {"qwen-7b-r1": 70},
     "vicuna-7b": {"vicuna-7b": 65},
 }
-"""Jobs per model in 20 minutes (§6.1). The last load is ours: jobs of the model of Figure 3 at medium load."""
+"""Jobs per model in 20 minutes (§6.1). We added the last load: jobs of Figure 3's model at medium load."""
 GPUS = 32
 SERVER_GPUS = 8
 MINUTES = 20
@@ -39,16 +39,16 @@ TABLE_8: Mapping[str, Row] = {
 """Violations and cost of PromptTuner, complete and without single parts, at medium load and S = 1.0."""
 
 FEWER_POINTS: Mapping[str, tuple[float, float]] = {"infless": (15.0, 25.0), "elastic-flow": (48.0, 51.0)}
-"""Percentage points of fewer violations with PromptTuner than with a baseline (Figure 7a, §6.2)."""
+"""Percentage points by which PromptTuner has fewer violations than a baseline (Figure 7a, §6.2)."""
 SAVED = 23.0
-"""Percent of the cost of INFless that is saved at medium load, S = 1 (Figure 7d)."""
+"""Percent of the cost of INFless that PromptTuner saves at medium load, S = 1 (Figure 7d)."""
 SAVED_AT: Mapping[str, float] = {"medium, S = 0.5": 38.0, "medium, S = 1.5": 17.0}
-"""The same at other S."""
+"""Percent of INFless' cost that is saved at other S."""
 MOST_SAVED = 70.0
-"""Percent of the cost of ElasticFlow that is saved at medium load, S = 1.5 (§6.2)."""
+"""Percent of the cost of ElasticFlow that PromptTuner saves at medium load, S = 1.5 (§6.2)."""
 LEAST_POINTS = 10.0
-"""Smallest difference to a baseline at any S (§6.2)."""
+"""Smallest difference in violation points to a baseline at any S (§6.2)."""
 BANK_FEWER_POINTS, BANK_SAVED = (13.0, 23.0), (30.0, 40.0)
-"""Effect of reused prompts on violations (points) and cost (percent) in Figures 8a and 8b."""
+"""Effect of reused prompts in Figures 8a and 8b: fewer violations in points, lower cost in percent."""
 INITIALISATION = (0.11, 0.50)
-"""Initialization share of job latency under INFless, mean and maximum (Figure 3b)."""
+"""Share of initialization in the job latency of INFless: mean and maximum (Figure 3b)."""

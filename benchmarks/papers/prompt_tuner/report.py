@@ -1,7 +1,7 @@
 """Write `docs/reproduction/prompttuner.md` from its record.
 
-A number of the paper is a difference: percentage points of late jobs, or percent of our cost. A drawn set meets a
-number if the error is at most a given share of the number. Two numbers conflict if sets meet each number but no set
+The paper's numbers are differences: percentage points of late jobs, or percent of our cost. A drawn parameter set meets
+a number if the error is at most a given share of the number. Two numbers conflict if sets meet each number but no set
 meets both numbers.
 """
 
@@ -27,12 +27,12 @@ from stoker.manager.study.statistics import MeanEstimate, estimate
 PAGE = Path(__file__).with_name("page.template")
 RECORD = "prompttuner.json"
 BARS = {"infless": (10.0, 1.2), "elastic-flow": (30.0, 1.8)}
-"""Our targets, below the numbers of the paper: points of late jobs, and multiples of our cost."""
+"""Our targets, which are below the paper's numbers: percentage points of late jobs, and multiples of our cost."""
 Rows = Iterator[list[str]]
 
 
 class Number(msgspec.Struct, frozen=True):
-    """A number of the paper with its computation. `of_parts`: known only for examined sets."""
+    """A number of the paper with its computation. `of_parts`: only examined sets have the value."""
 
     what: str
     low: float
@@ -74,7 +74,7 @@ def _cost_increase(system: scenarios.System, one: Evaluation) -> float:
 
 
 _SMALL = 2.0
-"""Percent of cost below which a number has no limit, because seeds differ by more."""
+"""Numbers below this percentage of the cost have no limit, because seeds differ by more."""
 
 
 NUMBERS = tuple(_numbers())
@@ -82,7 +82,7 @@ MAIN = NUMBERS[:4]
 
 
 class Single(msgspec.Struct, frozen=True):
-    """A number, index and value of the closest set, and the sets within the limit."""
+    """A number, index and value of the closest set, and the count of sets within the limit."""
 
     number: Number
     closest: int
@@ -111,7 +111,7 @@ def singles(sets: Sequence[Evaluation], looked_at: Sequence[int], *, limit: floa
 
 
 def pairs(sets: Sequence[Evaluation], looked_at: Sequence[int], *, limit: float) -> list[Pair]:
-    """Return all pairs of main numbers, and all other conflicting pairs."""
+    """Return all pairs of main numbers, and all other pairs that conflict."""
     met = {single.number.what for single in singles(sets, looked_at, limit=limit) if single.within}
     found = []
     for one, other in combinations(NUMBERS, 2):
@@ -131,8 +131,8 @@ def _values(number: Number, sets: Sequence[Evaluation], looked_at: Sequence[int]
 
 
 class Page:
-    """Runs of the record with a repeated search. Seeds: `one` has all seeds, `some` is for scheduler parts, `few` for
-    smaller tables.
+    """Runs of the record, on which the search is repeated. Seeds: `one` has all seeds, `some` is for scheduler parts,
+    `few` for smaller tables.
     """
 
     def __init__(self, record: Record) -> None:
@@ -150,7 +150,7 @@ class Page:
         self.pairs = pairs(self.sets, self.looked_at, limit=judge.conflict)
 
     def without(self, part: scenarios.Part) -> tuple[MeanEstimate, MeanEstimate]:
-        """Return points and relative cost of the scheduler without a part."""
+        """Return late-job points and relative cost of the scheduler without a part."""
         return self.some.points(MEDIUM, part.system), self.some.times(MEDIUM, part.system)
 
     def allocated(self, group: Group) -> MeanEstimate:
@@ -262,7 +262,7 @@ _AS_SAID = "as in the paper"
 
 
 def part_signs(page: Page) -> Iterator[tuple[str, str]]:
-    """Yield verdicts of each part: late jobs and cost."""
+    """Yield two verdicts per part: on late jobs and on cost."""
     for part in PARTS:
         points, times = page.without(part)
         yield _sign(points, 0.0), _sign(times, 1.0, below=not part.dearer)
@@ -298,7 +298,9 @@ def heavy_load_rows(page: Page) -> Rows:
 
 
 def bar_shares(page: Page) -> dict[str, Any]:
-    """Return which bars the sets meet whose late jobs are within the limit of the paper's, by two values of a set."""
+    """Take the sets whose late jobs are close enough to the paper. Return which bars these sets meet, by two values of
+    a set.
+    """
     near = [one for one in page.sets if MAIN[0].deviation(MAIN[0].of(one)) <= page.grid.judge.conflict]
     of = {place: _bars_of(one) for place, one in enumerate(near)}
 
@@ -316,7 +318,9 @@ def bar_shares(page: Page) -> dict[str, Any]:
 
 
 def _bars_of(one: Evaluation) -> tuple[list[float], list[bool]]:
-    """Return points and relative cost of INFless (literal) and ElasticFlow, and whether each meets its bar."""
+    """Return percentage points and relative cost of INFless (literal) and ElasticFlow, and whether each value meets its
+    bar.
+    """
     found, met = list[float](), list[bool]()
     for system in (LITERAL, ELASTIC_FLOW):
         values = one.points(MEDIUM, system).mean, one.times(MEDIUM, system).mean

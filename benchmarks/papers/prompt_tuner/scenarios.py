@@ -2,9 +2,9 @@
 
 `grid.toml` has the values of the sets. The file was fixed before the first run.
 
-INFless has two variants. *Literal*: jobs run in order of arrival, predictions are 10 % longer, and instances of a job
-reserve devices while waiting for more instances (§3.2). *Tuned*: the best of these settings and alternatives on search
-seeds. ElasticFlow resizes running jobs (§3.1). No system learns.
+INFless has two variants. *Literal*: jobs run in order of arrival, predictions are 10 % longer, and instances reserve
+devices while their job waits for more instances (§3.2). *Tuned*: the best of these and other settings on search seeds.
+ElasticFlow resizes running jobs (§3.1). No system learns.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Settings = tuple[tuple[str, bool | int | float | str], ...]
 
 
 class System(msgspec.Struct, frozen=True):
-    """A policy with settings, and the jobs with prompts from the bank."""
+    """A policy with its settings, and which jobs use prompts from the bank."""
 
     policy: str
     settings: Settings = ()
@@ -58,7 +58,9 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class Group(msgspec.Struct, frozen=True):
-    """A case for comparisons. `times` multiplies the load's jobs; `clusters`, the GPUs."""
+    """A case for comparisons: load, S (`emergence`) and cluster size. `times` multiplies the jobs; `clusters`
+    multiplies the GPUs.
+    """
 
     name: str
     load: str = "medium"
@@ -69,7 +71,7 @@ class Group(msgspec.Struct, frozen=True):
     def cases(
         self, system: System, parameters: Parameters, *, seeds: Iterable[int], smaller: int = 1
     ) -> Iterator[Case]:
-        """Yield runs of a system, one per seed, on a cluster divided by `smaller`."""
+        """Yield one run of the system per seed. `smaller` divides the jobs and the GPUs."""
         counts = tuple((model, count * self.times // smaller) for model, count in paper.LOADS[self.load].items())
         for seed in seeds:
             yield Case(counts, self.emergence, system, seed, self.clusters * paper.GPUS // smaller, parameters)
@@ -105,7 +107,7 @@ STATIC = frozenset({ELASTIC_FLOW.policy})
 
 
 class Part(msgspec.Struct, frozen=True):
-    """Our scheduler without a part. Differences in the paper: points of late jobs, and cost factor."""
+    """Our scheduler without a part. Effects in the paper: points of late jobs, and cost factor."""
 
     what: str
     system: System
@@ -151,7 +153,9 @@ class Values(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Search(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`late`: target of late jobs in percent. `within`: its limit as a share. Others: search steps."""
+    """`late`: target share of late jobs in percent. `within`: allowed relative deviation from the target. Others:
+    search steps.
+    """
 
     late: float
     within: float
@@ -166,8 +170,8 @@ class Search(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Judge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Seeds of the results, numbers of seeds for scheduler parts and smaller tables, and the limit of a conflict as a
-    share.
+    """Seeds of the results; numbers of seeds for scheduler parts and for smaller tables; and the limit, as a share,
+    above which numbers conflict.
     """
 
     seeds: tuple[int, ...]
@@ -187,7 +191,7 @@ class Grid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Choice(msgspec.Struct, frozen=True, array_like=True):
-    """A set: index of its value in each line of the grid."""
+    """A parameter set: for each line of the grid, the index of the value."""
 
     places: tuple[int, ...]
 

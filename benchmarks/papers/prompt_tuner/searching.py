@@ -1,7 +1,7 @@
 """Keep the numbers of each run, and implement the search rule of `grid.toml` on them.
 
-The rule leads from drawn sets to the headline set and the tuned setting of INFless. The rule reads runs from a `Book`,
-so the page repeats the whole search on runs of the record.
+The rule leads from the drawn sets to the headline set and the tuned setting of INFless. The rule reads runs from a
+`Book`, so the page repeats the whole search on runs of the record.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Simulate = Callable[[list[scenarios.Case]], list[Result]]
 
 
 class KeptRun(msgspec.Struct, frozen=True, array_like=True):
-    """A run. `violations` in percent, `paid_s` in device-seconds, `allocated` as a share of all devices; share of
-    job latency during instance starts (mean and maximum); `waiting_s`: part of `paid_s` in which replicas that jobs
-    held waited for others.
+    """A run. `violations`: percent. `paid_s`: device-seconds. `allocated`: share of all devices. Two fields: mean and
+    maximum share of job latency during instance starts. `waiting_s`: part of `paid_s` in which replicas of a job waited
+    for other replicas.
     """
 
     places: tuple[int, ...]
@@ -66,7 +66,7 @@ def read_record(path: Path) -> Record:
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """Runs of one system with one set, one run per seed."""
+    """Runs of one system with one parameter set: one run per seed."""
 
     choice: Choice
     group: scenarios.Group
@@ -78,7 +78,7 @@ class Wanted(msgspec.Struct, frozen=True):
 
 
 class Book:
-    """Runs by name. `simulate`: function for missing runs; if None, a missing run is an error."""
+    """Runs by name. `simulate`: function for missing runs; if None, a missing run raises LookupError."""
 
     def __init__(
         self, grid: Grid, kept: Iterable[KeptRun] = (), *, simulate: Simulate | None = None, smaller: int = 1
@@ -106,7 +106,7 @@ class Book:
 
 
 class Evaluation:
-    """One set under some seeds. Systems are compared with our scheduler seed by seed."""
+    """One parameter set with some seeds. Systems are compared with our scheduler seed by seed."""
 
     def __init__(self, book: Book, choice: Choice, seeds: Sequence[int]) -> None:
         self.book, self.choice, self.seeds = book, choice, tuple(seeds)
@@ -125,16 +125,16 @@ class Evaluation:
         return estimate([seconds * self.price_s for seconds in self.paid_s(group, system)])
 
     def points(self, group: scenarios.Group, system: System) -> MeanEstimate:
-        """Return percentage points of late jobs minus those of our scheduler."""
+        """Return the percentage points of late jobs above those of our scheduler."""
         return difference(self.late(group, system), self.late(group))
 
     def saved(self, group: scenarios.Group, system: System) -> MeanEstimate:
-        """Return the percentage of the cost of the system that our scheduler saves."""
+        """Return the percentage of the system's cost that our scheduler saves."""
         pairs = zip(self.paid_s(group, system), self.paid_s(group), strict=True)
         return estimate([100.0 * (1.0 - ours / theirs) for theirs, ours in pairs])
 
     def times(self, group: scenarios.Group, system: System, *, waiting: bool = True) -> MeanEstimate:
-        """Return the cost of the system divided by ours. `waiting`: a replica that a job holds costs while it waits."""
+        """Return the system's cost divided by our cost. `waiting`: True if a job's replicas cost while they wait."""
         runs = self.runs(group, system)
         paid = (run.paid_s if waiting else run.paid_s - run.waiting_s for run in runs)
         return estimate([theirs / ours for theirs, ours in zip(paid, self.paid_s(group), strict=True)])
@@ -190,7 +190,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 def count_right_signs(one: Evaluation) -> int:
-    """Return how many mean effects of scheduler parts, on violations and on cost, have the sign of the paper."""
+    """Count the mean effects of scheduler parts, on violations and on cost, that have the same sign as in the paper."""
     return sum(
         (one.points(MEDIUM, part.system).mean > 0.0)
         + (one.times(MEDIUM, part.system).mean > 1.0 if part.dearer else one.times(MEDIUM, part.system).mean < 1.0)

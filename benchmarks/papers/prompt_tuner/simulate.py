@@ -2,7 +2,7 @@
 
 A server has eight GPUs. A GPU has one model at a time; the cold start is a constant of the model. All policies know
 the model profiles (§5.3). A job is in time if its result arrives within its SLO. A GPU costs from the load order until
-the process ends, or always in systems that never release GPUs.
+the process ends. In systems that never release GPUs, a GPU always costs.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Result(msgspec.Struct, frozen=True):
     start_share: float = 0.0
     start_most: float = 0.0
     waiting_s: float = 0.0
-    """Replica-seconds in which jobs held idle replicas and waited for others (`together=False`)."""
+    """Replica-seconds in which idle replicas of a job waited for other replicas (`together=False`)."""
 
     @property
     def violations(self) -> float:
@@ -123,7 +123,7 @@ class _Calls:
         return {job: at_s - came[job].at_s for job, at_s in self._ended.items() if job not in self.failed}
 
     def starts(self) -> list[float]:
-        """Return the share of latency during library loads before the start, for each job."""
+        """For each job, return the share of latency during library loads before the start."""
         found = []
         for job, took_s in self.latencies_s().items():
             loads = [self._loads[library] for library in self._ran_on[job] if library in self._loads]
@@ -158,7 +158,8 @@ def simulate(case: Case) -> Result:
 
 
 class _WaitingReplicas:
-    """Adds up the time of replicas that wait in a job's hands, in rounds of PromptTuner's dispatch policy."""
+    """Adds up the time in which replicas of a job wait for other replicas, in rounds of PromptTuner's dispatch policy.
+    """
 
     def __init__(self, dispatch: AllotInRounds) -> None:
         self._states, self._round = dispatch.states, dispatch.round

@@ -1,8 +1,8 @@
 """`python -m benchmarks.papers.schedmate.estimates`: measure the quality of estimates for unmeasured recipes.
 
 Each recipe is estimated from all other recipes. SchedMate reports relative errors under 100 % for 85.7 % of estimated
-durations, Lucid for 27.7 % (§5.4, Figure 12); the bar is 86 %. A small constant also meets this bar, so the page shows
-constants, and the share within a factor of two.
+durations, and Lucid for 27.7 % (§5.4, Figure 12). Our bar is 86 %. A small constant also meets this bar, so the page
+shows constants, and the share within a factor of two.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def estimate_rows(
     rows: list[Row], history_rows: list[Row], facts: Facts,
     *, apart: Callable[[Row, Row], bool] = lambda row, other: row is not other,
 ) -> dict[str, dict[str, float]]:  # fmt: skip
-    """Return estimates by recipe and quantity from history rows that are `apart` from the recipe; 0 without rows.
-    `average`: use the plain mean of the paper.
+    """Return estimates by recipe and quantity, from history rows that are `apart` from the recipe; 0 without such rows.
+    `average` is the plain mean, as in the paper.
     """
     found = {}
     took = {row["name"]: row["run_s"] for row in history_rows}

@@ -2,10 +2,11 @@
 
 A session of three pilots, each with its own disk (tmpfs), memory (cgroup) and GPU (a stand-in), gets every kind of
 fault and mistake twenty times. *Retried*: a call with a fault completed on another pilot, or a call with a mistake ran
-more than once; *at once*: without a second try on the first pilot. *Lost budget*: Parsl or Stoker counted a failure.
+more than once. *At once*: the first pilot did not try the call again. *Lost budget*: Parsl or Stoker counted a failure.
 
-Real: the libraries that raise, full file systems, ESTALE, EIO and EDQUOT (by ptrace), a killed Gloo rank, the
-out-of-memory killer. Simulated: a torch operator throws the texts of CUDA and NCCL; driver and probe read files.
+Real: libraries that raise, full file systems, ESTALE, EIO and EDQUOT (by ptrace), a killed Gloo rank, and the
+out-of-memory killer. Simulated: a torch operator raises the texts of CUDA and NCCL; the driver and the probe read
+files.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ RECORD = ROOT / "benchmarks" / "records" / "schedmate-faults.json"
 PILOTS, TIMES, SEED = 3, 20, 11
 LIMIT_S = 1800.0
 _COUNTED = re.compile(r"of 2 before it is given up|may have run when|it ended its library \d+ times")
-"""Pattern of story lines in which a death counts for the call."""
+"""Pattern of explanation lines which show that a death counts against the call."""
 
 
 def main() -> int:
@@ -134,7 +135,7 @@ def all_kinds_as_expected(record: dict[str, Any]) -> bool:
 def _compile_operator(folder: Path) -> str:
     from torch.utils import cpp_extension
 
-    os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # The folder may have ninja.
+    os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # Python's folder may contain ninja.
     build = folder / "operator"
     build.mkdir()
     source = Path(__file__).parent / "faults_lab" / "op.cpp"

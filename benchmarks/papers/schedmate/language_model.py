@@ -1,8 +1,8 @@
 """`python -m benchmarks.papers.schedmate.language_model URL MODEL`: compare rules with and without a language model.
 
-*Lines*: the ten held-out formats, read by the rules, by rules and model, and by the model alone (like formats that no
-rule matches). *Failures*: the 308 logs of the test part, with all shipped rules and without rules that match their
-texts. Correct answers in place of model answers give an upper limit for both.
+*Lines*: the ten held-out formats are read by the rules, by rules and model, and by the model alone (as for formats that
+no rule matches). *Failures*: the 308 logs of the test part, with all shipped rules and without rules that match their
+texts. In both comparisons, correct answers in place of model answers give an upper limit.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Remembering(ModelEndpoint):
 
 
 class ByHand(ModelEndpoint):
-    """Correct answers for the held-out formats (`line_answers.toml`) in place of model answers."""
+    """A model endpoint that gives the correct answers for the held-out formats (`line_answers.toml`)."""
 
     def __init__(self) -> None:
         super().__init__(Advice("http://127.0.0.1:9/v1", "by hand"))
@@ -78,7 +78,7 @@ def lines(endpoint: ModelEndpoint) -> dict[str, Any]:
 
 
 def failures(endpoint: ModelEndpoint) -> dict[str, Any]:
-    """Return the scores of the 308 logs. The model gets one question for failures with an equal start."""
+    """Return the scores of the 308 logs. Failures with an equal start share one question to the model."""
     jobs = list(corpus(test=True))
     opinions: dict[str, Fault] = {}
     counts = {"doubted": 0, "believed": 0}

@@ -1,7 +1,7 @@
 """Generate training logs in public formats.
 
-A run has a seed, uneven steps (one of fifty takes four times as long) and a decreasing noisy loss, and ends before
-its last step.
+A run has a seed, a decreasing noisy loss and uneven steps: one of fifty steps takes four times as long. The run ends
+before its last step.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ _PRINTS_MORE = ("nanogpt", "maxtext")
 
 @dataclass
 class Log:
-    """Log lines with times, and the true values after the last line."""
+    """Log lines with their times, and the true values after the last line."""
 
     lines: list[tuple[float, str]]
     values: dict[str, float]

@@ -1,6 +1,6 @@
 """`python -m benchmarks.papers.schedmate.metrics`: test SchedMate's metric tracker (§3.2, §5) on known values.
 
-Every log is read in the middle and at the end; half of the logs have many lines without progress. A metric is *found*
+Every log is read in the middle and at the end. Half of the logs have many lines without progress. A metric is *found*
 if it has a value, and *right* within a tenth of the true value. RMSRE is the root mean squared relative error of found
 values. The paper reports 84.3 % found, and an RMSRE of 0.42 for step times. Held-out formats are judged separately.
 """

@@ -1,7 +1,8 @@
 """Measure how long advice blocks the manager loop: `python -m benchmarks.papers.schedmate.stall`.
 
 `AdvisorLink` runs like in the manager loop, with about 500 iterations and ten questions per second. The advisor is the
-shipped process, a process with nine seconds per answer, or a process killed every two seconds. The bar is 1 ms.
+shipped process, a process with nine seconds per answer, or a process killed every two seconds. The loop may block for 1
+ms.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def _ms(seconds: float) -> float:
 
 def main() -> int:
     side_options(__doc__)
-    gc.freeze()  # Like the manager.
+    gc.freeze()  # The manager uses these settings.
     gc.set_threshold(100_000, 50, 100)
     rows = {}
     with tempfile.TemporaryDirectory() as place:

@@ -46,7 +46,7 @@ def nodes_of(rows: Iterable[str], size: str, nodes: Nodes) -> Nodes:
 
 
 def objective_of(rows: Iterable[str], objective: Objective) -> Objective:
-    """Return the objectives that the scheduler uses."""
+    """Return the scheduler's objectives, scaled by the row *margin*."""
     if "margin" not in rows:
         return objective
     share = program()["margin"]["share"]
@@ -68,7 +68,7 @@ def baseline_settings(rows: Iterable[str]) -> dict[str, float]:
 
 
 def slinfer(rows: Iterable[str], size: str, **settings: Any) -> Policies:
-    """Return the policy `slinfer` with these rows, which replace parts of this policy object."""
+    """Return a policy `slinfer` in which these rows replace parts of the object."""
     policies = SHIPPED["slinfer"].make(**settings)
     dispatch = policies.dispatch
     assert isinstance(dispatch, OfferByHeadroom)

@@ -25,8 +25,9 @@ FOR_S = 1800.0
 
 
 class Case(msgspec.Struct, frozen=True):
-    """`sizes`: model sizes in turn. `settings`: policy settings. `for_s`: 0 = half an hour. `program`: rows of the
-    variant "authors' program" (`authors.ROWS`). `longest`: tokens of the smallest cache; 0 = the workload's maximum.
+    """`sizes`: sizes that models take in turn. `settings`: policy settings. `for_s`: seconds; 0 = half an hour.
+    `program`: rows of the variant "authors' program" (`authors.ROWS`). `longest`: tokens of the smallest cache; 0 = the
+    workload's maximum.
     """
 
     system: str

@@ -2,8 +2,8 @@
 
 The run has 128 models of 7B on four CPU and four GPU nodes, with the workload of SLINFER's authors. A *candidate* is
 one shadow validation. A *decision* is all computation for a call until a library accepts the call or the call waits
-(§IX-H, Figure 33). Rounds of 0.1 s decide about waiting calls again; rounds have a separate line. Times are processor
-time of one core.
+(§IX-H, Figure 33). Every 0.1 s, a round decides about waiting calls again. Rounds have a separate line. Times are
+processor time of one core.
 
     python -m benchmarks slinfer_decisions python -m benchmarks.papers.slinfer.decisions [--for-s 300]
 """
@@ -66,13 +66,13 @@ def _line(what: str, found: list[dict[str, Any]], name: str, most_ms: float | No
 
 
 class DecisionTimer:
-    """Replaces the decisions of a policy and the validations of pilots by timed ones."""
+    """Replaces a policy's decisions and the pilots' validations by functions that measure their time."""
 
     def __init__(self, dispatch: Any) -> None:
         self.candidates_s: list[float] = []
         self.rounds_s: list[float] = []
         self.decisions_s: dict[tuple[int, int], float] = defaultdict(float)
-        """Seconds by call number and number of the previous round."""
+        """Seconds of decisions by call number and number of the previous round."""
         self._call = self._round = 0
         self._weighed, self._place, self._do_round = reactor.on_offer_weighed, dispatch.place, dispatch.round
         reactor.on_offer_weighed, reactor.why_late = self._weigh, self._validate  # type: ignore[attr-defined]

@@ -2,9 +2,9 @@
 
 Two definitions decide if a request meets its objectives. *Strict*: each token is in time by eq. 1 (§VI-A). *Mean*: the
 first token and the mean time per output token are in time, as in the authors' `draw.py`. If a request arrives before
-its instance is ready, the deadline of the first token is extended by the load time (§IX-A); the authors' program
-excludes the seconds for cache allocation. *Nodes used*: mean number of nodes with an instance. *Decode speed*: tokens
-of nodes of one kind divided by the used seconds of these nodes.
+its instance is ready, the load time extends the deadline of the first token (§IX-A). The authors' program excludes the
+seconds of cache allocation. *Nodes used*: mean number of nodes with an instance. *Decode speed*: tokens from nodes of
+one kind, divided by the seconds in which these nodes were used.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class KindUse(msgspec.Struct, frozen=True):
 
 
 class Measures(msgspec.Struct, frozen=True):
-    """Shares of all requests. `ttft`: share within each time of `TTFT_POINTS_S`."""
+    """Shares of all requests. `ttft`: share with a first token within each time of `TTFT_POINTS_S`."""
 
     requests: int
     met_strict: float
@@ -54,10 +54,10 @@ def measure(
     log: EventLog, arrivals: Sequence[Arrival], kinds: Mapping[int, str], *, for_s: float,
     objective: Objective | None = None, not_granted_s: Mapping[str, float] = NOTHING,
 ) -> Measures:  # fmt: skip
-    """Measure a run. `kinds`: kind of node of each pilot.
+    """Measure a run. `kinds`: kind of node by pilot.
 
-    `objective`: by which the mean definition judges; None = each request's own. `not_granted_s`: seconds of a load that
-    the mean definition does not grant, by context.
+    `objective`: objective for the mean definition; None = the objective of each request. `not_granted_s`: by context,
+    seconds of a load that extend no deadline in the mean definition.
     """
     told = _Told(log)
     count = max(1, len(arrivals))
@@ -81,16 +81,16 @@ class _Told:
     def __init__(self, log: EventLog) -> None:
         self.came: dict[int, float] = {}
         self.began: dict[int, list[tuple[float, int]]] = defaultdict(list)
-        """Start and library of each run, by call."""
+        """Start time and library of each run, by call."""
         self.over: dict[int, list[float]] = defaultdict(list)
         self.failed: set[int] = set()
         self.first: dict[int, float] = {}
         self.tpot: dict[int, float] = {}
         self.late: dict[int, float] = {}
         self.started: dict[int, tuple[float, int]] = {}
-        """Time and pilot of each library's start."""
+        """Start time and pilot, by library."""
         self.ready: dict[int, tuple[float, float]] = {}
-        """Time when each library is ready, and seconds of its load."""
+        """Time when a library is ready, and seconds of its load, by library."""
         self.ended: dict[int, float] = {}
         self.moved = 0
         for row in zip(log.at_s, log.what, log.call, log.library, log.pilot, log.value, strict=True):

@@ -23,7 +23,7 @@ READINGS: tuple[Callable[[Result], float], ...] = (
 )
 """Percent of requests that met their objectives by the strict and the mean definition."""
 PAPERS_SYSTEMS = {SLLM_CS_STATIC: SLLM_CS}
-"""System of the paper, for systems here that are variants."""
+"""For systems here that are variants: the system of the paper."""
 PAGE = Path(__file__).with_name("page.template")
 
 
@@ -50,7 +50,7 @@ def shorten_case(case: Case, for_s: float) -> Case:
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """`miss`: reason for a missed bar; empty = met, None = not run."""
+    """`miss`: reason why the bar is missed; empty = met, None = not run."""
 
     bar: str
     paper: str
@@ -95,7 +95,9 @@ def met_text(result: Result | None) -> str:
 
 
 def gain_percent(ours: Result | None, theirs: Result | None) -> tuple[float, float] | None:
-    """Return the percent by which a system meets more objectives under both definitions, smaller value first."""
+    """Return how many percent more objectives a system meets than another, as smaller and larger value of the
+    definitions.
+    """
     if ours is None or theirs is None:
         return None
     found = sorted(100 * (each(ours) / max(1e-9, each(theirs)) - 1) for each in readings(ours))
@@ -206,7 +208,7 @@ def _speed(of: Of) -> Verdict:
 
 
 def findings(of: Of) -> str:
-    """Return the findings in the introduction, from the verdicts of ratios and of Table III."""
+    """Return the text of findings, from the verdicts on ratios and on Table III."""
     parts = []
     for name, program in (("in the authors' program", True), ("Read plainly", False)):
         systems = tables.PROGRAM_SYSTEMS[:-1] if program else (SLLM, SLLM_C, SLLM_CS)
@@ -219,7 +221,7 @@ def findings(of: Of) -> str:
 
 
 def largest_row(of: Of) -> str:
-    """Return the row of the authors' program with the largest effect on the ratio over `sllm+c`, or ""."""
+    """Return a sentence about the row that changes the ratio over `sllm+c` most, or an empty text."""
 
     def gain(without: str) -> float | None:
         both = (of(tables.program_case(system, SEVEN, without=without)) for system in (SLINFER, SLLM_C))

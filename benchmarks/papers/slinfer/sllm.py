@@ -2,16 +2,16 @@
 
 An instance serves up to `limit` concurrent requests on a whole node, or on half a node with `+s`.
 
-1. A request is sent to an instance below its limit, on CPUs first, in turn, as in ServerlessLLM's router.
-2. If loading instances cannot take all waiting requests, another instance is loaded on the first kind of node with
-free memory, on used nodes before empty nodes.
+1. Requests go in turn to instances below their limit, on CPUs first, as in ServerlessLLM's router.
+2. If loading instances cannot take all waiting requests, another instance is loaded. The first kind of node with free
+memory is used; used nodes come before empty nodes.
 3. Otherwise requests wait; a freed device is used for the model that has waited longest.
 4. An instance that is idle for `keep_alive_s` is unloaded.
 5. A request that waits longer than its objective for the first token is dropped (§IX-B).
 
 `Polling` replaces rules 1, 3 and 5 by rules of the authors' program. Requests are assigned to instances of their model
 in turn, including loading instances. If all instances are full, another instance is loaded. A request without a node
-retries every `poll_s` seconds, without a queue, and is dropped when late.
+retries every `poll_s` seconds instead of queueing, and is dropped when late.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from stoker.manager.policies.where_to_load import can_use_device
 from stoker.protocol.ids import CallId, LibraryId, RecipeKey
 
 Limits = Mapping[tuple[str, str], int]
-"""Limits by context name and kind of device."""
+"""Maximum requests of an instance, by context name and kind of device."""
 _SCALE = "scale-out"
 _POLL = "poll/"
 _OPEN = (LibraryState.LOADING, LibraryState.READY)
@@ -127,12 +127,12 @@ class LateDrops:
     """Drop a waiting call if its queueing delay exceeds its objective for the first token (§IX-B).
 
     A call that waits for a load gets a grace period equal to the cold start (§IX-A). A policy calls `waits` for each
-    waiting call, which returns a timer; `fired` returns the drops.
+    waiting call, which returns a timer. At this timer, `fired` returns the drops.
     """
 
     def __init__(self) -> None:
         self._due: list[tuple[float, CallId]] = []
-        """Heap of the check times of calls. Calls that left are skipped."""
+        """Heap of the times at which calls are checked. Calls that no longer wait are skipped."""
         self._timer_at = float("inf")
 
     def waits(self, view: View, call: Call) -> tuple[Timer, ...]:
@@ -143,7 +143,7 @@ class LateDrops:
         return self._set_timer(view.now)
 
     def fired(self, view: View, key: str) -> tuple[Drop | Timer, ...]:
-        """Return the drops and the next timer; nothing for the timer of another policy."""
+        """Return the drops and the next timer, or nothing if the timer belongs to another policy."""
         if key != _LATE:
             return ()
         self._timer_at = float("inf")
@@ -291,7 +291,7 @@ class KeepReservedMemory(Quiet):
 
 
 class LoadOnFreedDevice(KeepReservedMemory):
-    """Residency that loads for the longest waiting request on a freed device."""
+    """Residency that uses a freed device for the request that has waited longest."""
 
     def __init__(self, scale_out: ScaleOut) -> None:
         self._scale_out = scale_out

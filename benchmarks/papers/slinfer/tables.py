@@ -27,7 +27,7 @@ MET: dict[tuple[str, int, str], float] = {  # Table III: percent of requests, wi
     **{(SEVEN, models, SLINFER): met for models, met in zip(LOADS, (99.0, 99.0, 86.0), strict=True)},
 }
 MORE_MET = {SLLM: (86.0, 154.0), SLLM_C: (47.0, 62.0), SLLM_CS: (18.0, 70.0)}
-"""Percent more objectives met by SLINFER at 128 models: minimum and maximum over sizes (§IX-B)."""
+"""Percent by which SLINFER meets more objectives at 128 models: minimum and maximum over sizes (§IX-B)."""
 TABLE_II = {  # maximum concurrent requests of an instance on a whole node
     (CPU, SEVEN, 2048): 27, (CPU, SEVEN, 4096): 15, (GPU, SEVEN, 2048): 66, (GPU, SEVEN, 4096): 32,
     (GPU, LARGE, 2048): 33, (GPU, LARGE, 4096): 16,
@@ -35,7 +35,7 @@ TABLE_II = {  # maximum concurrent requests of an instance on a whole node
 RESIZING = {0.0: 11.3, 0.25: 1.4}
 """Percent of instance lifetime spent on resizing, by watermark (§IX-I5)."""
 BAR_POINTS, BAR_GPUS, BAR_FACTOR, BAR_RUN_S = 4.0, 0.4, 2.0, 60.0
-"""Allowed difference from the paper; seconds of one core for 128 models."""
+"""Allowed differences from the paper (points, GPUs, factor), and seconds of one core for 128 models."""
 
 SYSTEMS = (*BASELINES, SLINFER)
 QUICK_S = 300.0
@@ -51,11 +51,15 @@ NODES_24 = [Nodes(gpus=2, cpus=cpus) for cpus in range(5)] + [Nodes(gpus=gpus, c
 NODES_32 = [Nodes(gpus=count, cpus=count) for count in range(1, 5)]
 DATASETS = ("AzureConv", "AzureCode", "HumanEval", "LongBench")
 BURSTS = (0.5, 1, 2)
-"""Requests per second of the workloads of Figure 27 (10 minutes each). The data lack the workload with 4."""
+"""Requests per second of the workloads of Figure 27 (10 minutes each). The data lack the workload with 4 requests per
+second.
+"""
 BURST_S = 600.0
 KEEP_ALIVES_S = (0.0, 1.0, 4.0, 10.0)
 PROGRAM_SYSTEMS = (SLLM, SLLM_C, SLLM_CS_STATIC, SLINFER)
-"""Systems in the authors' program, where an instance of `sllm+c+s` sleeps for as long as it has computed."""
+"""Systems in the authors' program. There, an instance of `sllm+c+s` sleeps after each computation for the time of the
+computation.
+"""
 
 
 def _grid(systems: Iterable[str], sizes: Iterable[str], loads: Iterable[int] = LOADS) -> list[Case]:
@@ -80,7 +84,7 @@ def resize_case(watermark: float, seconds: float, longest: int) -> Case:
 
 
 def program_case(system: str, size: str, *, without: str = "") -> Case:
-    """Return a case of 128 models in the variant "authors' program", without a row. Baselines have no caps."""
+    """Return a case of 128 models in the variant "authors' program", without one row. Baselines have no row *caps*."""
     without = "" if without == "caps" and system != SLINFER else without
     return Case(system, 128, (size,), program=tuple(row for row in authors.ROWS if row != without))
 

@@ -32,8 +32,8 @@ GROUP = 8
 
 
 class ModelProfile(msgspec.Struct, frozen=True):
-    """A model on one kind of device. `limit`, `shared_limit`: maximum concurrent requests of an instance under the
-    baselines, on a whole and on half a device; 0 = unknown.
+    """A model on one kind of device. `limit`, `shared_limit`: maximum concurrent requests of an instance in the
+    baselines, on a whole device and on half a device; 0 = unknown.
     """
 
     times: StepTimes
@@ -100,18 +100,18 @@ KINDS = (CPU, GPU)
 MEMORY_BYTES = 80_000_000_000
 LOAD_BYTES_PER_S = 12.6e9
 LONGEST_PROMPT = 32_768
-"""Engine rules that read each prompt in one step (§V)."""
+"""Maximum tokens of a step, enough for each prompt (§V)."""
 PAGE_TOKENS = 16
 MOST_OUTPUT = 2048
 ROWS = 256
 """Largest profiled batch (§VI-B)."""
 RESIZE_S_PER_GB = 0.03
-"""Seconds per GB of a new cache (Figure 17)."""
+"""Seconds per GB to allocate a new cache (Figure 17)."""
 
 
 class Nodes(msgspec.Struct, frozen=True):
-    """`parts`: devices per node (except `WHOLE_ON_CPU`). `cache_s_per_gb`: seconds per GB of cache in a GPU load.
-    `resize_s_per_gb`: seconds per GB of a resized cache.
+    """`parts`: devices per node (except `WHOLE_ON_CPU`). `cache_s_per_gb`: seconds that a GPU load takes per GB of
+    cache. `resize_s_per_gb`: seconds that a resize takes per GB of cache.
     """
 
     gpus: int = NODES
@@ -170,7 +170,7 @@ def limited_world(sizes: list[str], nodes: Nodes, *, share: int = 1) -> World:
 
 
 def elastic_world(sizes: list[str], nodes: Nodes, *, longest: int = 4096) -> World:
-    """Return models whose cache starts with `longest` tokens."""
+    """Return models whose cache first has room for `longest` tokens."""
     models = {}
     for size in set(sizes):
         profile = profile_of(size, nodes.kinds[-1])

@@ -1,8 +1,8 @@
 """Limits the engines of CPU devices to a share of a core, so that models and other processes do not slow each other.
 
 `gateway_objectives` puts this folder on PYTHONPATH. A step computes, then sleeps until its processor time is
-`DEVICE_SHARE` of the time since its start. The kernel's own limits (`cpu.cfs_quota_us`) are as coarse as its clock tick
-of 4 ms, and a step computes for 4 ms.
+`DEVICE_SHARE` of the time since its start. The kernel's own limits (`cpu.cfs_quota_us`) are too coarse: they follow the
+clock tick of 4 ms, and a step also computes for 4 ms.
 """
 
 import importlib.abc
@@ -16,7 +16,7 @@ ENGINE = "stoker.contexts.inference.continuous"
 
 
 def limit(engine: Any, share: float) -> None:
-    """Make the steps of an engine class take their processor time divided by `share`."""
+    """Make each step of an engine class last its processor time divided by `share`."""
     compute = engine._compute
 
     def limited(self: Any, step: Any) -> Any:

@@ -1,5 +1,5 @@
 """Tests that prove a site: `stoker doctor SITE.toml --tests`, or `pytest --site SITE.toml tests/site` in a clone.
 
-`plugin` has the options and the page, `promise` the tests' marker, `subject` the sessions on the site, `on_pilot` the
-code for pilots.
+`plugin` defines the options and the page, `promise` marks the tests, `subject` provides the sessions, and `on_pilot`
+has the code for pilots.
 """

@@ -1,4 +1,4 @@
-"""Contexts and functions of the site suite for pilots. They import optional packages when they run.
+"""Contexts and functions of the site suite for pilots. The functions import optional packages when they run.
 
 Functions take the loaded context first, as in every app with a context.
 """
@@ -72,7 +72,8 @@ def facts_of_file(path: str) -> tuple[str, int, int, int]:
 
 
 def leave_pilot(loaded: Any, victim: Whereabouts, how: int, hold_s: float) -> Whereabouts:
-    """On the victim pilot, send signal `how` (0: none) to the pilot and wait. On another pilot, return the place."""
+    """On the victim pilot, send signal `how` (0: none) to the pilot and wait. On another pilot, return the whereabouts.
+    """
     here = whereabouts(loaded)
     if not here.same_pilot(victim):
         time.sleep(BEAT_S)
@@ -158,7 +159,9 @@ _MODES = {0: "shared", 1: "EXCLUSIVE_THREAD", 2: "PROHIBITED", 3: "EXCLUSIVE_PRO
 
 
 def _nvml_words(name: str) -> str:
-    """Return `NVIDIA A10, EXCLUSIVE_PROCESS` or `MIG 1g.5gb, a MIG part` with the used memory, or the NVML error."""
+    """Return NVML's name, mode and used memory (`NVIDIA A10, EXCLUSIVE_PROCESS`, `MIG 1g.5gb, a MIG part`), or the NVML
+    error.
+    """
     import pynvml
 
     try:
@@ -199,8 +202,8 @@ def on_device(size: int) -> Any:
 
 
 class DeviceUse(NamedTuple):
-    """Bytes of a GPU. `process`: of this library by NVML, 0 if unknown; `device`: of all its processes; `total`: of the
-    device. `why`: the reason if nothing was measured.
+    """Bytes of a GPU. `process`: use by this library, 0 if NVML does not know; `device`: use by all processes; `total`:
+    size. `why`: the reason if nothing was measured.
     """
 
     process: int = 0
@@ -301,7 +304,7 @@ def pickled_llama() -> PickledModel:
 
 
 def origin_and_text(loaded: PickledModel) -> tuple[str, str, int, str]:
-    """Return how the model was loaded, its text after a prompt, the process id, and the reason without a model."""
+    """Return the model's origin, a generated text, the process id, and the reason why no model was loaded."""
     if loaded.why:
         return "", "", os.getpid(), loaded.why
     [text] = loaded.model.generate(["one day"], max_new_tokens=16)

@@ -33,7 +33,7 @@ class TooLongError(BrokenPromiseError):
 
 
 def promise(title: str, *, limit: str, remedy: str, queues: bool = False) -> pytest.MarkDecorator:
-    """Mark a test as the proof of a promise. `limit` has a unit (`"60 s"`), `remedy` is shown if it fails."""
+    """Mark a test as the proof of a promise. `limit` has a unit (`"60 s"`); `remedy` is shown if the test fails."""
     return pytest.mark.promise(Promise(title, parse_seconds(limit), remedy, queues))
 
 

@@ -87,7 +87,7 @@ class Subject:
     # ---- sessions
 
     def main(self) -> Session:
-        """Return the session with the unchanged site file, with a pilot. The test fails if no pilot starts."""
+        """Return a session that has the unchanged site file and a pilot. The test fails if no pilot starts."""
         return self._enter("main", self._variant(2 if not self.is_local else 1), pilots=1)
 
     def pair(self) -> Session:

@@ -1,8 +1,8 @@
 """Compose the labelled corpus of failed job logs by seed from real output (`benchmarks/corpora`).
 
-A third of the fault types of each kind (`fault_types.toml`) is the test part; types from real clusters are divided
+A third of the fault types of each kind (`fault_types.toml`) forms the test part. Types from real clusters are divided
 separately. A log has a job header, a run with inserted harmless lines, the failure, and the last lines of the batch
-system. Errors of other ranks follow as a cascade, which may start before the lines of the failing rank.
+system. Errors of other ranks form a cascade, which may start before the lines of the failing rank.
 """
 
 from __future__ import annotations

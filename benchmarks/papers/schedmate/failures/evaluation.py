@@ -1,8 +1,8 @@
 """Evaluate locator and classifier on the test part, whose fault types are not in training (SchedMate, Table 4).
 
-Three rule tables are compared: the shipped table; for each type a table without rows that match its lines; a table
-without rows that match lines of any test failure. Another comparison classifies the last 500 lines. `train` fits the
-scorer (logistic regression over facts of failures) to the training part of the corpus.
+Three rule tables are compared: the shipped table; for each type, the table without rows that match lines of this type;
+and the table without rows that match lines of any test failure. Another comparison classifies the last 500 lines.
+`train` fits the scorer (logistic regression over facts of failures) to the training part of the corpus.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def without_knowledge_of(jobs: Collection[FailedJob]) -> tuple[FaultRule, ...]:
 def score_verdicts(
     jobs: list[FailedJob], rules: Rules, *, on_last_lines: bool = False, opinion: Opinion | None = None
 ) -> Scores:
-    """Return scores of the verdicts. `opinion`: language model for verdicts of low confidence."""
+    """`opinion`: language model for verdicts of low confidence."""
     verdicts = []
     for job in jobs:
         found = last_lines(job.lines) if on_last_lines else locate(job.lines, rules=rules[job.fault])
@@ -155,8 +155,8 @@ def _memory_use() -> dict[str, float]:
 
 
 Scores = dict[str, Any]
-"""Percentages. F1, precision and recall are for `infrastructure`. `accuracy`: infrastructure or not, as in the paper.
-`component`: accuracy among detected infrastructure failures.
+"""Percentages. F1, precision and recall are for `infrastructure`. `accuracy`: share of right verdicts (infrastructure
+or not), as in the paper. `component`: accuracy among detected infrastructure failures.
 """
 
 
@@ -191,7 +191,7 @@ def _percent(part: float) -> float:
 
 
 LEAST_TYPES = 2
-"""Minimum number of fault types with a fact, because facts of one type do not generalise."""
+"""Minimum fault types with a fact, because a fact of one type does not generalise."""
 RIDGE, _ROUNDS, _RATE = 1e-3, 600, 4.0
 _KINDS = list(FaultKind)
 

@@ -1,4 +1,4 @@
-"""Define the calls: each call gets one fault on its first pilot, or makes one mistake on every pilot."""
+"""Define the calls. Each call gets one fault on its first pilot, or makes one mistake on every pilot."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def _exhaust_device_memory(device: Device, run: Run) -> None:
 
 
 def _exhaust_host_memory(_device: Device, run: Run) -> None:
-    Path("/proc/self/oom_score_adj").write_text("900")  # The kernel then kills this process, not the pilot.
+    Path("/proc/self/oom_score_adj").write_text("900")  # The kernel then kills this process before the pilot.
     try:
         if run.strikes:
             surroundings.request_neighbour("memory", os.environ["FAULTS_GROUP"], 200 << 20)
@@ -298,4 +298,4 @@ MISTAKES: dict[str, Kind] = {
     "Gloo, its own rank raised": Kind(_own_peer, ("all_reduce", "broadcast")),
 }  # fmt: skip
 BOUNDED = frozenset({"host memory, its own", "Gloo, its own rank raised"})
-"""Mistakes that resemble a fault on the first occurrence; a few retries are allowed."""
+"""Mistakes that look like a fault at first, so a few retries are allowed."""

@@ -98,7 +98,9 @@ def _wait_for_file(file: Path, *, there: bool) -> None:
 
 @contextmanager
 def neighbours(requests: Path) -> Iterator[list[str]]:
-    """Start the processes that pilots request, and end those that pilots dismiss. Yield the list of started kinds."""
+    """Start the processes that pilots request, and end the processes that pilots dismiss. Yield the list of started
+    kinds.
+    """
     here: dict[Path, subprocess.Popen[bytes]] = {}
     started, ends = list[str](), threading.Event()
 
@@ -123,7 +125,7 @@ def neighbours(requests: Path) -> Iterator[list[str]]:
             for file in [file for file in here if not file.exists()]:
                 end(file)
             for file in set(requests.glob("*.json")) - here.keys():
-                with contextlib.suppress(FileNotFoundError):  # It was dismissed meanwhile.
+                with contextlib.suppress(FileNotFoundError):  # The pilot has dismissed the process meanwhile.
                     begin(file)
 
     thread = threading.Thread(target=serve, daemon=True)
@@ -186,7 +188,7 @@ def failing_file(path: str, error: str, *, when: str) -> Iterator[None]:
     command += ["-e", f"inject={calls}:error={error}", "-o", "/dev/null"]
     tracer = subprocess.Popen(command, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
     assert tracer.stderr is not None
-    said = tracer.stderr.readline()  # `strace: Process 4711 attached ...`
+    said = tracer.stderr.readline()  # for example `strace: Process 4711 attached ...`
     if b"attached" not in said:
         tracer.kill()
         tracer.wait()

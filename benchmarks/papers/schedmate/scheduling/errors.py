@@ -1,9 +1,10 @@
 """Draw errors of predicted durations for each job, from distributions of log(prediction / truth).
 
-- *Ours*: the errors of 108 estimates (`our_errors.json`; `python -m benchmarks.papers.schedmate.scheduling.errors`
-  writes it), or errors of the plain average of the paper.
-- *SchedMate's* and *Lucid's*: §5.4 gives the share of relative errors under 100 %. Both are lognormal with E[truth /
-  prediction] = 1, so a spread s shifts the mean by s^2 / 2. P(log ratio < log 2) = share then gives s = 0.52 and 1.91.
+- *Ours*: the errors of 108 estimates (`our_errors.json`, which `python -m
+  benchmarks.papers.schedmate.scheduling.errors` writes), or the errors of the paper's plain average.
+- *SchedMate's* and *Lucid's*: §5.4 gives the share of relative errors under 100 %. Both distributions are lognormal
+  with E[truth / prediction] = 1, so a spread s shifts the mean by s^2 / 2. P(log ratio < log 2) = share then gives s =
+  0.52 (SchedMate) and 1.91 (Lucid).
 - *Shuffled*: each job has the duration of another job.
 
 A common factor does not change the order of jobs.
@@ -51,7 +52,7 @@ def spread_of(share: float) -> float:
 
 
 def spread_both_ways(share: float) -> float:
-    """Return the spread with this share within a factor of two, for a correct median."""
+    """Return the spread with this share of predictions within a factor of two, for a correct median."""
     return math.log(2) / NormalDist().inv_cdf((1 + share) / 2)
 
 

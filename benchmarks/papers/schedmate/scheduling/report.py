@@ -1,7 +1,7 @@
 """Write `docs/reproduction/schedmate.md` and its figure from the records.
 
-Intervals are from a paired bootstrap: weeks are drawn with replacement within each virtual cluster, the same weeks for
-each system. An interval contains the middle 95 % of 2,000 numbers.
+Intervals come from a paired bootstrap: weeks are drawn with replacement within each virtual cluster. All systems get
+the same weeks. An interval contains the middle 95 % of 2,000 resampled values.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def geometric_mean(values: Sequence[float] | Numbers) -> Of:
 
 
 class Cells:
-    """Results of systems with intervals. `places`: indices of windows (None: all)."""
+    """Results of systems with intervals. `places`: indices of the used windows (None: all)."""
 
     def __init__(self, records: Records) -> None:
         self.kept, self._found = records.kept, records.found
@@ -106,7 +106,7 @@ class Cells:
         self.jobs = [float(window.jobs) for window in self.kept.windows]
 
     def of(self, system: str, what: str, load: float = LOAD) -> list[float]:
-        """Return a field of `Measures` by window, averaged over draws."""
+        """Return a field of `Measures` for each window, averaged over draws."""
         runs = [self._found[simulate.Case(system, load, draw).name].windows for draw in range(simulate.draws(system))]
         return [fmean(getattr(one, what) for one in several) for several in zip(*runs, strict=True)]
 
@@ -129,7 +129,7 @@ class Cells:
         return "1" if system == other else self.ratio(system, other, load, weeks=weeks).text()
 
     def worse_weeks(self, load: float, places: Iterable[int]) -> list[float]:
-        """Return ratios of weeks in which our policy is more than 1 % slower than FIFO."""
+        """Return our time over FIFO's, for weeks in which our policy is more than 1 % slower."""
         ours, theirs = (self.of(each, "mean_s", load) for each in (OURS, FIFO))
         return sorted(ours[place] / theirs[place] for place in places if ours[place] > 1.01 * theirs[place])
 

@@ -4,8 +4,9 @@ A job is a gang call with the duration in the trace and one library per GPU. Sta
 Tiresias. A gang may span pilots of eight GPUs.
 
 A window has the jobs of a week of a virtual cluster of Microsoft's Philly clusters, from the artifact of Sia: 77,456
-rows of `timestamp, duration, num_gpus, gpu_time, cluster`. A timestamp counts as arrival. These jobs keep 4 to 29 % of
-the nodes busy (artifact of QSSF), so the GPUs of a window are computed from its jobs and a load (`gpus_at`).
+rows of `timestamp, duration, num_gpus, gpu_time, cluster`. A timestamp counts as arrival. These jobs keep only 4 to 29
+% of the nodes busy (artifact of QSSF). The GPUs of a window are therefore computed from its jobs and a load
+(`gpus_at`).
 """
 
 from __future__ import annotations
@@ -223,7 +224,7 @@ class WindowFacts(msgspec.Struct, frozen=True):
 
 
 class ErrorFacts(msgspec.Struct, frozen=True):
-    """Share of relative errors under 100 %, and share within a factor of two."""
+    """Shares of predictions: with relative errors under 100 %, and within a factor of two."""
 
     under_100: float
     within_two: float
@@ -237,7 +238,7 @@ class CaseResult(msgspec.Struct, frozen=True):
 
 
 class Kept(msgspec.Struct):
-    """`commit`: commit of the last writer; `peak_bytes`: memory of the largest process."""
+    """`commit`: commit of the checkout that wrote last; `peak_bytes`: memory of the largest process."""
 
     fixed_on: str = settings.FIXED_ON
     seed: int = settings.SEED
