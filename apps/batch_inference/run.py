@@ -32,7 +32,7 @@ from stoker.apps.batch_inference.results import (
 from stoker.apps.common.batch_state import BatchUse, PermitFile, write_lines
 from stoker.apps.common.calls import FailedCall, Job, run_calls
 from stoker.apps.common.command_line import RunChoice, columns, count
-from stoker.apps.common.models_file import model_digest_or_name, with_parsers
+from stoker.apps.common.models_file import apply_parser_settings, model_digest_or_name
 from stoker.apps.common.openai_requests import ApiError, ApiRequest, Endpoint
 from stoker.apps.common.runner import Attempt, OpenRun, Outcome, RunSpec, execute
 from stoker.console import Screen
@@ -98,7 +98,7 @@ def _infer(
         for request in read_requests(checked, max_tokens=options.max_tokens):
             if (request.endpoint, request.model) in names and (request.custom_id,) not in work.log:
                 ids.append(request.custom_id)
-                yield with_parsers(request, models.settings.get(request.model))
+                yield apply_parser_settings(request, models.settings.get(request.model))
 
     jobs: list[Job] = []
     for recipe, ids in zip(each.values(), sent, strict=True):

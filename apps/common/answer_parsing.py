@@ -119,7 +119,7 @@ class AnswerParser:
         found = self._parse(self._reasoning.end()) if self._reasoning else AnswerDelta()
         if self._calls is None:
             return found
-        last = self._with_ids(self._calls.end())
+        last = self._add_call_ids(self._calls.end())
         return AnswerDelta(found.reasoning, found.text + last.text, (*found.calls, *last.calls))
 
     def finish_reason(self, reason: str) -> str:
@@ -128,9 +128,9 @@ class AnswerParser:
     def _parse(self, found: AnswerDelta) -> AnswerDelta:
         if self._calls is None:
             return found
-        return replace(self._with_ids(self._calls.feed(found.text)), reasoning=found.reasoning)
+        return replace(self._add_call_ids(self._calls.feed(found.text)), reasoning=found.reasoning)
 
-    def _with_ids(self, found: AnswerDelta) -> AnswerDelta:
+    def _add_call_ids(self, found: AnswerDelta) -> AnswerDelta:
         self.has_calls = self.has_calls or bool(found.calls)
         calls = (replace(call, id=self._id(call.index)) if call.name else call for call in found.calls)
         return replace(found, calls=tuple(calls)) if found.calls else found
@@ -140,20 +140,20 @@ class AnswerParser:
         return digest[:9] if self._has_short_ids else f"call_{digest}"
 
 
-def tool_format(request: ApiRequest, template: str) -> ToolFormat:
+def choose_tool_format(request: ApiRequest, template: str) -> ToolFormat:
     name = request.tool_parser or (detect_tool_call_format(template) if has_tool_support(template) else PLAIN_FORMAT)
     return FORMATS[name]
 
 
-def answer_parser(request: ApiRequest, *, template: str, prompt: str, place: int) -> AnswerParser | None:
+def make_answer_parser(request: ApiRequest, *, template: str, prompt: str, place: int) -> AnswerParser | None:
     """Return a parser, or None for ordinary text. `place`: index of the prompt in the request."""
     if request.endpoint is not Endpoint.CHAT:
         return None
     marks = None
     if not request.sampling.form_field:  # an answer in a required format has no reasoning
         marks = REASONING.get(request.reasoning_parser or detect_reasoning_marks(template))
-    format = tool_format(request, template)
-    calls = _call_parser(request, format)
+    format = choose_tool_format(request, template)
+    calls = _make_call_parser(request, format)
     if marks is None and calls is None:
         return None
     return AnswerParser(
@@ -164,7 +164,7 @@ def answer_parser(request: ApiRequest, *, template: str, prompt: str, place: int
     )
 
 
-def _call_parser(request: ApiRequest, format: ToolFormat) -> CallParser | None:
+def _make_call_parser(request: ApiRequest, format: ToolFormat) -> CallParser | None:
     tools = request.tools
     only_first = not tools.is_parallel
     match tools.choice:

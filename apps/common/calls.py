@@ -132,7 +132,7 @@ def _results(job: int, app: StokerApp, items: Iterable[Any], *, keep_errors: boo
         yield FailedCall(job, stream.failed_item, result) if failed else result
 
 
-def session_line(session: Session) -> str:
+def format_session_line(session: Session) -> str:
     """Return a line that names the session and its devices. Waits up to 3 s for the first pilot."""
     until = time.monotonic() + _FIRST_PILOT_S
     while not (pilots := session.status().pilots) and time.monotonic() < until:
@@ -159,7 +159,7 @@ def measure(
     with stop_on_signals():
         try:
             with stoker.load(site or None, session=session or None, progress=False) as loaded:
-                screen.line(session_line(loaded))
+                screen.line(format_session_line(loaded))
                 ask = facts_of(loaded, {recipe.key})
                 with screen.progress(total=_PARTS, done=0, noun="profile", facts=ask) as progress:
                     future = app.with_options(context=recipe)(request)
@@ -188,7 +188,9 @@ def poll_call_progress(future: AppCallFuture) -> Iterator[CallProgress]:
                 yield call.progress
 
 
-def each_or_error(work: Callable[[Sequence[T]], Sequence[R]], inputs: Sequence[T]) -> tuple[list[R | None], list[str]]:
+def run_collecting_errors(
+    work: Callable[[Sequence[T]], Sequence[R]], inputs: Sequence[T]
+) -> tuple[list[R | None], list[str]]:
     """Return results and error texts. If a model refuses the inputs (ValueError), each input runs alone."""
     try:
         return list(work(inputs)), [""] * len(inputs)

@@ -55,7 +55,7 @@ class DataRows(msgspec.Struct, frozen=True):
             item = _make_data_item(row, path=self.path, column=self.column)
             if zlib.crc32(_encode_item_for_digest(item)) != next(left):
                 problem = "has changed since the file was checked; run again, and do not change the file meanwhile"
-                raise row_error(problem, row, path=self.path, key="")
+                raise make_row_error(problem, row, path=self.path, key="")
             yield item
         if missing := sum(1 for _ in left):
             raise ConfigError(
@@ -84,8 +84,8 @@ def check_rows(
             first = names.setdefault(item.id, row.number)
             if first != row.number:
                 where = row.place.replace(str(row.number), str(first))  # `line 7` or `row 7`
-                raise row_error(f"{column} {item.id} was already used in {where}", row, path=path, key=column)
-        for name in _empty_columns(row, wanted, path=path, texts=texts):
+                raise make_row_error(f"{column} {item.id} was already used in {where}", row, path=path, key=column)
+        for name in _find_empty_columns(row, wanted, path=path, texts=texts):
             counts[name] += 1
             if counts[name] <= _SHOWN_PLACES:
                 empty.setdefault(name, []).append(row.place)
@@ -103,7 +103,7 @@ def check_rows(
     return DataRows(path, column, digest.hexdigest()[:16], checksums, tuple(notes))
 
 
-def row_error(problem: str, row: Row, *, path: Path, key: str) -> ConfigError:
+def make_row_error(problem: str, row: Row, *, path: Path, key: str) -> ConfigError:
     return ConfigError(f"{path}: {row.place}: {problem}", file=str(path), line=row.number, key=key)
 
 
@@ -111,7 +111,7 @@ def _make_data_item(row: Row, *, path: Path, column: str) -> DataItem:
     name = row.number if not column else row.fields.get(column)
     if not isinstance(name, str | int) or name == "":
         problem = f"{column} must be a text or a whole number (the row's name), and is {name!r:.40}"
-        raise row_error(problem, row, path=path, key=column)
+        raise make_row_error(problem, row, path=path, key=column)
     return DataItem(id=str(name), fields=row.fields, place=row.place)
 
 
@@ -119,14 +119,14 @@ def _encode_item_for_digest(item: DataItem) -> bytes:
     return repr((item.id, sorted(item.fields.items()))).encode()
 
 
-def _empty_columns(row: Row, wanted: Mapping[str, Sequence[str]], *, path: Path, texts: bool) -> Iterator[str]:
+def _find_empty_columns(row: Row, wanted: Mapping[str, Sequence[str]], *, path: Path, texts: bool) -> Iterator[str]:
     """Yield the wanted columns that are empty. Raises ConfigError."""
     for who, columns in wanted.items():
         for name in columns:
             if name not in row.fields:
                 has = ", ".join(map(str, row.fields))
                 problem = f"{name} is missing, and {who} needs it (the row has {has})"
-                raise row_error(problem, row, path=path, key=name)
+                raise make_row_error(problem, row, path=path, key=name)
     for name in dict.fromkeys(name for columns in wanted.values() for name in columns):
         value = row.fields[name]
         if is_empty(value):
@@ -134,7 +134,7 @@ def _empty_columns(row: Row, wanted: Mapping[str, Sequence[str]], *, path: Path,
         elif texts and not isinstance(value, str):
             options = " and ".join(who for who, columns in wanted.items() if name in columns)
             problem = f"{name} must be text, and is {value!r:.40}; name another column with {options}"
-            raise row_error(problem, row, path=path, key=name)
+            raise make_row_error(problem, row, path=path, key=name)
 
 
 def read_toml(path: Path, shape: type[S], *, hint: str = "") -> S:

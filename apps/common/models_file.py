@@ -48,7 +48,7 @@ class ModelKind(enum.Enum):
     """A model that returns vectors: `/v1/embeddings`."""
 
 
-class Cold(enum.Enum):
+class ColdRequestAction(enum.Enum):
     """The handling of requests for an unloaded model."""
 
     WAIT = "wait"
@@ -74,7 +74,7 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keep_alive: Duration | None = None
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
-    cold: Cold | None = None
+    cold: ColdRequestAction | None = None
     """None: a request is refused only if the load would take longer than `ttft`."""
     max_model_len: Annotated[int, msgspec.Meta(ge=1)] | None = None
     chat_template: str = ""
@@ -123,7 +123,7 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _PLAIN = ModelSettings(path="-")
 
 
-def with_parsers(request: ApiRequest, settings: ModelSettings | None) -> ApiRequest:
+def apply_parser_settings(request: ApiRequest, settings: ModelSettings | None) -> ApiRequest:
     if settings is None or request.endpoint is not Endpoint.CHAT:
         return request
     named = {"tool_parser": settings.tool_parser, "reasoning_parser": settings.reasoning_parser}
@@ -182,11 +182,11 @@ def recipe_of(settings: ModelSettings) -> Recipe:
         return stoker.encoder(settings.path, **options)
     return stoker.causal_lm(
         settings.path, engine=settings.engine, graphs=settings.graphs, devices=settings.devices,
-        adapters=_usable_adapters(settings), **msgspec.structs.asdict(settings.engine_settings), **options,
+        adapters=_find_usable_adapters(settings), **msgspec.structs.asdict(settings.engine_settings), **options,
     )  # fmt: skip
 
 
-def _usable_adapters(settings: ModelSettings) -> dict[str, str]:
+def _find_usable_adapters(settings: ModelSettings) -> dict[str, str]:
     """Return the model's adapters. Skip unusable adapters, except the adapter of `settings`."""
     found = {}
     for name, folder in settings.adapters.items():

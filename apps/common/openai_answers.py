@@ -17,9 +17,9 @@ from msgspec.structs import replace
 
 from stoker.apps.common.answer_parsing import (
     AnswerParser,
-    answer_parser,
+    choose_tool_format,
+    make_answer_parser,
     parse_whole_answer,
-    tool_format,
 )
 from stoker.apps.common.openai_chat import ToolCall
 from stoker.apps.common.openai_requests import (
@@ -116,7 +116,7 @@ def build_prompts(model: CausalLM, request: ApiRequest) -> tuple[Prompt, ...]:
     options = dict(request.template_options)
     if has_tool_support(template) and request.tools.functions:
         options["tools"] = list(request.tools.functions)
-    messages = template_messages(request, template, tool_format(request, template))
+    messages = template_messages(request, template, choose_tool_format(request, template))
     try:
         return (model.chat_prompt(messages, **options),)
     except Exception as error:  # a template is a program and may raise any error
@@ -156,7 +156,7 @@ def complete(model: CausalLM, request: ApiRequest, prompt: Prompt, *, place: int
 def _parser(model: CausalLM, request: ApiRequest, prompt: Prompt, *, place: int) -> AnswerParser | None:
     if not isinstance(prompt, str):  # only answers to conversations are parsed, and their prompts are strings
         return None
-    return answer_parser(request, template=model.chat_template, prompt=prompt, place=place)
+    return make_answer_parser(request, template=model.chat_template, prompt=prompt, place=place)
 
 
 def _echo_piece(model: CausalLM, prompt: Prompt, likelihoods: Likelihoods, sampling: SamplingOptions) -> TokenPiece:

@@ -25,7 +25,7 @@ from stoker.apps.common.refusals import (
     equals,
     expect,
     expect_texts,
-    expect_whole,
+    expect_whole_number,
     required,
     shown,
 )
@@ -183,7 +183,7 @@ def parse_request_body(
         return ApiRequest(
             custom_id, line, endpoint, model, texts=tuple(texts),
             packed=form == "base64",
-            dimensions=expect_whole(width, "dimensions", least=1, most=_MOST_TOKENS) if width is not None else 0,
+            dimensions=expect_whole_number(width, "dimensions", least=1, most=_MOST_TOKENS) if width is not None else 0,
         )  # fmt: skip
     sampling = _read_sampling_options(given, endpoint, custom_id=custom_id, max_tokens=max_tokens)
     if endpoint is Endpoint.CHAT:
@@ -359,7 +359,7 @@ def _stops(value: Any) -> tuple[str, ...]:
 
 
 def _whole(body: Body, name: str, *, least: int, most: int) -> int:
-    return expect_whole(body[name], name, least=least, most=most)
+    return expect_whole_number(body[name], name, least=least, most=most)
 
 
 def _number(body: Body, name: str, fits: Callable[[float], bool], range_: str) -> float:

@@ -51,7 +51,7 @@ def expect(value: Any, kind: type[T], where: str, what: str = "") -> T:
     return value
 
 
-def expect_whole(value: Any, where: str, *, least: int, most: int) -> int:
+def expect_whole_number(value: Any, where: str, *, least: int, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         shape = "a whole number of 64 bits" if least < 0 else f"a whole number from {least} to {most}"
         raise refused(where, f"must be {shape}, and is {shown(value)}", "invalid_value")

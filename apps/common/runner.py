@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 
 import stoker
-from stoker.apps.common.calls import INTERRUPTED, Job, Stopped, run_calls, session_line, stop_on_signals
+from stoker.apps.common.calls import INTERRUPTED, Job, Stopped, format_session_line, run_calls, stop_on_signals
 from stoker.apps.common.command_line import RunChoice, command, count
 from stoker.config import load_site
 from stoker.console import Screen
@@ -120,7 +120,7 @@ class OpenRun:
         if not jobs:
             return
         with stoker.load(self.spec.site or None, session=self.spec.session or None, progress=False) as session:
-            self._screen.line(session_line(session))
+            self._screen.line(format_session_line(session))
             ask = facts_of(session, {recipe.key for recipe in contexts.values()})
             several = contexts if len(contexts) > 1 else {}
             ask_each = {name: facts_of(session, {recipe.key}) for name, recipe in several.items()}

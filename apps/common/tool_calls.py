@@ -141,8 +141,8 @@ class ToolCallParser(HeldTextParser):
 
     def end(self) -> AnswerDelta:
         if self._is_named:
-            self._add(self._held if self._step == self._in_value and self._key in _ARGUMENTS else "")
-        elif self._step != self._after_call:
+            self._add(self._held if self._step == self._parse_value and self._key in _ARGUMENTS else "")
+        elif self._step != self._parse_after_call:
             self._text.append(self._opened + self._held)
         self._held = ""
         return self._take()
@@ -171,7 +171,7 @@ class ToolCallParser(HeldTextParser):
         return False
 
     def _begin_opening(self, mark: str, rest: str, *, is_marked: bool = False) -> bool:
-        self._held, self._step = rest, self._opening
+        self._held, self._step = rest, self._parse_opening
         self._opened = mark
         """The consumed text of a call whose name is not known yet. It is ordinary text unless a call follows."""
         self._is_marked = is_marked or bool(mark)
@@ -181,14 +181,14 @@ class ToolCallParser(HeldTextParser):
         self._is_named = self._is_quoted = self._is_escaped = self._has_arguments = self._is_named_first = False
         return True
 
-    def _opening(self) -> bool:
+    def _parse_opening(self) -> bool:
         has_name_first = self._is_marked and self._format.has_name_first
         if found := _OPENING.match(self._held):
             self._consume(found.end())
             self._step = self._in_call
         elif has_name_first and (found := _NAMED_OPENING.match(self._held)):
             self._consume(found.end())
-            self._key, self._step, self._is_named_first = _ARGUMENTS[0], self._in_value, True
+            self._key, self._step, self._is_named_first = _ARGUMENTS[0], self._parse_value, True
             self._begin_call(found[1])
         elif self._held.strip() in ("", "[") or (
             has_name_first and "{" not in self._held and len(self._held) <= _LONGEST_OPENING
@@ -215,7 +215,7 @@ class ToolCallParser(HeldTextParser):
                     self._end_as_text()
                 return True
         elif self._held[:1] in ("{", "["):
-            self._step = self._in_value
+            self._step = self._parse_value
             return True
         elif found := _SCALAR.match(self._held, 0, until):
             self._consume(found.end())
@@ -234,7 +234,7 @@ class ToolCallParser(HeldTextParser):
             return self._end_call()
         return False
 
-    def _in_value(self) -> bool:
+    def _parse_value(self) -> bool:
         """Read an object or a list, and stream the arguments. The end mark ends a call even inside a value."""
         mark, held, stop = self._format.end, self._held, len(self._held)
         for position in range(self._scanned, stop):
@@ -285,7 +285,7 @@ class ToolCallParser(HeldTextParser):
             return self._end_as_text()
         if not self._has_arguments:
             self._add("{}")
-        self._is_named, self._step = False, self._after_call
+        self._is_named, self._step = False, self._parse_after_call
         return True
 
     def _end_as_text(self) -> bool:
@@ -297,7 +297,7 @@ class ToolCallParser(HeldTextParser):
         self._opened = ""
         return True
 
-    def _after_call(self) -> bool:
+    def _parse_after_call(self) -> bool:
         begin, end, rest = self._format.begin, self._format.end, self._held
         if end:
             if end.startswith(rest.lstrip()):

@@ -48,14 +48,14 @@ def _message(message: ChatMessage, format: ToolFormat) -> dict[str, Any]:
     if message.calls:
         found["tool_calls"] = [
             {
-                "id": _call_id(call.id, format),
+                "id": _format_call_id(call.id, format),
                 "type": "function",
-                "function": {"name": call.name, "arguments": _parsed_arguments(call.arguments)},
+                "function": {"name": call.name, "arguments": _decode_arguments(call.arguments)},
             }
             for call in message.calls
         ]
     if message.call_id:
-        found["tool_call_id"] = _call_id(message.call_id, format)
+        found["tool_call_id"] = _format_call_id(message.call_id, format)
     return found
 
 
@@ -63,7 +63,7 @@ def _convert_message_without_tools(message: ChatMessage) -> dict[str, Any]:
     if message.role == "tool":
         return _message_with_content(message, "user", f"<tool_response>\n{message.content}\n</tool_response>")
     calls = [
-        f"<tool_call>\n{encode_json_text({'name': call.name, 'arguments': _parsed_arguments(call.arguments)})}\n"
+        f"<tool_call>\n{encode_json_text({'name': call.name, 'arguments': _decode_arguments(call.arguments)})}\n"
         "</tool_call>"
         for call in message.calls
     ]
@@ -95,12 +95,12 @@ def _add_tool_descriptions(messages: list[dict[str, Any]], tools: Tools) -> list
     return [{"role": "user", "content": text}, *messages]
 
 
-def _call_id(id: str, format: ToolFormat) -> str:
+def _format_call_id(id: str, format: ToolFormat) -> str:
     letters = "".join(character for character in id if character.isalnum())
     return letters[-_SHORT_ID:].rjust(_SHORT_ID, "0") if format.has_short_ids else id
 
 
-def _parsed_arguments(arguments: str) -> Any:
+def _decode_arguments(arguments: str) -> Any:
     """Return arguments as an object, as chat templates expect, or invalid JSON unchanged."""
     try:
         return msgspec.json.decode(arguments or "{}")

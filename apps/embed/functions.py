@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stoker import app
-from stoker.apps.common.calls import each_or_error
+from stoker.apps.common.calls import run_collecting_errors
 
 if TYPE_CHECKING:
     from stoker.contexts import EncoderModel
@@ -55,7 +55,7 @@ def embed_texts(model: EncoderModel, request: EmbedRequest) -> EmbeddedTexts:
 
     # Leave out empty texts: some tokenizers add tokens to an empty text, which would then get a vector.
     there = [text for text in request.texts if text]
-    results = zip(*each_or_error(embed, there), strict=True) if there else iter(())
+    results = zip(*run_collecting_errors(embed, there), strict=True) if there else iter(())
     vectors, errors = [], []
     for text in request.texts:
         vector, error = next(results) if text else (None, "the row has no text")

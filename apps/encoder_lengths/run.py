@@ -15,7 +15,7 @@ import msgspec
 
 from stoker import encoder
 from stoker.apps.common.calls import measure
-from stoker.apps.common.data_rows import is_empty, row_error
+from stoker.apps.common.data_rows import is_empty, make_row_error
 from stoker.apps.encoder_lengths.functions import LengthsRequest, measure_lengths
 from stoker.config import load_site
 from stoker.contexts import EncoderProfile, RuntimeLengths, keep_encoder_profile, lengths_that_pay, token_counter
@@ -108,7 +108,7 @@ def _text(row: Row, column: str, *, path: Path) -> str:
     if not isinstance(value, str):
         what = f"is {value!r:.40}" if column in row.fields else f"is missing (the row has {', '.join(row.fields)})"
         problem = f"{column} must be text, and {what}; name another column with --text"
-        raise row_error(problem, row, path=path, key=column)
+        raise make_row_error(problem, row, path=path, key=column)
     return value
 
 

@@ -28,7 +28,7 @@ from typing import Any
 
 import msgspec
 
-from stoker.apps.common.data_rows import Text, is_empty, read_toml, refuse_duplicates, row_error
+from stoker.apps.common.data_rows import Text, is_empty, make_row_error, read_toml, refuse_duplicates
 from stoker.contexts import Awareness
 from stoker.datafile import Row, read_rows, text_field
 from stoker.errors import ConfigError
@@ -68,7 +68,7 @@ def read_claims(path: Path) -> list[Claim]:
     for row in read_rows(path):
         claim = _claim(row, file=path)
         if first := claims.get(claim.id):
-            raise row_error(f"id {claim.id} was already used in {first.place}", row, path=path, key="id")
+            raise make_row_error(f"id {claim.id} was already used in {first.place}", row, path=path, key="id")
         claims[claim.id] = claim
     if not claims:
         raise ConfigError(f"{path}: has no claims", file=str(path))
@@ -102,12 +102,12 @@ def _claim(row: Row, *, file: Path) -> Claim:
     label = _LABEL_SPELLINGS.get(" ".join(spelled.lower().replace("_", " ").split()))
     if label is None:
         problem = f"label is {spelled!r:.40}; it must be SUPPORTS, REFUTES or NOT ENOUGH INFO"
-        raise row_error(problem, row, path=file, key="label")
+        raise make_row_error(problem, row, path=file, key="label")
     name = row.fields.get("id")
     if is_empty(name):
         name = row.number
     if not isinstance(name, str | int):
-        raise row_error(f"id must be a number or text, and is {name!r:.40}", row, path=file, key="id")
+        raise make_row_error(f"id must be a number or text, and is {name!r:.40}", row, path=file, key="id")
     return Claim(id=str(name), claim=text, label=label, evidence=_evidence(row, file=file), place=row.place)
 
 
@@ -120,7 +120,7 @@ def _evidence(row: Row, *, file: Path) -> str:
     if isinstance(value, list):
         return " ".join(value).strip() if all(isinstance(part, str) for part in value) else ""
     problem = f"evidence must be text or a list of texts, and is {value!r:.40}"
-    raise row_error(problem, row, path=file, key="evidence")
+    raise make_row_error(problem, row, path=file, key="evidence")
 
 
 SHIPPED = Path(__file__).parent / "data" / "prompts.toml"
@@ -186,7 +186,7 @@ def read_prompts(path: Path) -> list[PromptTemplate]:
             try:
                 prompts.append(msgspec.convert(row.fields, PromptTemplate))
             except msgspec.ValidationError as error:
-                raise row_error(str(error), row, path=path, key="prompts") from None
+                raise make_row_error(str(error), row, path=path, key="prompts") from None
     else:
         prompts = read_toml(path, _PromptsFile).prompts
     refuse_duplicates("prompts", [(prompt.name, prompt.digest) for prompt in prompts], file=path)

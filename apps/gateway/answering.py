@@ -17,7 +17,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from stoker.apps.common.models_file import Cold, with_parsers
+from stoker.apps.common.models_file import ColdRequestAction, apply_parser_settings
 from stoker.apps.common.openai_answers import Choice, Vectors, answer_body, embedding_parts, token_usage
 from stoker.apps.common.openai_requests import (
     ApiRequest,
@@ -28,7 +28,7 @@ from stoker.apps.common.openai_requests import (
     parse_request_body,
     refused,
 )
-from stoker.apps.common.refusals import expect, expect_whole
+from stoker.apps.common.refusals import expect, expect_whole_number
 from stoker.apps.gateway.failures import OBJECTIVE_UNREACHABLE, log, log_failure
 from stoker.apps.gateway.figures import GatewayMetrics, RunningRequest
 from stoker.apps.gateway.keys import Caller, HeldRequest
@@ -37,7 +37,7 @@ from stoker.apps.gateway.responses import ResponseEvents, chat_request, response
 from stoker.apps.gateway.scoring import Scoring, read_scoring
 from stoker.apps.gateway.served import ServedModel, ServedModels, SessionWatch, forecast
 from stoker.apps.gateway.streaming import (
-    Chunks,
+    ChunkEncoder,
     StreamedAnswer,
     collect_pieces_with_retry,
     stream_merged_call_pieces,
@@ -46,9 +46,9 @@ from stoker.apps.gateway.wire import (
     ClientLeft,
     EventStream,
     JSONAnswer,
-    json_parts,
     receive_body,
     result_unless_disconnected,
+    stream_json_parts,
 )
 from stoker.sessions import StokerApp
 from stoker.units import show_seconds
@@ -92,8 +92,8 @@ def parse_model_request(data: bytes, *, endpoint: Endpoint, name: str, ignored: 
                 raise refused(key, f"is not a known field of {endpoint.value} requests", "unknown_parameter")
         return Asked(request, (request,))
     own = {key: value for key, value in own.items() if value is not None}
-    wanted = expect_whole(own.get("n", 1), "n", least=1, most=_MOST_CHOICES)
-    number = expect_whole(own.get("best_of", wanted), "best_of", least=wanted, most=_MOST_CHOICES)
+    wanted = expect_whole_number(own.get("n", 1), "n", least=1, most=_MOST_CHOICES)
+    number = expect_whole_number(own.get("best_of", wanted), "best_of", least=wanted, most=_MOST_CHOICES)
     stream = expect(own.get("stream", False), bool, "stream")
     if stream and number > wanted:
         raise refused("best_of", "cannot be streamed; leave it out, or do not stream", "unsupported_value")
@@ -120,11 +120,11 @@ def estimate_request_tokens(asked: Asked) -> tuple[int, int]:
     return read, sum((each.max_new_tokens or _DEFAULT_TOKENS) * each.writes for each in samplings)
 
 
-def _chunks(asked: Asked, *, name: str, model: str) -> Chunks | ResponseEvents:
+def _chunks(asked: Asked, *, name: str, model: str) -> ChunkEncoder | ResponseEvents:
     created = int(time.time())
     if asked.repeated is not None:
         return ResponseEvents(asked.repeated, name=name, model=model, created=created)
-    return Chunks(
+    return ChunkEncoder(
         endpoint=asked.request.endpoint, name=name, model=model, created=created,
         per_prompt=len(asked.choices) // asked.prompts, usage=asked.include_usage, continuous=asked.continuous_usage,
     )  # fmt: skip
@@ -178,7 +178,7 @@ async def admit(watch: SessionWatch, model: ServedModel, *, ttft_s: float, waits
             "the session accepts no requests now: its journal cannot be written; the gateway's log says why",
             type="server_error", code="session_unavailable", status=503, retry_after_s=_AGAIN_S, why=trouble,
         )  # fmt: skip
-    refuses_cold = waits_s is not None or model.settings.cold is Cold.REFUSE
+    refuses_cold = waits_s is not None or model.settings.cold is ColdRequestAction.REFUSE
     has_objective = ttft_s > 0 and not model.is_admitted_by_policy
     if not facts.hot and (refuses_cold or has_objective):
         facts = await watch.facts(model, within_s=0.1)  # the model may be loaded by now
@@ -189,7 +189,7 @@ async def admit(watch: SessionWatch, model: ServedModel, *, ttft_s: float, waits
             f"the model {model.name} is {facts.state}; it may answer in {show_seconds(later_s)}. {_RETRY_HINT}",
             type="overloaded", code="model_cold", status=503, retry_after_s=later_s,
         )  # fmt: skip
-    if not has_objective or (not facts.hot and model.settings.cold is Cold.WAIT):
+    if not has_objective or (not facts.hot and model.settings.cold is ColdRequestAction.WAIT):
         return
     expected = forecast(facts, model.meter.first)
     if not expected.later_s(ttft_s) or expected.first_token_s <= waits_s:
@@ -244,8 +244,8 @@ class Answering:
         read = read or partial(parse_model_request, endpoint=endpoint)
         asked = read(data, name=name, ignored=self._log_ignored_field_once)
         model = self._models.asked(asked.request.model, endpoint)
-        choices = tuple(with_parsers(choice, model.settings) for choice in asked.choices)
-        request_with_parsers = with_parsers(asked.request, model.settings)
+        choices = tuple(apply_parser_settings(choice, model.settings) for choice in asked.choices)
+        request_with_parsers = apply_parser_settings(asked.request, model.settings)
         asked = msgspec.structs.replace(asked, request=request_with_parsers, choices=choices)
         prefers = _WAITS.search(request.headers.get("prefer", ""))
         writes, waits_s = endpoint is not Endpoint.EMBEDDINGS, float(prefers[1]) if prefers else None
@@ -300,7 +300,7 @@ class Answering:
                 )
             vectors = Vectors(pieces[0].width, pieces[0].tokens, b"".join(piece.data for piece in pieces))
             running.count(vectors.tokens, 0)
-            return json_parts(embedding_parts(vectors, model=model.name, packed=asked.request.packed))
+            return stream_json_parts(embedding_parts(vectors, model=model.name, packed=asked.request.packed))
         choices: list[Choice] = [choice for [choice] in found]
         per_prompt = len(choices) // asked.prompts
         read = sum(choice.prompt_tokens for choice in choices[::per_prompt])

@@ -236,7 +236,7 @@ def read_batch(data: bytes, *, owner: str = "") -> GatewayBatch:
     window, window_s = _window(body.get("completion_window"))
     file = expect(required(body, "input_file_id"), str, "input_file_id")
     return GatewayBatch(
-        f"batch_{secrets.token_hex(12)}", owner, endpoint, file, int(time.time()), _metadata(body.get("metadata")),
+        f"batch_{secrets.token_hex(12)}", owner, endpoint, file, int(time.time()), _read_metadata(body.get("metadata")),
         completion_window=window, window_s=window_s,
     )  # fmt: skip
 
@@ -249,7 +249,7 @@ def _window(value: Any) -> tuple[str, int]:
     return value, seconds
 
 
-def _metadata(value: Any) -> dict[str, str] | None:
+def _read_metadata(value: Any) -> dict[str, str] | None:
     if value is None:
         return None
     if not isinstance(value, dict) or not all(isinstance(each, str) for each in value.values()):

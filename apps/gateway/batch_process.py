@@ -76,7 +76,7 @@ class MonitoredBatch:
                 await asyncio.wait_for(self._retry_now.wait(), pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    def hurry(self) -> None:
+    def end_pause(self) -> None:
         """End the pause before the next retry."""
         self._retry_now.set()
 
@@ -153,7 +153,7 @@ class BatchPace:
                 self._release_ended_requests()
             while self._held:  # assume the mean number of tokens for each request that was stopped
                 held = self._held.popleft()
-                held.tokens = self._mean
+                held.tokens = self._mean_tokens
                 held.end()
 
     def step(self) -> None:
@@ -179,7 +179,7 @@ class BatchPace:
         self._use = use
 
     @property
-    def _mean(self) -> int:
+    def _mean_tokens(self) -> int:
         """Mean tokens per finished request; 0 before the first end."""
         return self._use.tokens // self._use.ended if self._use.ended else 0
 
@@ -194,6 +194,6 @@ class BatchPace:
             most = each.limits.limits_for_batches().tokens_per_minute
             if most and not self._use.ended:
                 return False
-            if most and each.use.running >= (most - each.use.tokens_used(now)) // max(1, self._mean):
+            if most and each.use.running >= (most - each.use.tokens_used(now)) // max(1, self._mean_tokens):
                 return False
         return True

@@ -120,7 +120,7 @@ class Batches:
         self._keep(batch)
         if followed := self._followed.get(id):
             followed.stop()
-            followed.hurry()
+            followed.end_pause()
         return batch
 
     def remove_old(self, now: float) -> None:
@@ -155,7 +155,7 @@ class Batches:
 
     async def _start(self, followed: MonitoredBatch) -> None:
         """Find or start the process of a batch. Call again after an OSError."""
-        batch = self._expire(followed)
+        batch = self._expire_if_due(followed)
         if batch is None or batch.status not in _OPEN:
             return
         if not followed.has_process:
@@ -182,7 +182,7 @@ class Batches:
         try:
             while not ending.done():
                 with contextlib.suppress(OSError):  # check again later
-                    self._expire(followed)
+                    self._expire_if_due(followed)
                 await asyncio.wait({ending}, timeout=_WINDOW_LOOK_S)
             return ending.result()
         finally:
@@ -219,7 +219,7 @@ class Batches:
     def _reader(self, batch: GatewayBatch) -> BatchReader:
         return BatchReader(self.files.data(batch.input_file_id), self._run(batch) / _LOG, models=self._names)
 
-    def _expire(self, followed: MonitoredBatch) -> GatewayBatch | None:
+    def _expire_if_due(self, followed: MonitoredBatch) -> GatewayBatch | None:
         batch = self._read(followed.id)
         if batch is not None and batch.status == "in_progress" and time.time() >= batch.created_at + batch.window_s:
             batch.status = "finalizing"

@@ -273,7 +273,7 @@ def model_figures(model: ServedModel, status: Status | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def noted_figures(model: ServedModel) -> ServedModelFigures:
+def build_note_figures(model: ServedModel) -> ServedModelFigures:
     """Return the figures of a model for `stoker status`."""
     meter, recipe = model.meter, model.recipe
     return ServedModelFigures(

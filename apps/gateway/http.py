@@ -27,7 +27,7 @@ from stoker.apps.gateway.answering import Answering
 from stoker.apps.gateway.batch_files import GatewayBatch, StoredFile, read_batch, read_upload
 from stoker.apps.gateway.batches import Batches
 from stoker.apps.gateway.failures import log, log_failure, refusal_of
-from stoker.apps.gateway.figures import GatewayMetrics, model_figures, model_names_by_recipe, noted_figures
+from stoker.apps.gateway.figures import GatewayMetrics, build_note_figures, model_figures, model_names_by_recipe
 from stoker.apps.gateway.keys import Caller, Guard
 from stoker.apps.gateway.objectives import refuse_objectives
 from stoker.apps.gateway.page import PAGE_ROUTES, PageFigures
@@ -279,7 +279,10 @@ async def keep_note(
         while True:
             if workers is not None:
                 await workers.collect()
-            figures, facts = tuple(map(noted_figures, models.values())), workers.facts if workers is not None else None
+            figures, facts = (
+                tuple(map(build_note_figures, models.values())),
+                workers.facts if workers is not None else None,
+            )
             note = GatewayNote(address, socket.gethostname(), os.getpid(), figures, at=time.time(), workers=facts)
             try:
                 await asyncio.to_thread(write_gateway_note, session.folder, name, note)

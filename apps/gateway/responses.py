@@ -174,7 +174,7 @@ def response_body(choice: Choice, repeated: Body, *, name: str, model: str, crea
 
 
 class ResponseEvents:
-    """The events of a streamed response, and the response itself, with the interface of `Chunks`."""
+    """The events of a streamed response, and the response itself, with the interface of `ChunkEncoder`."""
 
     def __init__(self, repeated: Body, *, name: str, model: str, created: int) -> None:
         self._name = name

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 import stoker
-from stoker.apps.common.calls import session_line
+from stoker.apps.common.calls import format_session_line
 from stoker.apps.common.command_line import count
 from stoker.apps.common.models_file import ModelSettings, read_models
 from stoker.apps.common.openai_requests import RequestRefused
@@ -43,7 +43,7 @@ class GatewayState(msgspec.Struct, frozen=True):
     pid: int = 0
 
 
-class GatewayPlace:
+class GatewayFolder:
     """The folder of a gateway. `site`: empty for this machine."""
 
     def __init__(self, site: str, models: Path) -> None:
@@ -88,7 +88,7 @@ def serve(
     """Serve the models of `file`. An empty text or a port of 0 selects the default; `number`: number of workers."""
     screen, settings, keys = Screen(json_only=as_json), read_models(file), KeyFile.usual()
     _check_tls(tls_cert, tls_key)
-    place = GatewayPlace(site, file)
+    place = GatewayFolder(site, file)
     state, scheme = place.take(), "https" if tls_cert else "http"
     others = place.ports_of_others()
     listener = open_listener(host, port, uds, keys=keys, scheme=scheme, kept=state.port, not_on=others)
@@ -98,7 +98,7 @@ def serve(
             place.keep(GatewayState(port=listener.port or state.port, session=loaded.id, pid=os.getpid()))
             _refuse_unsupported_settings(file, settings, loaded)
             models = ServedModels(settings, honoured=honoured_by(loaded) or frozenset())
-            screen.line(session_line(loaded))
+            screen.line(format_session_line(loaded))
             screen.line(f"  {how}")
             for model in models.values():
                 try:

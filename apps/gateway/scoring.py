@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from stoker.apps.common.openai_requests import IGNORED, ApiRequest, Endpoint, Note, parse_json_object, read_model
-from stoker.apps.common.refusals import expect, expect_texts, expect_whole, refused, required
+from stoker.apps.common.refusals import expect, expect_texts, expect_whole_number, refused, required
 
 SCORE, RERANK = "/v1/score", "/v1/rerank"
 _FIELDS = {
@@ -59,7 +59,7 @@ def read_scoring(
     else:
         left = expect_texts(expect(required(body, "query"), str, "query"), "query")
         right = expect_texts(required(body, "documents"), "documents", most=_MOST_TEXTS)
-        most = expect_whole(body.get("top_n", 0), "top_n", least=0, most=1 << 31)
+        most = expect_whole_number(body.get("top_n", 0), "top_n", least=0, most=1 << 31)
         scoring = Scoring(address, most, expect(body.get("return_documents", True), bool, "return_documents"))
     first = [0] * len(right) if len(left) == 1 else range(len(left))
     pairs = tuple(zip(first, range(len(left), len(left) + len(right)), strict=True))

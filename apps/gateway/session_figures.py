@@ -157,7 +157,7 @@ class SessionMetrics:
             yield from _pilot_metrics(self.status)
 
 
-def _family(
+def _make_metric_family(
     name: str, help: str, labels: list[str], rows: Iterable[tuple[Sequence[str], float]], *, counts: bool = False
 ) -> Metric:
     """Return a gauge or a counter, with a value for each row of label values."""
@@ -170,7 +170,7 @@ def _family(
 def _session(status: Status) -> Iterator[Metric]:
     ended = (("done", status.done), ("failed", status.failed), ("cancelled", status.cancelled))
     rows: Iterable[tuple[Sequence[str], float]] = (([reason], count) for reason, count in ended)
-    yield _family("stoker_calls", "Ended calls, by result", ["finished_reason"], rows, counts=True)
+    yield _make_metric_family("stoker_calls", "Ended calls, by result", ["finished_reason"], rows, counts=True)
     yield GaugeMetricFamily("stoker_calls_running", "Calls that run, or wait at a library", status.running)
     yield GaugeMetricFamily("stoker_calls_waiting", "Calls in queues", status.queued)
     yield GaugeMetricFamily("stoker_calls_per_second", "Calls that ended in the last 30 s, per second", status.rate)
@@ -180,7 +180,9 @@ def _session(status: Status) -> Iterator[Metric]:
     yield CounterMetricFamily("stoker_rerun_calls", "Calls that ran again after a loss", status.rerun_calls)
     rows = (([group.function, group.error, group.place], group.count) for group in status.failure_groups)
     labels = ["function", "error", "place"]
-    yield _family("stoker_failures", "Failed calls in the largest groups of equal failures", labels, rows, counts=True)
+    yield _make_metric_family(
+        "stoker_failures", "Failed calls in the largest groups of equal failures", labels, rows, counts=True
+    )
 
 
 _CONTEXT_METRICS = (
@@ -199,12 +201,14 @@ def _context_metrics(status: Status, names: Mapping[str, str]) -> Iterator[Metri
     contexts = [(names.get(each.name, each.name), each) for each in status.contexts[:_MOST_MODELS]]
     for metric, help, field, counts in _CONTEXT_METRICS:
         rows = (([name], getattr(context, field)) for name, context in contexts)
-        yield _family(metric, help, label, rows, counts=counts)
+        yield _make_metric_family(metric, help, label, rows, counts=counts)
     states = ("hot", "loading", "asleep")
     rows = (([name, state], getattr(context, state)) for name, context in contexts for state in states)
-    yield _family("stoker_libraries", "Libraries of the model", [*label, "state"], rows)
+    yield _make_metric_family("stoker_libraries", "Libraries of the model", [*label, "state"], rows)
     rows = (([name, case], count) for name, context in contexts for case, count in context.refused_offers.items())
-    yield _family("stoker_refused_offers", "Offers that pilots refused", [*label, "case"], rows, counts=True)
+    yield _make_metric_family(
+        "stoker_refused_offers", "Offers that pilots refused", [*label, "case"], rows, counts=True
+    )
 
 
 def _engines(status: Status, names: Mapping[str, str]) -> Iterator[Metric]:
@@ -228,9 +232,11 @@ def _engines(status: Status, names: Mapping[str, str]) -> Iterator[Metric]:
         ("stoker_prefix_cache_hits", "Tokens of prompts that were taken from kept prefixes", reused),
         ("stoker_num_preemptions", "Requests that engines of the current libraries have evicted", preempted),
     ):
-        yield _family(metric, help, label, (([name], count) for name, count in counts.items()), counts=True)
+        yield _make_metric_family(metric, help, label, (([name], count) for name, count in counts.items()), counts=True)
     help = "Share of the cache that requests will use at their expected lengths"
-    yield _family("stoker_kv_cache_usage_perc", help, label, (([name], part) for name, part in used.items()))
+    yield _make_metric_family(
+        "stoker_kv_cache_usage_perc", help, label, (([name], part) for name, part in used.items())
+    )
 
 
 def _map_metrics(status: Status) -> Iterator[Metric]:
@@ -240,13 +246,13 @@ def _map_metrics(status: Status) -> Iterator[Metric]:
         labels = (each.function, each.context, str(each.client))
         totals[labels] += max(0, each.total)
         done[labels] += each.done
-    yield _family("stoker_map_items", "Items of open maps, if known", label, totals.items())
-    yield _family("stoker_map_items_done", "Items of open maps with a result", label, done.items())
+    yield _make_metric_family("stoker_map_items", "Items of open maps, if known", label, totals.items())
+    yield _make_metric_family("stoker_map_items_done", "Items of open maps with a result", label, done.items())
 
 
 def _pilot_metrics(status: Status) -> Iterator[Metric]:
     def counted(name: str, help: str, label: str, counts: Mapping[str, float]) -> Metric:
-        return _family(name, help, [label], (([each], count) for each, count in counts.items()))
+        return _make_metric_family(name, help, [label], (([each], count) for each, count in counts.items()))
 
     yield counted("stoker_pilots", "Pilots, by state", "state", Counter(pilot.state for pilot in status.pilots))
     counts, sizes, reserved = Counter[str](), Counter[str](), Counter[str]()

@@ -106,7 +106,7 @@ _MARK = b"\x00"
 _encode = msgspec.json.encode
 
 
-class Chunks:
+class ChunkEncoder:
     """The chunks of a streamed answer. `read`, `written`: tokens so far; `reasons`: why choices ended."""
 
     def __init__(
@@ -220,7 +220,7 @@ class StreamedAnswer:
     """A streamed answer. `failed`: receives the error that ends the answer."""
 
     def __init__(
-        self, pieces: AsyncGenerator[tuple[int, list[Piece]], None], chunks: Chunks | ResponseEvents,
+        self, pieces: AsyncGenerator[tuple[int, list[Piece]], None], chunks: ChunkEncoder | ResponseEvents,
         running: RunningRequest, watch: SessionWatch, *, failed: Callable[[BaseException], None],
     ) -> None:  # fmt: skip
         self._pieces = pieces

@@ -322,13 +322,13 @@ class BatchReader:
         if (response := line.response) is None:
             return
         body, failed = response.body, response.status_code != OK
-        model = self._asked_model(line.custom_id or "") if failed else body.model
+        model = self._find_requested_model(line.custom_id or "") if failed else body.model
         if model in self._models:
             tokens = body.usage or _Tokens()
             count = UsageCount(1, tokens.prompt_tokens, tokens.completion_tokens, failed=failed)
             self.totals.setdefault(model, UsageCount()).add(count)
 
-    def _asked_model(self, custom_id: str) -> str:
+    def _find_requested_model(self, custom_id: str) -> str:
         """Return the model from the input file, because an error does not name it."""
         if self._requested_models is None:
             requests = read_json_lines(self._requests, _BatchRequest)

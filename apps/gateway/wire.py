@@ -74,7 +74,7 @@ class JSONAnswer(Response):  # type: ignore[misc]  # starlette has no types here
         return msgspec.json.encode(content)
 
 
-def json_parts(parts: Iterator[bytes]) -> Response:
+def stream_json_parts(parts: Iterator[bytes]) -> Response:
     """Answer with JSON that is encoded in parts during sending, to limit memory."""
     first, second = next(parts), next(parts, None)
     if second is None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stoker import app
-from stoker.apps.common.calls import each_or_error
+from stoker.apps.common.calls import run_collecting_errors
 
 if TYPE_CHECKING:
     from stoker.contexts import CausalLM
@@ -62,7 +62,7 @@ def generate(model: CausalLM, request: Request) -> WrittenTexts:
             seed=seeds,
         )  # fmt: skip
 
-    texts, errors = each_or_error(write, list(zip(request.texts, request.seeds, strict=True)))
+    texts, errors = run_collecting_errors(write, list(zip(request.texts, request.seeds, strict=True)))
     return WrittenTexts(
         number=request.number, texts=[text or "" for text in texts], started_at=started_at,
         infer_s=time.perf_counter() - begun, worker=f"{socket.gethostname()}:{os.getpid()}",

@@ -21,7 +21,7 @@ import msgspec
 
 import stoker
 from stoker import console
-from stoker.apps.common.calls import INTERRUPTED, Stopped, poll_call_progress, session_line, stop_on_signals
+from stoker.apps.common.calls import INTERRUPTED, Stopped, format_session_line, poll_call_progress, stop_on_signals
 from stoker.apps.common.command_line import count
 from stoker.apps.prompt_tuning import report
 from stoker.apps.prompt_tuning.board import APP, CHECKPOINT, Display, Phase, SubmissionOptions, open_job_display
@@ -147,7 +147,7 @@ def follow_jobs(jobs: Sequence[SubmittedJob], session: Session, shown: Display) 
 
 def headline(session: Session, jobs: Sequence[SubmittedJob]) -> Iterator[str]:
     """Yield the first output lines, with a note if the policy ignores deadlines."""
-    yield session_line(session)
+    yield format_session_line(session)
     models = {Path(job.ready.recipe.name).name for job in jobs}
     yield f"prompt tuning · {count(len(jobs), 'job')} · {', '.join(sorted(models))}"
     policy = policy_of(session) or "the default policy"
@@ -280,7 +280,7 @@ def fill_bank(file: Path | None, options: SubmissionOptions, *, model: str, scre
     place = BankPlace.of(identity, folder=options.bank or "")
     site = None if options.session else choose_tuning_site(options.site)
     with stoker.load(site, session=options.session or None, progress=False) as session:
-        screen.line(session_line(session))
+        screen.line(format_session_line(session))
         future = build_bank.with_options(context=recipe)(place, tuple(every.values()))
         ask = facts_of(session, {recipe.key})
         with screen.progress(total=len(every), done=0, noun="prompts", facts=ask) as progress:

@@ -93,7 +93,7 @@ def react(state: CoreState, event: events.Event) -> None:
         case events.ManagerAway():
             presence.leave_if_manager_absent(state, event)
         case events.OfferInspected():
-            on_offer_weighed(state, event)
+            on_offer_inspected(state, event)
         case events.UsageMeasured():
             presence.send_heartbeat(state, event)
         case events.Tick():
@@ -279,7 +279,7 @@ def on_run_calls(state: CoreState, order: to_pilot.RunCalls, *, is_weighed: bool
         running.postpone_order(library, order)
 
 
-def on_offer_weighed(state: CoreState, event: events.OfferInspected) -> None:
+def on_offer_inspected(state: CoreState, event: events.OfferInspected) -> None:
     """Accept an offered call, or refuse it if memory is missing or a request would be late (SLINFER §VI-C).
 
     Both checks ignore the libraries that the call preempts. The manager ends these libraries after `OfferAccepted`.

@@ -15,7 +15,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from stoker.apps.common.openai_answers import TextPiece, answer_body, build_prompts, complete, stream_text
 from stoker.apps.common.openai_requests import ApiRequest, Endpoint, RequestRefused, parse_request_body
-from stoker.apps.gateway.streaming import Chunks
+from stoker.apps.gateway.streaming import ChunkEncoder
 from stoker.contexts.ambient import RelayedTexts
 from stoker.contexts.inference.adapter import Finish, NewToken
 from stoker.contexts.text_writer import Completion, CompletionStream, CompletionTexts, CompletionToken
@@ -123,7 +123,7 @@ def streamed(model: WritingModel, **fields) -> tuple[str, str, list[list[str]], 
     pieces: list[TextPiece] = []
     for piece in stream_text(model, request, prompt, place=0):
         pieces.extend(piece if isinstance(piece, RelayedTexts) else (piece,))
-    chunks = Chunks(endpoint=Endpoint.CHAT, name="n", model="m", created=1, per_prompt=1, usage=False)
+    chunks = ChunkEncoder(endpoint=Endpoint.CHAT, name="n", model="m", created=1, per_prompt=1, usage=False)
     lines = chunks.events(0, pieces).decode().split("\n\n")[:-1]
     chunks.end()
     assert chunks.written == len(model._tokens())

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from stoker.apps.common.models_file import Cold, ModelKind, parse_models, recipe_of
+from stoker.apps.common.models_file import ColdRequestAction, ModelKind, parse_models, recipe_of
 from stoker.apps.common.openai_answers import TextBegun, TextEnded, TokenPiece
 from stoker.apps.common.openai_requests import Endpoint, RequestRefused
 from stoker.apps.gateway import session_figures
@@ -20,8 +20,8 @@ from stoker.apps.gateway.batch_files import FileStore, read_batch
 from stoker.apps.gateway.failures import refusal_of
 from stoker.apps.gateway.keys import Guard, KeyFile, KeyLimits, KeyUse
 from stoker.apps.gateway.listening import listen, listen_on_path
-from stoker.apps.gateway.run import GatewayPlace, GatewayState
-from stoker.apps.gateway.streaming import DONE, Chunks
+from stoker.apps.gateway.run import GatewayFolder, GatewayState
+from stoker.apps.gateway.streaming import DONE, ChunkEncoder
 from stoker.apps.gateway.wire import error_answer
 from stoker.contexts import causal_lm
 from stoker.contexts.inference.adapter import EngineLoad
@@ -51,7 +51,11 @@ def test_model_has_its_settings_and_the_defaults(tmp_path):
     )
     assert found["small"].path == str(tmp_path / "there")
     assert (found["small"].ttft, found["small"].kind, found["small"].cold) == (1.0, ModelKind.CHAT, None)
-    assert (found["e.5"].path, found["e.5"].memory, found["e.5"].cold) == ("org/name", 4_000_000_000, Cold.REFUSE)
+    assert (found["e.5"].path, found["e.5"].memory, found["e.5"].cold) == (
+        "org/name",
+        4_000_000_000,
+        ColdRequestAction.REFUSE,
+    )
 
 
 @pytest.mark.parametrize(
@@ -280,7 +284,7 @@ def test_body_that_is_no_json_object_is_refused(data):
 
 
 def test_prompt_tokens_count_once_for_several_choices():
-    chunks = Chunks(endpoint=Endpoint.COMPLETIONS, name="n", model="m", created=1, per_prompt=2, usage=True)
+    chunks = ChunkEncoder(endpoint=Endpoint.COMPLETIONS, name="n", model="m", created=1, per_prompt=2, usage=True)
     for index in range(4):
         chunks.events(index, [TextBegun(10)])
     chunks.events(0, [TokenPiece("ab", (("ab", -1.0, ()),))])
@@ -297,7 +301,9 @@ def test_prompt_tokens_count_once_for_several_choices():
 
 
 def test_each_chunk_counts_the_tokens_so_far_on_request():
-    chunks = Chunks(endpoint=Endpoint.CHAT, name="n", model="m", created=1, per_prompt=1, usage=True, continuous=True)
+    chunks = ChunkEncoder(
+        endpoint=Endpoint.CHAT, name="n", model="m", created=1, per_prompt=1, usage=True, continuous=True
+    )
     events = chunks.events(0, [TextBegun(3), "a", "b", TextEnded("stop", 2)]).decode().split("\n\n")[:-1]
     found = [json.loads(event.removeprefix("data: "))["usage"]["total_tokens"] for event in events]
     assert found == [3, 4, 5, 5]
@@ -305,7 +311,7 @@ def test_each_chunk_counts_the_tokens_so_far_on_request():
 
 @pytest.mark.parametrize("endpoint", [Endpoint.CHAT, Endpoint.COMPLETIONS])
 def test_pieces_received_together_become_separate_events(endpoint):
-    chunks = Chunks(endpoint=endpoint, name="n", model='m"\0é', created=1, per_prompt=1, usage=True)
+    chunks = ChunkEncoder(endpoint=endpoint, name="n", model='m"\0é', created=1, per_prompt=1, usage=True)
     texts = ['a"b\n', "", "é\0", "z"]
     events = chunks.events(1, texts).decode().split("\n\n")
     found = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events if event]
@@ -360,31 +366,31 @@ def test_metrics_sum_prefix_hits_of_a_models_libraries():
 
 def test_gateway_reuses_its_port_and_a_second_gateway_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
-    place = GatewayPlace("", tmp_path / "models.toml")
+    place = GatewayFolder("", tmp_path / "models.toml")
     assert place.take() == GatewayState()
     with listen("127.0.0.1", 0, kept=0) as first:
         port = first.getsockname()[1]
         place.keep(GatewayState(port=port, session="s1", pid=os.getpid()))
         with pytest.raises(SessionError, match=rf"runs already at port {port} \(pid {os.getpid()}\)"):
-            GatewayPlace("", tmp_path / "models.toml").take()
+            GatewayFolder("", tmp_path / "models.toml").take()
         with pytest.raises(ConfigError, match="taken by another program"):
             listen("127.0.0.1", 0, kept=port)
         with pytest.raises(ConfigError, match="choose another port with --port"):
             listen("127.0.0.1", port, kept=0)
     with listen("127.0.0.1", 0, kept=port) as again:
         assert again.getsockname()[1] == port
-    assert GatewayPlace("", tmp_path / "other.toml").take() == GatewayState()
+    assert GatewayFolder("", tmp_path / "other.toml").take() == GatewayState()
 
 
 def test_first_gateway_avoids_the_ports_of_stopped_gateways(tmp_path, monkeypatch):
     monkeypatch.setenv("STOKER_HOME", str(tmp_path / "home"))
-    place = GatewayPlace("", tmp_path / "models.toml")
+    place = GatewayFolder("", tmp_path / "models.toml")
     place.take()
     with listen("127.0.0.1", 0, kept=0) as free:
         port = free.getsockname()[1]
     # no process listens at this port, as after the kill of a gateway
     place.keep(GatewayState(port=port, session="s1", pid=1))
-    other = GatewayPlace("", tmp_path / "other.toml")
+    other = GatewayFolder("", tmp_path / "other.toml")
     other.take()
     assert (place.ports_of_others(), other.ports_of_others()) == (frozenset(), {port})
     (other.folder.parent / "damaged").mkdir()

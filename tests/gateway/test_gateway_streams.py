@@ -21,7 +21,7 @@ from stoker.apps.gateway import streaming, wire
 from stoker.apps.gateway.figures import GatewayMetrics, RunningRequest
 from stoker.apps.gateway.keys import HeldRequest, KeyUse
 from stoker.apps.gateway.served import ServedModel
-from stoker.apps.gateway.streaming import Chunks, StreamedAnswer
+from stoker.apps.gateway.streaming import ChunkEncoder, StreamedAnswer
 from stoker.errors import ContextError
 
 
@@ -31,7 +31,7 @@ async def never():
 
 def answer_of(pieces, *, is_hot=never, use=None):
     running = RunningRequest(GatewayMetrics(), ServedModel("m", ModelSettings(path="m")), Endpoint.CHAT, begun=0.0)
-    chunks = Chunks(endpoint=Endpoint.CHAT, name="n", model="m", created=1, per_prompt=1, usage=False)
+    chunks = ChunkEncoder(endpoint=Endpoint.CHAT, name="n", model="m", created=1, per_prompt=1, usage=False)
 
     async def waits_for(_model):
         return "loading m"

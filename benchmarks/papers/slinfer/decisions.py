@@ -74,8 +74,8 @@ class DecisionTimer:
         self.decisions_s: dict[tuple[int, int], float] = defaultdict(float)
         """Seconds of decisions by call number and number of the previous round."""
         self._call = self._round = 0
-        self._weighed, self._place, self._do_round = reactor.on_offer_weighed, dispatch.place, dispatch.round
-        reactor.on_offer_weighed, reactor.why_late = self._weigh, self._validate  # type: ignore[attr-defined]
+        self._weighed, self._place, self._do_round = reactor.on_offer_inspected, dispatch.place, dispatch.round
+        reactor.on_offer_inspected, reactor.why_late = self._weigh, self._validate  # type: ignore[attr-defined]
         dispatch.place, dispatch.round = self._placed, self._timed_round
 
     def begin(self) -> None:
