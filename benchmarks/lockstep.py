@@ -143,7 +143,7 @@ def program(how: str, calls: int) -> Iterator[Figure]:
 
 @contextmanager
 def first_call(*, evict: bool) -> Iterator[Figure]:
-    """Measure the wait of the first call of a context. `evict`: only one context fits, so another context is evicted."""
+    """Measure the wait of the first call of a context. `evict`: only one context fits, so another is evicted."""
     import psutil
 
     import stoker

@@ -76,8 +76,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
-    """The result of a benchmark; `python -m benchmarks` sets name and title. `skipped`: why the benchmark did not run.
-    """
+    """The result of a benchmark; `python -m benchmarks` sets name and title. `skipped`: why it did not run."""
 
     name: str = ""
     title: str = ""

@@ -228,8 +228,7 @@ def task_summary(records: Sequence[Record], *, most: int) -> dict[str, Any] | No
 
 
 def spread_of(records: Sequence[Record], settings: Settings) -> dict[str, Any] | None:
-    """Return the iterations after which each curve of the spread reaches the mean of the lowest losses of all curves.
-    """
+    """Return the iterations after which each curve of the spread reaches the mean of all curves' lowest losses."""
     curves: list[Points] = [one["points"] for one in records if one["part"] == "spread"]
     if not curves:
         return None

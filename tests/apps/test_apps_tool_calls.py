@@ -22,8 +22,7 @@ PIECES = (1, 2, 3, 5, 1000)
 
 
 def parse(parser: CallParser, text: str, size: int) -> tuple[str, list[list[str]]]:
-    """Parse a text in pieces of `size` characters. Return the ordinary text, and the name and arguments of each call.
-    """
+    """Parse a text in pieces of `size` characters. Return the ordinary text, and each call's name and arguments."""
     said, calls = "", dict[int, list[str]]()
     pieces = [parser.feed(text[start : start + size]) for start in range(0, len(text), size)]
     for found in (*pieces, parser.end()):

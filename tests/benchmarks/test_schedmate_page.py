@@ -40,8 +40,7 @@ def test_records_use_the_windows_of_the_trace() -> None:
 
 
 def with_ratio(folder: Path, ratio: float) -> common.Store[Case, CaseResult]:
-    """Return records: in one cluster our policy takes half of FIFO's time, in another cluster `ratio` of FIFO's time.
-    """
+    """Return records: in one cluster our policy takes half of FIFO's time, in another `ratio` of FIFO's time."""
     of = simulate.records(folder / "schedmate.json")
     of.kept.windows = [
         WindowFacts(cluster, week, 100, 60.0, 6.0, (8, 8, 8)) for cluster in ("a", "b") for week in range(3)

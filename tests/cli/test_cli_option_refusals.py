@@ -74,8 +74,7 @@ def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tup
 
 
 def cases() -> Iterator[tuple[str, str, str]]:
-    """Yield one wrong value for each option of each command. For the first option of each kind, yield all wrong values.
-    """
+    """Yield one wrong value for each option of each command. The first option of each kind gets all wrong values."""
     tried: set[object] = set()
     for name, command in commands(cli):
         for param in command.params:

@@ -15,6 +15,5 @@ def metrics_queried(dashboard: dict[str, Any], *, row: str) -> set[str]:
 
 
 def has_metric(text: str, name: str) -> bool:
-    """True if a metric has a value or a declaration. An engine without a bounded cache reports no value for cache use.
-    """
+    """True if a metric has a value or a declaration. An engine without a bounded cache reports no cache use."""
     return re.search(rf"^(# TYPE )?{name}[{{ ]", text, re.MULTILINE) is not None

@@ -134,8 +134,7 @@ def test_wrong_addresses_and_certificates_are_refused(world, certificate, tmp_pa
 
 @pytest.fixture
 def beside(gateway):
-    """Return a function that starts another gateway on the first gateway's session. Stop these gateways after the test.
-    """
+    """Return a function that starts another gateway on the first gateway's session. Stop them after the test."""
     made = []
 
     def start(name, *options):

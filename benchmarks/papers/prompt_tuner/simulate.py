@@ -158,8 +158,7 @@ def simulate(case: Case) -> Result:
 
 
 class _WaitingReplicas:
-    """Adds up the time in which replicas of a job wait for other replicas, in rounds of PromptTuner's dispatch policy.
-    """
+    """Adds up the time in which replicas of a job wait for others, in rounds of PromptTuner's dispatch policy."""
 
     def __init__(self, dispatch: AllotInRounds) -> None:
         self._states, self._round = dispatch.states, dispatch.round

@@ -72,8 +72,7 @@ def facts_of_file(path: str) -> tuple[str, int, int, int]:
 
 
 def leave_pilot(loaded: Any, victim: Whereabouts, how: int, hold_s: float) -> Whereabouts:
-    """On the victim pilot, send signal `how` (0: none) to the pilot and wait. On another pilot, return the whereabouts.
-    """
+    """On the victim, send signal `how` (0: none) to the pilot and wait. On another pilot, return its whereabouts."""
     here = whereabouts(loaded)
     if not here.same_pilot(victim):
         time.sleep(BEAT_S)
