@@ -75,9 +75,13 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 def parse_responses_request(data: bytes, *, name: str, ignored: Note = lambda _field: None) -> Asked:
-    chat, repeated = chat_request(parse_json_object(data), ignored=ignored)
-    asked = parse_model_request(msgspec.json.encode(chat), endpoint=Endpoint.CHAT, name=name, ignored=ignored)
-    return msgspec.structs.replace(asked, repeated=repeated)
+    converted = chat_request(parse_json_object(data), ignored=ignored)
+    chat = msgspec.json.encode(converted.chat)
+    try:
+        asked = parse_model_request(chat, endpoint=Endpoint.CHAT, name=name, ignored=ignored)
+    except RequestRefused as error:
+        raise translate_chat_error(error, converted.places) from error
+    return msgspec.structs.replace(asked, repeated=converted.repeated)
 
 
 def parse_model_request(data: bytes, *, endpoint: Endpoint, name: str, ignored: Note = lambda _field: None) -> Asked:

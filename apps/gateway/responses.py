@@ -6,6 +6,7 @@ message.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -36,8 +37,15 @@ _FIELDS = {"max_completion_tokens": "max_output_tokens", "messages": "input", "r
 _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 
 
-def chat_request(body: Body, *, ignored: Note) -> tuple[Body, Body]:
-    """Return a chat request, and the fields that the response repeats."""
+class ConvertedRequest(msgspec.Struct, frozen=True):
+    """A chat request. `repeated`: fields that the response repeats. `places`: per message, its field of the request."""
+
+    chat: Body
+    repeated: Body
+    places: tuple[str, ...]
+
+
+def chat_request(body: Body, *, ignored: Note) -> ConvertedRequest:
     given = {name: value for name, value in body.items() if value is not None}
     chat: Body = {}
     for name, value in given.items():
@@ -61,20 +69,25 @@ def chat_request(body: Body, *, ignored: Note) -> tuple[Body, Body]:
     format = _read_text_format(given.get("text", {}))
     if format["type"] != "text":
         chat["response_format"] = _nested("json_schema", format) if format["type"] == "json_schema" else format
-    system = [{"role": "system", "content": given["instructions"]}] if given.get("instructions") else []
-    chat["messages"] = [*system, *_messages(given.get("input"))]
-    return chat, _repeated_request_fields(given, format)
+    by_place = _messages_by_place(given.get("input"))
+    if given.get("instructions"):
+        by_place = {"instructions": {"role": "system", "content": given["instructions"]}, **by_place}
+    chat["messages"] = list(by_place.values())
+    return ConvertedRequest(chat, _repeated_request_fields(given, format), tuple(by_place))
 
 
-def translate_chat_error(error: RequestRefused) -> RequestRefused:
-    """Replace a chat field in an error by the field of `/v1/responses`."""
+def translate_chat_error(error: RequestRefused, places: Sequence[str] = ()) -> RequestRefused:
+    """Replace a chat field in an error by the field of `/v1/responses`. `places`: of `ConvertedRequest`."""
     param = error.error.param or ""
-    for name, own in _FIELDS.items():
-        if param.split("[")[0].split(".")[0] == name:
-            there = own + param.removeprefix(name)
-            message = there + error.error.message.removeprefix(param)
-            return RequestRefused(message, param=there, code=error.error.code)
-    return error
+    if found := re.match(r"messages\[(\d+)\]", param):
+        name, own = found[0], dict(enumerate(places)).get(int(found[1]), "input")
+    else:
+        name = re.split(r"[\[.]", param)[0]
+        own = _FIELDS.get(name, name)
+    if name == own:
+        return error
+    there = own + param.removeprefix(name)
+    return RequestRefused(there + error.error.message.removeprefix(param), param=there, code=error.error.code)
 
 
 def _convert_tool_for_chat(tool: Any) -> Any:
@@ -95,32 +108,34 @@ def _read_text_format(text: Any) -> Body:
     return format
 
 
-def _messages(given: Any) -> list[Body]:
+def _messages_by_place(given: Any) -> dict[str, Body]:
+    """Return chat messages by the item of `input` that begins each message."""
     if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    messages: list[Body] = []
+        return {"input": {"role": "user", "content": given}}
+    messages: dict[str, Body] = {}
+    last: Body = {"role": ""}
     reasoning = ""
     for number, item in enumerate(expect(given, list, "input")):
         where = f"input[{number}]"
         match expect(item, dict, where).get("type", "message"):
             case "message":
-                messages.append({"role": item.get("role"), "content": _content(item.get("content"), where)})
+                last = messages[where] = {"role": item.get("role"), "content": _content(item.get("content"), where)}
             case "function_call":
                 call = {"name": item.get("name"), "arguments": item.get("arguments", "")}
-                if not messages or messages[-1]["role"] != "assistant":
-                    messages.append({"role": "assistant", "content": None})
-                calls = messages[-1].setdefault("tool_calls", [])
+                if last["role"] != "assistant":
+                    last = messages[where] = {"role": "assistant", "content": None}
+                calls = last.setdefault("tool_calls", [])
                 calls.append({"id": item.get("call_id"), "type": "function", "function": call})
             case "function_call_output":
                 output = _content(item.get("output"), where)
-                messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": output})
+                last = messages[where] = {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}
             case "reasoning":
                 reasoning = _reasoning(item)
                 continue
             case kind:
                 raise refused(f"{where}.type", f"is {shown(kind)}, which is not supported", "unsupported_value")
-        if reasoning and messages[-1]["role"] == "assistant":
-            messages[-1]["reasoning_content"], reasoning = reasoning, ""
+        if reasoning and last["role"] == "assistant":
+            last["reasoning_content"], reasoning = reasoning, ""
     return messages
 
 
@@ -131,7 +146,7 @@ def _content(content: Any, where: str) -> Any:
     parts = []
     for number, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in _TEXT_PARTS:
+        if not isinstance(kind, str) or kind not in _TEXT_PARTS:
             what = f"is of type {shown(kind)}; only text is supported"
             raise refused(f"{where}.content[{number}]", what, "unsupported_value")
         parts.append({"type": "text", "text": part.get(_TEXT_PARTS[kind])})
@@ -144,16 +159,19 @@ def _reasoning(item: Body) -> str:
 
 
 def _repeated_request_fields(given: Body, format: Body) -> Body:
+    """Return the fields that a response repeats. The chat request's reader refuses invalid values later."""
     return {
         "instructions": given.get("instructions"),
         "max_output_tokens": given.get("max_output_tokens"),
         "metadata": given.get("metadata", {}),
         "parallel_tool_calls": given.get("parallel_tool_calls", True),
-        "temperature": float(given.get("temperature", 1)),
+        "temperature": given.get("temperature", 1.0),
         "text": {"format": {**format, **({"strict": format.get("strict")} if format["type"] == "json_schema" else {})}},
         "tool_choice": given.get("tool_choice", "auto"),
-        "tools": [{"parameters": None, "strict": None, **tool} for tool in given.get("tools", [])],
-        "top_p": float(given.get("top_p", 1)),
+        "tools": [
+            {"parameters": None, "strict": None, **tool} for tool in given.get("tools", []) if isinstance(tool, dict)
+        ],
+        "top_p": given.get("top_p", 1.0),
         "truncation": given.get("truncation", "disabled"),
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
+from itertools import pairwise
 from typing import Annotated
 
 import msgspec
@@ -213,11 +214,12 @@ class SourceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     finish_within_s: Duration = msgspec.field(default=Duration(600.0), name="finish_within")
 
     def __post_init__(self) -> None:
-        before = -1.0
-        for at, _ in self.steps:
-            if at < 0 or at <= before:
+        times = [at for at, _ in self.steps]
+        if times and times[0] < 0:
+            raise ValueError(f"capacity: {times[0]:g} s is negative")
+        for before, at in pairwise(times):
+            if at <= before:
                 raise ValueError(f"capacity: {at:g} s does not come after {before:g} s")
-            before = at
 
     @property
     def steps(self) -> tuple[tuple[float, int], ...]:

@@ -22,6 +22,7 @@ from stoker.apps.gateway.answering import parse_responses_request
 from stoker.apps.gateway.responses import ResponseEvents, chat_request, response_body, translate_chat_error
 
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}, "strict": False}
+CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
 EVENT: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
 
 
@@ -77,6 +78,13 @@ def test_input_of_items_is_a_conversation():
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": ["f"]}, "tools[0].type"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": [1]}, "top_p"),
+        ({"input": [{"role": "user", "content": [{"type": ["text"]}]}]}, "input[0].content[0]"),
+        ({"instructions": 5}, "instructions.content"),
+        ({"input": [{"role": "robot", "content": "x"}], "instructions": "Be kind"}, "input[0].role"),
+        ({"input": [CALL, CALL, {"role": "robot", "content": "x"}]}, "input[2].role"),
     ],
 )
 def test_unsupported_response_field_is_refused(fields, param):
@@ -93,7 +101,9 @@ def test_store_and_include_fields_are_ignored_and_reported():
 
 
 def test_streamed_events_add_up_to_the_whole_response():
-    _, repeated = chat_request({"model": "m", "input": "Hi", "tools": [TOOL], "text": None}, ignored=lambda _: None)
+    repeated = chat_request(
+        {"model": "m", "input": "Hi", "tools": [TOOL], "text": None}, ignored=lambda _: None
+    ).repeated
     events = ResponseEvents(repeated, name="n", model="m", created=1)
     pieces = [
         TextBegun(5), AnswerPiece(AnswerDelta("Hm"), 2), AnswerPiece(AnswerDelta(" so", "I"), 1),
@@ -121,7 +131,7 @@ def test_streamed_events_add_up_to_the_whole_response():
 
 
 def test_response_cut_at_its_token_limit_is_marked_incomplete():
-    _, repeated = chat_request({"model": "m", "input": "Hi"}, ignored=lambda _: None)
+    repeated = chat_request({"model": "m", "input": "Hi"}, ignored=lambda _: None).repeated
     events = ResponseEvents(repeated, name="n", model="m", created=1)
     *_, last = events_of(events.events(0, [TextBegun(5), "So", TextEnded("length", 1)]) + events.end())
     assert (last.type, last.response.status) == ("response.incomplete", "incomplete")

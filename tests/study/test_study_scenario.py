@@ -178,6 +178,7 @@ FAULTS = {
     ("[world.devices.a10]\n", "[world.devices.a10]\nspeed = 0.0\n"): "line 9: [world.devices.a10] speed = 0.0: it must"
     " be more than 0",
     ("[900.5, 1]", "[0, 1]"): "line 23: [world.sources.old] capacity: 0 s does not come after 0 s",
+    ("[900.5, 1]", "[-0.5, 1]"): "line 23: [world.sources.old] capacity: -0.5 s does not come after 0 s",
     ('"oldest"', '"oldes"'): "line 24: [world.sources.old] preempt = 'oldes' is not available; did you mean 'oldest'?",
     ('kind = "sweep"\n', ""): "line 3: [workload] kind is missing; there are 'sweep', 'constant', 'poisson', 'bursts',"
     " 'diurnal', 'trace'",
