@@ -49,7 +49,6 @@ def test_run_times_are_accumulated(tmp_path_factory: pytest.TempPathFactory, run
     everything = [time for times in runs.values() for time in times]
     assert found.runs == len(everything)
     assert found.run_s == pytest.approx(statistics.fmean(everything), rel=1e-6, abs=1e-6)
-    assert found.run_sd == pytest.approx(statistics.stdev(everything) if len(everything) > 1 else 0, rel=1e-4, abs=1e-4)
     for function, times in runs.items():
         one = found.functions[function]
         assert (one.count, one.most) == (len(times), max(times))
