@@ -150,7 +150,11 @@ class ContinuousEngine:
 
     def step(self) -> list[NewToken]:
         with torch.inference_mode():
-            return self._step()
+            if self._ahead is None:
+                return self._run_next_step()
+            tokens, self._settled = self._settled, []
+            tokens += self._collect_launched_tokens(self._ahead, follow=True)
+            return tokens if self._ahead.launched else tokens + self._run_next_step()
 
     def slots(self) -> int:
         limits = self._batch.limits
@@ -232,13 +236,6 @@ class ContinuousEngine:
         self._store.clear()
 
     # ---- steps
-
-    def _step(self) -> list[NewToken]:
-        if self._ahead is None:
-            return self._run_next_step()
-        tokens, self._settled = self._settled, []
-        tokens += self._collect_launched_tokens(self._ahead, follow=True)
-        return tokens if self._ahead.launched else tokens + self._run_next_step()
 
     def _run_next_step(self) -> list[NewToken]:
         step = self._batch.next()
