@@ -39,7 +39,7 @@ import msgspec
 from stoker.contexts.folders import state_folder
 from stoker.decoding import UNREADABLE, read_json
 from stoker.errors import SessionError
-from stoker.whole_files import draft_of, write_whole
+from stoker.whole_files import write_whole
 
 IDENTITY_MARK = b"~"
 """Separator in the identity `name~secret` of a pilot's connection. Only a peer that knows the secret can replace the
@@ -331,8 +331,7 @@ def write_gateway_note(session: Path, name: str, note: GatewayNote) -> None:
     """
     file = _gateway_note_file(session, name)
     file.parent.mkdir(mode=0o700, exist_ok=True)
-    with draft_of(file) as draft:
-        draft.write_bytes(msgspec.json.encode(note))
+    write_whole(file, msgspec.json.encode(note))
 
 
 def remove_gateway_note(session: Path, name: str) -> None:
