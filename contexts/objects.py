@@ -206,13 +206,12 @@ class _DigestCache:
             try:
                 self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._db = self._connect(self._path)
-            except sqlite3.DatabaseError as error:
-                if not isinstance(error, sqlite3.OperationalError):  # the file is damaged
-                    with suppress(OSError, sqlite3.Error):
-                        self._path.unlink()
-                        self._db = self._connect(self._path)
-            except OSError:
+            except (OSError, sqlite3.OperationalError):
                 pass
+            except sqlite3.DatabaseError:  # the file is damaged
+                with suppress(OSError, sqlite3.Error):
+                    self._path.unlink()
+                    self._db = self._connect(self._path)
         return self
 
     def __exit__(self, *exc: object) -> None:
