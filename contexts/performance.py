@@ -106,7 +106,7 @@ def _is_database_damage(error: Exception) -> bool:
     return isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)
 
 
-WAITS, STAYS, COUNTS = 2_000, 5_000, 20_000
+_MOST_ROWS = {"waits": 2_000, "stays": 5_000, "counts": 20_000}
 """Maximum rows of each table for one source of blocks."""
 _TRIM_EVERY = 100
 
@@ -182,16 +182,16 @@ class Availability(msgspec.Struct, frozen=True):
 class AvailabilityStore:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._file = Measurements(path, schema=_HISTORY_SCHEMA, shape=_HISTORY_SHAPE)
-        self._written = dict.fromkeys(("waits", "stays", "counts"), 0)
+        self._written = dict.fromkeys(_MOST_ROWS, 0)
 
     def record_pilot_wait(self, source: str, *, wait_s: float, boot_s: float, devices: DeviceSet) -> None:
-        self._add("waits", WAITS, source, max(0.0, wait_s), max(0.0, boot_s), *msgspec.structs.astuple(devices))
+        self._add("waits", source, max(0.0, wait_s), max(0.0, boot_s), *msgspec.structs.astuple(devices))
 
     def record_pilot_stay(self, source: str, *, stay_s: float, ended: str, why: str = "") -> None:
-        self._add("stays", STAYS, source, max(0.0, stay_s), f"{ended}: {why}" if why else ended)
+        self._add("stays", source, max(0.0, stay_s), f"{ended}: {why}" if why else ended)
 
     def record_session_pilot_count(self, source: str, *, session: str, pilots: int) -> None:
-        self._add("counts", COUNTS, source, session, pilots)
+        self._add("counts", source, session, pilots)
 
     def of(self, source: str) -> Availability:
         def rows(table: str, columns: str) -> list[tuple[Any, ...]]:
@@ -211,12 +211,12 @@ class AvailabilityStore:
     def close(self) -> None:
         self._file.close()
 
-    def _add(self, table: str, most: int, source: str, *values: object) -> None:
+    def _add(self, table: str, source: str, *values: object) -> None:
         row = (None, source, time.time(), *values)
         changes = [(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", [row])]
         self._written[table] += 1
         if self._written[table] % _TRIM_EVERY == 1:
-            changes.append((_TRIM.format(table=table, rows=most), [(source, source)]))
+            changes.append((_TRIM.format(table=table, rows=_MOST_ROWS[table]), [(source, source)]))
         self._file.write(*changes)
 
 
