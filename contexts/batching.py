@@ -207,8 +207,7 @@ class RunningBatch:
 
     def abort(self, id: int) -> None:
         self.running.pop(id, None)
-        request = self._waiting.pop(id, None)
-        if request is not None:
+        if (request := self._waiting.pop(id, None)) is not None:
             del self.waiting[bisect_left(self.waiting, _urgency(request), key=_urgency)]
 
     def has_room_for(self, request: BatchedRequest) -> bool:

@@ -67,8 +67,7 @@ def object_of(path: str | os.PathLike[str], *, memo: Path | None = None) -> Obje
 
 def manifest_of(ref: ObjectRef, *, memo: Path | None = None) -> bytes:
     """Return an object's manifest as bytes. Raises RecipeError if the source is unreadable or was changed."""
-    kept = _kept.get(ref.name)
-    if kept is not None:
+    if (kept := _kept.get(ref.name)) is not None:
         return kept
     try:
         with _DigestCache(memo or state_folder() / "objects.sqlite") as remembered:

@@ -224,8 +224,7 @@ def default_cache_bytes(device: torch.device, *, weights_bytes: int) -> int:
     """Return the declared memory minus weights and process. If undeclared, return a quarter of the free memory, up to a
     limit.
     """
-    declared = ambient.device_memory_bytes()
-    if declared:
+    if declared := ambient.device_memory_bytes():
         return max(declared - weights_bytes - PROCESS_BYTES, LEAST_CACHE_BYTES)
     if device.type == "cuda":
         free = int(torch.cuda.mem_get_info(device)[0])

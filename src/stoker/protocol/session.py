@@ -219,8 +219,7 @@ def session_at_path(name: str) -> SessionFolder | None:
 
 def find_session(name: str = "") -> SessionFolder:
     """Return the session with this path, id or start of an id (empty: the newest session). Raises SessionError."""
-    named = session_at_path(name)
-    if named is not None:
+    if (named := session_at_path(name)) is not None:
         return named
     links = sorted((state_folder() / "sessions").glob("*"), key=modification_time)
     # A name with a leading dot is a draft.

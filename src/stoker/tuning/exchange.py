@@ -200,8 +200,7 @@ def _check_all_ranks(store: Any, *, rank: int, size: int, where: str, job: str, 
             f"{_describe_absent_ranks(store, size=size)}; {again}",
             **facts,
         ) from error
-    strangers = [str(each) for each, said in enumerate(theirs) if said != mine]
-    if strangers:
+    if strangers := [str(each) for each, said in enumerate(theirs) if said != mine]:
         if rank == 0:  # leave last, because the other ranks read the reason in the store of rank 0
             with contextlib.suppress(RuntimeError):
                 reads = [f"read/{each}" for each in range(size)]

@@ -206,8 +206,7 @@ class Layers:
         cluster = int(np.argmin(cosine_distances(vector[None], self._tops)[0]))
         if len(self) < self.capacity:
             return Insertion(did=InsertionOutcome.ADDED, cluster=cluster)
-        others = self.clusters[cluster][1:]
-        if others:
+        if len(self.clusters[cluster]) > 1:
             nearest, at = self._nearest(cluster)
             if float(cosine_distances(vector[None], self._tops[cluster][None])[0, 0]) < at:
                 return Insertion(did=InsertionOutcome.REFUSED, cluster=cluster)
