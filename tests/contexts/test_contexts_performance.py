@@ -151,7 +151,7 @@ def test_pilot_availability_is_stored_per_source(tmp_path: Path) -> None:
 
 
 def test_oldest_rows_of_a_source_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(performance, "STAYS", 50)
+    monkeypatch.setitem(performance._MOST_ROWS, "stays", 50)
     path = tmp_path / "a.sqlite"
     store = AvailabilityStore(path)
     store.record_pilot_stay("small", stay_s=1.0, ended="lost")
