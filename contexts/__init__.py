@@ -5,30 +5,28 @@ Each name is imported on first use, so importing this package imports no GPU lib
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-_HOME = {
-    name: f"stoker.contexts.{module}"
-    for module, names in {
-        "adapter_files": "check_adapter",
-        "ambient": (
-            "Evicted Gang RelayedTexts device devices gang load_variable_from_serverless local_path progress"
-            " saved_state scratch"
-        ),
-        "causal_lm": "causal_lm default_model dtype_named load_causal_lm model_recipe",
-        "encoder": "Family encoder encoder_family family",
-        "encoding": "EncoderModel",
-        "engine_settings": "EngineSettings",
-        "factory": "RecipeFactory as_recipe context recipe_of",
-        "folders": "may_be_shared state_folder",
-        "language_model": "CausalLM",
-        "length_profiles": "EncoderProfile RuntimeLengths keep_encoder_profile kept_encoder_profile lengths_that_pay",
-        "model_source": "encoder_class longest_input shown_name token_counter",
-        "recipe": "Awareness Needs ObjectRef Recipe",
-    }.items()
-    for name in names.split()
+from stoker.startup import import_on_first_use
+
+_NAMES = {
+    "adapter_files": "check_adapter",
+    "ambient": (
+        "Evicted Gang RelayedTexts device devices gang load_variable_from_serverless local_path progress saved_state"
+        " scratch"
+    ),
+    "causal_lm": "causal_lm default_model dtype_named load_causal_lm model_recipe",
+    "encoder": "Family encoder encoder_family family",
+    "encoding": "EncoderModel",
+    "engine_settings": "EngineSettings",
+    "factory": "RecipeFactory as_recipe context recipe_of",
+    "folders": "may_be_shared state_folder",
+    "language_model": "CausalLM",
+    "length_profiles": "EncoderProfile RuntimeLengths keep_encoder_profile kept_encoder_profile lengths_that_pay",
+    "model_source": "encoder_class longest_input shown_name token_counter",
+    "recipe": "Awareness Needs ObjectRef Recipe",
 }
+__getattr__ = import_on_first_use("stoker.contexts", _NAMES)
 
 __all__ = [
     "Awareness", "CausalLM", "EncoderModel", "EncoderProfile", "EngineSettings", "Evicted", "Family", "Gang", "Needs",
@@ -70,19 +68,6 @@ if TYPE_CHECKING:
     )
     from stoker.contexts.model_source import encoder_class, longest_input, shown_name, token_counter
     from stoker.contexts.recipe import Awareness, Needs, ObjectRef, Recipe
-
-
-def __getattr__(name: str) -> Any:
-    try:
-        home = _HOME[name]
-    except KeyError:
-        raise AttributeError(f"module 'stoker.contexts' has no attribute {name!r}") from None
-    module = importlib.import_module(home)
-    # `causal_lm` and `encoder` each name a module and a function in that module. The import has bound the name to the
-    # module, so bind the name to the function.
-    value = getattr(module, name)
-    globals()[name] = value
-    return value
 
 
 def __dir__() -> list[str]:

@@ -129,8 +129,6 @@ class RelayedTexts(Iterable[str]):
 
 SeatHook = Callable[[float], Gang]
 """Takes the maximum seconds to wait for rank 0, and returns the `Gang` of this process."""
-ALONE = Gang(rank=0, size=1)
-
 
 MOST_STATE_BYTES = 16_000_000
 """Maximum bytes of a checkpoint, which must fit into one protocol frame."""
@@ -250,7 +248,7 @@ def gang(*, limit_s: float = 60.0) -> Gang:
     """
     scope = _current()
     if scope is None or scope.seat is None:
-        return ALONE
+        return Gang(rank=0, size=1)
     if scope.place is None:
         scope.place = scope.seat(limit_s)
     return scope.place

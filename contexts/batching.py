@@ -207,8 +207,7 @@ class RunningBatch:
 
     def abort(self, id: int) -> None:
         self.running.pop(id, None)
-        request = self._waiting.pop(id, None)
-        if request is not None:
+        if (request := self._waiting.pop(id, None)) is not None:
             del self.waiting[bisect_left(self.waiting, _urgency(request), key=_urgency)]
 
     def has_room_for(self, request: BatchedRequest) -> bool:
@@ -233,9 +232,6 @@ class RunningBatch:
             total += row(one.prompt + min(one.most, made + SMALLEST_ROW_TOKENS if made > mean else mean))
         return total
 
-    def _expected(self, request: BatchedRequest) -> int:
-        return request.prompt + min(request.most, max(request.made, round(self.mean_output)))
-
     def _room(self) -> float:
         return self.limits.cache_tokens - self.reserved if self.limits.cache_tokens else math.inf
 
@@ -245,7 +241,8 @@ class RunningBatch:
             least = self.limits.row_tokens(request.length + 1)  # enough for the next token
             if least > room:
                 break
-            size = max(least, self.limits.row_tokens(self._expected(request)))
+            output = min(request.most, max(request.made, round(self.mean_output)))
+            size = max(least, self.limits.row_tokens(request.prompt + output))
             request.reserved = size if size <= room else least
             self.running[request.id] = self.waiting.pop(0)
             del self._waiting[request.id]

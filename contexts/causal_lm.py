@@ -246,7 +246,7 @@ def model_recipe(
     return msgspec.structs.replace(recipe, needs=add_token_cache_to_needs(recipe.needs, source, dtype=dtype))
 
 
-def check_graphs(graphs: Any, *, engine: str, devices: int = 1) -> None:
+def check_graphs(graphs: Any, *, engine: str, devices: int) -> None:
     problem = ""
     if not isinstance(graphs, bool):
         problem = "write True or False"

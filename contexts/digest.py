@@ -342,8 +342,7 @@ class _DigestWalk:
 
     def _visit_imported_modules(self, code: types.CodeType, package: str) -> None:
         for name in sorted(module_names_imported_by(code, package)):
-            source = source_of(name)
-            if source is not None:
+            if (source := source_of(name)) is not None:
                 self.text(name)
                 self._source(name, source)
         self.raw("end", b"")

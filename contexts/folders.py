@@ -18,8 +18,7 @@ SNAPSHOTS = "STOKER_SNAPSHOTS"
 
 def state_folder() -> Path:
     """Return the user's state folder."""
-    named = os.environ.get("STOKER_HOME")
-    if named:
+    if named := os.environ.get("STOKER_HOME"):
         return Path(named).absolute()
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(base).absolute() / "stoker"

@@ -282,7 +282,7 @@ class CausalLM:
         Args:
             tokens: The token ids.
         """
-        return self._prompts.decode_text(tokens)
+        return str(self.tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[ModelRunner]:

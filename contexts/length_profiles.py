@@ -15,7 +15,6 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
-from math import inf
 from pathlib import Path
 
 import msgspec
@@ -86,7 +85,7 @@ def _best_lengths_per_count(
     ways: list[list[int]] = [[place] for place in places]
     found = [(costs[-1], ways[-1])]
     for _ in range(1, min(most, len(seconds))):
-        further, chosen = [inf] * len(seconds), list(ways)
+        further, chosen = [math.inf] * len(seconds), list(ways)
         for place in places:
             for shorter in range(place):
                 cost = costs[shorter] + (before[place + 1] - before[shorter + 1]) * seconds[place]

@@ -57,11 +57,6 @@ def model_source(path: str) -> tuple[str, bool]:
     return path, False
 
 
-def architectures(source: str) -> tuple[str, ...]:
-    named = read_json_object(source, "config.json").get("architectures")
-    return tuple(name for name in named or () if isinstance(name, str) and name.isidentifier())
-
-
 _ENCODERS = (
     "Albert", "Bert", "Camembert", "Deberta", "DebertaV2", "DistilBert", "Electra", "Ernie", "ModernBert", "MPNet",
     "NomicBert", "Roberta", "XLMRoberta",
@@ -77,7 +72,8 @@ def encoder_class(source: str) -> str:
     Args:
         source: The folder.
     """
-    names = architectures(source)
+    named = read_json_object(source, "config.json").get("architectures")
+    names = [name for name in named or () if isinstance(name, str) and name.isidentifier()]
     bare = {f"{name}Model" for name in _ENCODERS}
     return names[0] if names and all(name in bare or name.endswith(_ENCODERS_END) for name in names) else ""
 

@@ -67,8 +67,7 @@ def object_of(path: str | os.PathLike[str], *, memo: Path | None = None) -> Obje
 
 def manifest_of(ref: ObjectRef, *, memo: Path | None = None) -> bytes:
     """Return an object's manifest as bytes. Raises RecipeError if the source is unreadable or was changed."""
-    kept = _kept.get(ref.name)
-    if kept is not None:
+    if (kept := _kept.get(ref.name)) is not None:
         return kept
     try:
         with _DigestCache(memo or state_folder() / "objects.sqlite") as remembered:
@@ -206,13 +205,12 @@ class _DigestCache:
             try:
                 self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._db = self._connect(self._path)
-            except sqlite3.DatabaseError as error:
-                if not isinstance(error, sqlite3.OperationalError):  # the file is damaged
-                    with suppress(OSError, sqlite3.Error):
-                        self._path.unlink()
-                        self._db = self._connect(self._path)
-            except OSError:
+            except (OSError, sqlite3.OperationalError):
                 pass
+            except sqlite3.DatabaseError:  # the file is damaged
+                with suppress(OSError, sqlite3.Error):
+                    self._path.unlink()
+                    self._db = self._connect(self._path)
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -304,8 +304,7 @@ def dumps_arguments(value: Any, *, by_name: frozenset[str] = frozenset(), brough
 
     Adds the names of included modules to `brought`. Raises SerializationError.
     """
-    plain = pickle_if_plain(value)
-    if plain is not None:
+    if (plain := pickle_if_plain(value)) is not None:
         return plain
     names = set[str]()
     body, buffers = _pickle(value, what="argument", modules=names, by_name=by_name)

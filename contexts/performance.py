@@ -5,7 +5,6 @@ All sessions share one SQLite file. Each quantity is stored as count, mean and s
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import os
@@ -107,7 +106,7 @@ def _is_database_damage(error: Exception) -> bool:
     return isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)
 
 
-WAITS, STAYS, COUNTS = 2_000, 5_000, 20_000
+_MOST_ROWS = {"waits": 2_000, "stays": 5_000, "counts": 20_000}
 """Maximum rows of each table for one source of blocks."""
 _TRIM_EVERY = 100
 
@@ -183,16 +182,16 @@ class Availability(msgspec.Struct, frozen=True):
 class AvailabilityStore:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._file = Measurements(path, schema=_HISTORY_SCHEMA, shape=_HISTORY_SHAPE)
-        self._written = dict.fromkeys(("waits", "stays", "counts"), 0)
+        self._written = dict.fromkeys(_MOST_ROWS, 0)
 
     def record_pilot_wait(self, source: str, *, wait_s: float, boot_s: float, devices: DeviceSet) -> None:
-        self._add("waits", WAITS, source, max(0.0, wait_s), max(0.0, boot_s), *msgspec.structs.astuple(devices))
+        self._add("waits", source, max(0.0, wait_s), max(0.0, boot_s), *msgspec.structs.astuple(devices))
 
     def record_pilot_stay(self, source: str, *, stay_s: float, ended: str, why: str = "") -> None:
-        self._add("stays", STAYS, source, max(0.0, stay_s), f"{ended}: {why}" if why else ended)
+        self._add("stays", source, max(0.0, stay_s), f"{ended}: {why}" if why else ended)
 
     def record_session_pilot_count(self, source: str, *, session: str, pilots: int) -> None:
-        self._add("counts", COUNTS, source, session, pilots)
+        self._add("counts", source, session, pilots)
 
     def of(self, source: str) -> Availability:
         def rows(table: str, columns: str) -> list[tuple[Any, ...]]:
@@ -212,12 +211,12 @@ class AvailabilityStore:
     def close(self) -> None:
         self._file.close()
 
-    def _add(self, table: str, most: int, source: str, *values: object) -> None:
+    def _add(self, table: str, source: str, *values: object) -> None:
         row = (None, source, time.time(), *values)
         changes = [(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", [row])]
         self._written[table] += 1
         if self._written[table] % _TRIM_EVERY == 1:
-            changes.append((_TRIM.format(table=table, rows=most), [(source, source)]))
+            changes.append((_TRIM.format(table=table, rows=_MOST_ROWS[table]), [(source, source)]))
         self._file.write(*changes)
 
 
@@ -308,7 +307,6 @@ class Estimate(msgspec.Struct, frozen=True):
     peak_bytes: int = 0
     device_bytes: int = 0
     run_s: float = 0.0
-    run_sd: float = 0.0
     runs: int = 0
     functions: dict[str, Measured] = {}
     calls: dict[str, int] = {}
@@ -419,12 +417,6 @@ class _Sums(NamedTuple):
     """Sum of squared deviations from the mean."""
     most: float = 0.0
 
-    def joined(self, other: _Sums) -> _Sums:
-        count = self.samples + other.samples
-        spread = self.spread + other.spread + (other.mean - self.mean) ** 2 * self.samples * other.samples / count
-        mean = self.mean + (other.mean - self.mean) * other.samples / count
-        return _Sums(count, mean, spread, max(self.most, other.most))
-
     def measured(self) -> Measured:
         sd = math.sqrt(max(0.0, self.spread) / (self.samples - 1)) if self.samples > 1 else 0.0
         return Measured(mean=self.mean, sd=sd, most=self.most, count=self.samples)
@@ -437,14 +429,15 @@ def _estimate(facts: dict[tuple[str, str], _Sums], *, speed: float) -> Estimate:
     def one(what: str) -> _Sums:
         return facts.get((what, ""), _Sums())
 
-    load, run = one("load_s").measured(), functools.reduce(_Sums.joined, of("run_s").values(), _Sums()).measured()
-    functions = {name: sums.measured() for name, sums in of("run_s").items()}
+    load, functions = one("load_s").measured(), {name: sums.measured() for name, sums in of("run_s").items()}
+    runs = sum(each.count for each in functions.values())
+    run_s = sum(each.mean * each.count for each in functions.values()) / runs if runs else 0.0
     more = {name: round(sums.samples * (sums.mean - 1.0)) for name, sums in of("calls").items()}
     return Estimate(
         load_s=load.mean, load_sd=load.sd, loads=load.count, start_s=one("start_s").mean,
         resident_bytes=int(one("resident_bytes").most), peak_bytes=int(one("peak_bytes").most),
         device_bytes=int(one("device_bytes").most), slots=round(one("slots").mean),
-        run_s=run.mean, run_sd=run.sd, runs=run.count, functions=functions,
+        run_s=run_s, runs=runs, functions=functions,
         calls={name: each.count + more.get(name, 0) for name, each in functions.items()},
         paces={int(size): sums.measured() for size, sums in of("pace_s").items()}, speed=speed,
     )  # fmt: skip

@@ -132,9 +132,6 @@ class PromptReader:
             ids = [id for id in ids if id not in self._dropped]
         return str(self.tokenizer.decode(ids, skip_special_tokens=skips, clean_up_tokenization_spaces=False))
 
-    def decode_text(self, ids: Sequence[int]) -> str:
-        return str(self.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
-
     def token_text(self, token: int) -> str:
         return token_text(str(self.tokenizer.decode([token])), str(self.tokenizer.convert_ids_to_tokens(token)))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import enum
 import inspect
 import os
@@ -11,6 +10,7 @@ from typing import Any, Literal, TypedDict
 
 import msgspec
 
+from stoker.config_errors import did_you_mean
 from stoker.contexts.folders import ProgramFolder
 from stoker.errors import RecipeError
 from stoker.units import (
@@ -188,9 +188,8 @@ _OPTIONS = tuple(inspect.signature(ContextOptions).parameters)
 def checked_options(options: dict[str, Any]) -> dict[str, Any]:
     for name in options:
         if name not in _OPTIONS:
-            near = difflib.get_close_matches(name, _OPTIONS, n=1)
-            hint = f"; did you mean {near[0]}?" if near else f"; the options are {', '.join(_OPTIONS)}"
-            raise RecipeError(f"@context has no option {name!r}{hint}", option=name)
+            hint = did_you_mean(name, _OPTIONS, otherwise=f"the options are {', '.join(_OPTIONS)}")
+            raise RecipeError(f"@context has no option {name!r}; {hint}", option=name)
     return options
 
 

@@ -107,19 +107,28 @@ class StepTable:
         self._order: list[int] = []
         self._count = 0
         for cell in cells:
-            self._put(cell)
+            self.add(cell)
 
     def __iter__(self) -> Iterator[StepCell]:
         return (cell for place in sorted(self._rows) for cell in self._line(place))
 
-    def __bool__(self) -> bool:
-        return bool(self._rows)
-
     def cell(self, tokens: float, length: float) -> StepCell | None:
         return self._rows.get(rounded_log2(tokens), {}).get(rounded_log2(length))
 
-    def add(self, tokens: float, length: float, seconds: float, *, count: int = 1) -> None:
-        self._put(StepCell(tokens, length, seconds, count))
+    def add(self, cell: StepCell) -> None:
+        if cell.tokens < 1:
+            cell = msgspec.structs.replace(cell, tokens=1.0)
+        place, at = rounded_log2(cell.tokens), rounded_log2(cell.length)
+        row = self._rows.get(place)
+        known = row.get(at) if row is not None else None
+        if known is None and self._count >= MOST_CELLS:
+            return
+        if row is None:
+            row = self._rows[place] = {}
+            self._order = sorted(self._rows)
+        self._count += known is None
+        row[at] = cell if known is None else known.joined(cell)
+        self._lines.pop(place, None)
 
     def seconds(self, tokens: float, length: float) -> float:
         order = self._order
@@ -176,21 +185,6 @@ class StepTable:
             return 0.0
         return max(0.0, (last.seconds - first.seconds) / (last.length - first.length) * only.tokens / last.tokens)
 
-    def _put(self, cell: StepCell) -> None:
-        if cell.tokens < 1:
-            cell = msgspec.structs.replace(cell, tokens=1.0)
-        place, at = rounded_log2(cell.tokens), rounded_log2(cell.length)
-        row = self._rows.get(place)
-        known = row.get(at) if row is not None else None
-        if known is None and self._count >= MOST_CELLS:
-            return
-        if row is None:
-            row = self._rows[place] = {}
-            self._order = sorted(self._rows)
-        self._count += known is None
-        row[at] = cell if known is None else known.joined(cell)
-        self._lines.pop(place, None)
-
     def _line(self, place: int) -> list[StepCell]:
         line = self._lines.get(place)
         if line is None:
@@ -209,9 +203,6 @@ class StepModel:
         prefill, decode = tuple(self._tables[True]), tuple(self._tables[False])
         return StepTimes(prefill, decode, self._errors[True], self._errors[False])
 
-    def knows(self, *, prefill: bool) -> bool:
-        return bool(self._tables[prefill])
-
     def step_s(self, *, prefill: bool, tokens: float, length: float) -> float:
         return self._tables[prefill].seconds(tokens, length)
 
@@ -219,7 +210,7 @@ class StepModel:
         self._errors[prefill] = self._errors[prefill].joined(StepError(deviation, 1))
 
     def add(self, sample: StepSample) -> None:
-        self._tables[sample.prefill].add(sample.tokens, sample.length, sample.seconds)
+        self._tables[sample.prefill].add(StepCell(sample.tokens, sample.length, sample.seconds))
 
     def learn(self, sample: StepSample) -> tuple[StepSample, float | None]:
         """Add a sample, limited to three times its forecast. Return the limited sample and its forecast's relative
@@ -240,7 +231,7 @@ class StepModel:
 def times_of(samples: Iterable[StepSample], *, weight: int = 1) -> StepTimes:
     tables = {True: StepTable(), False: StepTable()}
     for sample in samples:
-        tables[sample.prefill].add(sample.tokens, sample.length, sample.seconds, count=weight)
+        tables[sample.prefill].add(StepCell(sample.tokens, sample.length, sample.seconds, weight))
     return StepTimes(tuple(tables[True]), tuple(tables[False]))
 
 

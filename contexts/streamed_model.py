@@ -295,8 +295,6 @@ log = logging.getLogger(__name__)
 with contextlib.suppress(Exception):  # otherwise a library would compute this table at each load, in 0.3 s
     importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("llama")
 
-BY_TRANSFORMERS = "weights by Transformers"
-
 
 class UnusualModelError(Exception):
     """The model's weights cannot be streamed."""
@@ -321,12 +319,11 @@ class StreamedWeights:
         if len(self._devices) > 1:
             config = AutoConfig.from_pretrained(self._place, **self._more)
             self._map = layer_split.device_map(config, self._devices)
-        if not streams_to(self._devices[0]):
-            return self
-        try:
-            self._begin()
-        except Exception as error:
-            self._note(error)
+        if streams_to(self._devices[0]):
+            try:
+                self._begin()
+            except Exception as error:
+                self._note(error)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -354,7 +351,7 @@ class StreamedWeights:
         why = str(error) if is_expected else f"{type(error).__name__}: {error}"
         level = logging.DEBUG if is_expected else logging.WARNING
         log.log(level, "the weights of %s are not streamed: %s", self._place, why)
-        self.told = f"{BY_TRANSFORMERS}: {why.splitlines()[0]}"
+        self.told = f"weights by Transformers: {why.splitlines()[0]}"
 
     def _begin(self) -> None:
         place = Path(self._place)

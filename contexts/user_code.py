@@ -77,8 +77,7 @@ def source_of(name: str) -> ModuleSource | None:
     """Return the source of a user's module, or None, without importing a module."""
     if not name or name.partition(".")[0] in _MAIN or is_installed(name):
         return None
-    module = sys.modules.get(name)
-    if module is not None:
+    if (module := sys.modules.get(name)) is not None:
         file = _file_of(module)
         return ModuleSource(file, is_package=hasattr(module, "__path__")) if file else None
     known = _installed_until.get(name)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import enum
 import logging
-import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from math import inf
 from typing import Any, NamedTuple, Protocol
@@ -60,7 +59,7 @@ class GenerationRequest(msgspec.Struct, frozen=True):
     id: int
     prompt: tuple[int, ...]
     sampling: Sampling = Sampling()
-    due_at: float = float("inf")
+    due_at: float = inf
     tpot_s: float = 0.0
     pieces: bool = False
 
@@ -246,7 +245,7 @@ Decode = Callable[[list[int]], str]
 
 
 def check_sampling(sampling: Sampling) -> None:
-    if not 0 <= sampling.temperature < math.inf or not 0 < sampling.top_p <= 1:
+    if not 0 <= sampling.temperature < inf or not 0 < sampling.top_p <= 1:
         raise ValueError(
             f"temperature must be 0 or more and top_p in (0, 1]; they are {sampling.temperature} and {sampling.top_p}"
         )
@@ -334,9 +333,7 @@ class Written:
         self.tokens.append(token)
         if self._follows:
             self._extend()
-            cut = self._find_stop_text()
-            if cut >= 0:
-                self._text = self._text[:cut]
+            if self._cut_at_stop_text(start=self._given):
                 return self._end(Finish.STOP, whole=False)
         if is_last:
             return self._end(Finish.STOP)
@@ -352,9 +349,7 @@ class Written:
             text = self._decode(self.tokens)
             if not self._follows or text.startswith(self._text):
                 self._text = text
-            cut = self._find_stop_text(everywhere=True)
-            if cut >= 0:
-                self._text = self._text[:cut]
+            self._cut_at_stop_text(start=0)
         return self._give(len(self._text))
 
     def _give(self, end: int) -> str:
@@ -374,9 +369,10 @@ class Written:
             self._text += invalid
             self._ahead += len(invalid)
 
-    def _find_stop_text(self, *, everywhere: bool = False) -> int:
-        start = 0 if everywhere else max(0, self._given)
-        return min((at for at in (self._text.find(one, start) for one in self._stop) if at >= 0), default=-1)
+    def _cut_at_stop_text(self, *, start: int) -> bool:
+        found = [at for at in (self._text.find(one, start) for one in self._stop) if at >= 0]
+        self._text = self._text[: min(found, default=None)]
+        return bool(found)
 
     def _partial_stop_length(self) -> int:
         longest = 0

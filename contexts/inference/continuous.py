@@ -135,8 +135,7 @@ class ContinuousEngine:
         virtual = adapter.virtual_tokens if adapter is not None else 0
         self._texts.check(request, virtual_tokens=virtual)
         length, most = virtual + len(request.prompt), max(1, request.sampling.max_new_tokens)
-        why = self._batch.why_not(prompt=length, most=most)
-        if why:
+        if why := self._batch.why_not(prompt=length, most=most):
             raise ValueError(f"{why}; give the model more memory, or ask for fewer tokens")
         self._writing[request.id] = RequestText(request, self._texts, adapter=adapter)
         self._batch.add(request.id, prompt=length, most=most, due_at=request.due_at, tpot_s=request.tpot_s)
@@ -150,7 +149,11 @@ class ContinuousEngine:
 
     def step(self) -> list[NewToken]:
         with torch.inference_mode():
-            return self._step()
+            if self._ahead is None:
+                return self._run_next_step()
+            tokens, self._settled = self._settled, []
+            tokens += self._collect_launched_tokens(self._ahead, follow=True)
+            return tokens if self._ahead.launched else tokens + self._run_next_step()
 
     def slots(self) -> int:
         limits = self._batch.limits
@@ -191,8 +194,7 @@ class ContinuousEngine:
         before = self._batch.limits
         self._batch.limits = msgspec.structs.replace(before, cache_tokens=tokens)
         for request in self._batch.requests():
-            why = self._batch.why_not(prompt=request.prompt, most=request.most)
-            if why:
+            if why := self._batch.why_not(prompt=request.prompt, most=request.most):
                 self._batch.limits = before
                 raise ValueError(f"an open request would no longer fit: {why}")
         self._prefixes.set_limit(for_prefixes)
@@ -232,13 +234,6 @@ class ContinuousEngine:
         self._store.clear()
 
     # ---- steps
-
-    def _step(self) -> list[NewToken]:
-        if self._ahead is None:
-            return self._run_next_step()
-        tokens, self._settled = self._settled, []
-        tokens += self._collect_launched_tokens(self._ahead, follow=True)
-        return tokens if self._ahead.launched else tokens + self._run_next_step()
 
     def _run_next_step(self) -> list[NewToken]:
         step = self._batch.next()

@@ -124,11 +124,10 @@ class KVStore:
 
     def _grow(self, array: RowArray, room_tokens: float) -> None:
         wanted = max(_FEWEST_ROWS, 2 * array.capacity)
-        held = self.allocated_tokens
-        if held + (wanted - array.capacity) * array.tokens > room_tokens:
+        if self.allocated_tokens + (wanted - array.capacity) * array.tokens > room_tokens:
             self.trim(room_tokens - array.tokens)
-            held = self.allocated_tokens
-            wanted = array.capacity + max(1, min(wanted - array.capacity, int(room_tokens - held) // array.tokens))
+            fits = int(room_tokens - self.allocated_tokens) // array.tokens
+            wanted = array.capacity + max(1, min(wanted - array.capacity, fits))
         array.set_capacity(wanted)
         self.arrays[array.tokens] = array
 
@@ -283,6 +282,13 @@ class LeanDecoder:
         adapted: AdaptedTokens | None = None,
     ) -> torch.Tensor:
         """Compute the parts in order, write their keys and values, and return the hidden states `[tokens, width]`."""
+
+        def project(number: int, group: str, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = getattr(self.layers[number], group)(x)
+            if adapted is not None:
+                adapted.add(number, group, x, out)
+            return out
+
         x = self._embed(tokens)
         if adapted is not None:
             adapted.embed(x)
@@ -293,31 +299,17 @@ class LeanDecoder:
         for number, layer in enumerate(self.layers):
             if layer.device != x.device:
                 x, cos, sin = x.to(layer.device), cos.to(layer.device), sin.to(layer.device)
-            h = _norm(x, layer.norm)
-            qkv = layer.qkv(h)
-            if adapted is not None:
-                adapted.add(number, "qkv", h, qkv)
+            qkv = project(number, "qkv", _norm(x, layer.norm))
             qk = qkv[:, : q_width + kv_width].view(len(tokens), -1, self.size)
             if layer.q_norm is not None:
                 q, k = qk.split([self.heads, self.kv_heads], dim=1)
                 qk = torch.cat([_norm(q, layer.q_norm), _norm(k, layer.k_norm)], dim=1)
             qk = torch.addcmul(qk * cos, qk.roll(self.size // 2, dims=-1), sin)
             v = qkv[:, q_width + kv_width :].view(len(tokens), -1, self.size)
-            h = self._attend(number, qk[:, : self.heads], qk[:, self.heads :], v, parts)
-            out = layer.out(h)
-            if adapted is not None:
-                adapted.add(number, "out", h, out)
-            x = x + out
-            h = _norm(x, layer.after)
-            up = layer.up(h)
-            if adapted is not None:
-                adapted.add(number, "up", h, up)
+            x = x + project(number, "out", self._attend(number, qk[:, : self.heads], qk[:, self.heads :], v, parts))
+            up = project(number, "up", _norm(x, layer.after))
             half = up.shape[-1] // 2
-            h = layer.act(up[:, :half]) * up[:, half:]
-            down = layer.down(h)
-            if adapted is not None:
-                adapted.add(number, "down", h, down)
-            x = x + down
+            x = x + project(number, "down", layer.act(up[:, :half]) * up[:, half:])
         return x.to(self.device)
 
     def _linears(self) -> list[PackedLinear]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
+
+from stoker.config_errors import did_you_mean
 
 STRUCTURES = ("json_schema", "regex", "choice", "grammar")
 """Options for the form of a text. A request has at most one of them."""
@@ -49,9 +50,7 @@ def check_options(options: Sequence[tuple[str, Any]], *, json_schema: str = "") 
     """Raise OptionRefused for an unknown name, an invalid value, or two forms of one text."""
     for name, value in options:
         if name not in ENGINE_OPTIONS:
-            near = difflib.get_close_matches(name, ENGINE_OPTIONS, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(ENGINE_OPTIONS)}"
-            raise OptionRefused(name, f"{name} is not an option of an engine; {hint}")
+            raise OptionRefused(name, f"{name} is not an option of an engine; {did_you_mean(name, ENGINE_OPTIONS)}")
         kind, shape = ENGINE_OPTIONS[name]
         try:
             msgspec.convert(value, kind)

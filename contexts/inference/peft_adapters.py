@@ -128,8 +128,7 @@ class AdapterBank:
         self.places = {each: place for place, each in enumerate(wanted)}
         for layer, device in enumerate(self._devices):
             for group, projections in GROUPS.items():
-                stack = self._stack(wanted, layer, projections, device)
-                if stack is not None:
+                if (stack := self._stack(wanted, layer, projections, device)) is not None:
                     self.stacks[layer, group] = stack
                     self.size_bytes += stack.size_bytes
 

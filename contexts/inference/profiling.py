@@ -242,8 +242,7 @@ class EngineProfiler:
         steps = []
         while left:
             before, after, tokens, seconds = self._timed_step()
-            read = after.prompt_tokens - before.prompt_tokens
-            if read:
+            if read := after.prompt_tokens - before.prompt_tokens:
                 steps.append(StepSample(True, read, mean_attended_tokens(_reads(place, read)), seconds))
             left -= {token.request for token in tokens if token.finish is not None}
         return steps

@@ -64,30 +64,27 @@ class StaticEngine:
             self._keep(going)
 
     def step(self) -> list[NewToken]:
+        began, prefill = time.perf_counter(), not self._batch
         with torch.inference_mode():
-            return self._step()
+            if prefill:
+                size = min(self._rows if self._runner.shares else 1, len(self._waiting))
+                self._batch = [self._waiting.popleft() for _ in range(size)]
+                if not self._batch:
+                    return []
+                self._score()
+            logits = self._first() if prefill else self._next()
+            tokens = next_tokens(self._batch, logits)
+            new = [writing.take(*one) for writing, *one in zip(self._batch, tokens, logits, strict=True)]
+            read = sum(len(writing.request.prompt) for writing in self._batch) if prefill else 0
+            self._load = self._load.after(
+                decoded=0 if prefill else len(new), running=len(new), prompt_tokens=read, new_tokens=len(new),
+                busy_s=time.perf_counter() - began,
+            )  # fmt: skip
+            self._keep([at for at, token in enumerate(new) if token.finish is None])
+        return new
 
     def slots(self) -> int:
         return self._rows
-
-    def _step(self) -> list[NewToken]:
-        began, prefill = time.perf_counter(), not self._batch
-        if prefill:
-            size = min(self._rows if self._runner.shares else 1, len(self._waiting))
-            self._batch = [self._waiting.popleft() for _ in range(size)]
-            if not self._batch:
-                return []
-            self._score()
-        logits = self._first() if prefill else self._next()
-        tokens = next_tokens(self._batch, logits)
-        new = [writing.take(*one) for writing, *one in zip(self._batch, tokens, logits, strict=True)]
-        read = sum(len(writing.request.prompt) for writing in self._batch) if prefill else 0
-        self._load = self._load.after(
-            decoded=0 if prefill else len(new), running=len(new), prompt_tokens=read, new_tokens=len(new),
-            busy_s=time.perf_counter() - began,
-        )  # fmt: skip
-        self._keep([at for at, token in enumerate(new) if token.finish is None])
-        return new
 
     def load(self) -> EngineLoad:
         return msgspec.structs.replace(
@@ -227,8 +224,7 @@ def default_cache_bytes(device: torch.device, *, weights_bytes: int) -> int:
     """Return the declared memory minus weights and process. If undeclared, return a quarter of the free memory, up to a
     limit.
     """
-    declared = ambient.device_memory_bytes()
-    if declared:
+    if declared := ambient.device_memory_bytes():
         return max(declared - weights_bytes - PROCESS_BYTES, LEAST_CACHE_BYTES)
     if device.type == "cuda":
         free = int(torch.cuda.mem_get_info(device)[0])

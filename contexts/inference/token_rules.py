@@ -116,12 +116,10 @@ def apply_token_rules(rules: Sequence[TokenRules], logits: torch.Tensor) -> torc
 
 
 def _bias(rules: Sequence[TokenRules], logits: torch.Tensor) -> None:
-    biased = [row for row, rule in enumerate(rules) if len(rule.biased)]
-    if biased:
+    if biased := [row for row, rule in enumerate(rules) if len(rule.biased)]:
         biases = np.concatenate([rules[row].biases for row in biased])
         logits[_places(biased, [rules[row].biased for row in biased], logits)] += _tensor(biases, logits)
-    short = [row for row, rule in enumerate(rules) if rule.left and len(rule.ends)]
-    if short:
+    if short := [row for row, rule in enumerate(rules) if rule.left and len(rule.ends)]:
         logits[_places(short, [rules[row].ends for row in short], logits)] = -torch.inf
 
 

@@ -356,7 +356,6 @@ def estimated(file: Path, function: str, store: PerformanceStore, history: Sourc
             load_sd=load.sd if load else 0.0,
             loads=load.recipes if load else 0,
             run_s=run.mean,
-            run_sd=run.sd,
             runs=run.recipes,
             functions={function: Measured(mean=run.mean, sd=run.sd, most=run.high, count=run.recipes)},
             calls={function: run.recipes},

@@ -254,11 +254,9 @@ def _explain_setting_fault(
     """Return the length of the table's path, the setting, and the explanation."""
     parts, kind = place.path, place.kind
     whole = len(parts)
-    unknown = re.fullmatch(r"Object contains unknown field `(.*)`", problem)
-    if unknown:
+    if unknown := re.fullmatch(r"Object contains unknown field `(.*)`", problem):
         return (whole, unknown[1], f"{unknown[1]} is not a setting; {_nearest(root, kind, unknown[1])}")
-    missing = re.fullmatch(r"Object missing required field `(.*)`", problem)
-    if missing:
+    if missing := re.fullmatch(r"Object missing required field `(.*)`", problem):
         choices = f"; {_choices(structs_by_tag(kind), '')}" if missing[1] == tag_field(kind) else ""
         return (whole, missing[1], f"{missing[1]} is missing{choices}")
     if is_struct(kind) and not problem.startswith("Expected `object`"):
@@ -268,15 +266,13 @@ def _explain_setting_fault(
     key = parts[last] + "".join(f"[{part}]" for part in parts[last + 1 :]) if parts else ""
     if is_struct(kind) and last == whole - 1:
         return (last, key, f"{key} is a table: write [{key}] on its own line, and its settings below")
-    invalid = re.match(r"Invalid (?:enum )?value (.*)$", problem)
-    if invalid:
+    if invalid := re.match(r"Invalid (?:enum )?value (.*)$", problem):
         above = find_setting_at_path(root, parts[:-1], data=data, read=read).kind
         known = _values(kind) or structs_by_tag(above)
         return (last, key, f"{key} = {invalid[1]} is not available; {_choices(known, invalid[1])}")
     if "matching regex" in problem and key in shapes:
         return (last, key, f"{key}: {shapes[key]}")
-    wanted = re.match(r"Expected `(.*?)`( [<>]=? \S+)?(?:, got `(.*)`)?$", problem)
-    if wanted:
+    if wanted := re.match(r"Expected `(.*?)`( [<>]=? \S+)?(?:, got `(.*)`)?$", problem):
         got = f", not {_TYPES.get(wanted[3], wanted[3])}" if wanted[3] else ""
         bound = wanted[2].replace(">=", "of at least").replace("<=", "of at most") if wanted[2] else ""
         types = " or ".join(_TYPES.get(each, each) for each in wanted[1].split(" | ") if each != "null")
@@ -318,7 +314,6 @@ def _nearest(root: type[msgspec.Struct], table: Any, key: str) -> str:
 
 def _choices(known: Iterable[str], value: str) -> str:
     names = list(known)
-    close = difflib.get_close_matches(value.strip("'"), names, n=1, cutoff=0.6)
-    if close:
+    if close := difflib.get_close_matches(value.strip("'"), names, n=1, cutoff=0.6):
         return f"did you mean {close[0]!r}?"
     return f"there {'is' if len(names) == 1 else 'are'} {', '.join(map(repr, names))}"

@@ -51,8 +51,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 def refuse_duplicate_columns(names: Sequence[str], *, path: Path, where: str) -> None:
-    twice = next((name for name in names if name and names.count(name) > 1), "")
-    if twice:
+    if twice := next((name for name in names if name and names.count(name) > 1), ""):
         raise ConfigError.in_file(path, f"{where}: two columns are called {twice}; give each its own name", key=twice)
 
 

@@ -22,6 +22,7 @@ raised unchanged, with the remote traceback as its cause.
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any, Self
 
 
@@ -59,11 +60,7 @@ class StokerError(Exception):
             raise AttributeError(f"{type(self).__name__} has no fact {name!r}; it has {sorted(facts)}") from None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), str(self), self.facts)
-
-
-def _rebuild(kind: type[StokerError], message: str, facts: dict[str, Any]) -> StokerError:
-    return kind(message, **facts)
+        return partial(type(self), **self.facts), (str(self),)
 
 
 class ConfigError(StokerError):

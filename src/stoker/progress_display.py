@@ -16,10 +16,6 @@ _MOST_WIDTH, _LEAST_WIDTH = 36, 4
 Lines = Callable[[], Sequence[str]]
 
 
-def no_lines() -> Sequence[str]:
-    return ()
-
-
 class ProgressBar(Progress):
     """A progress bar with a name before the bar and facts after it; a context manager.
 
@@ -28,8 +24,8 @@ class ProgressBar(Progress):
     """
 
     def __init__(
-        self, name: str, *, total: float | None, done: float = 0, facts: Callable[[], str], above: Lines = no_lines,
-        below: Lines = no_lines, console: Console, redraws: bool = False, vanishes: bool = False,
+        self, name: str, *, total: float | None, done: float = 0, facts: Callable[[], str], above: Lines = list,
+        below: Lines = list, console: Console, redraws: bool = False, vanishes: bool = False,
     ) -> None:  # fmt: skip
         self._name, self._facts, self._above, self._below = name, facts, above, below
         self._bar = BarColumn()

@@ -308,8 +308,7 @@ def open_run(
     parameters = json.loads(json.dumps(parameters))
     if folder is None:
         for path in [] if fresh else _find_unfinished_runs(root, app=app, parameters=parameters):
-            lock = _try_lock(path)
-            if lock is not None:
+            if (lock := _try_lock(path)) is not None:
                 return RunFolder(path, lock=lock, resumed=True)
         folder = _make_run_folder(root, prefix=prefix)
     existed = (folder / _RUN).exists()

@@ -1,13 +1,31 @@
-"""The version of Stoker, and imports that Ctrl-C does not interrupt."""
+"""The version of Stoker, imports on first use, and imports that Ctrl-C does not interrupt."""
 
 from __future__ import annotations
 
 import importlib
 import signal
+import sys
 import threading
+from collections.abc import Callable, Mapping
 from types import FrameType, ModuleType
+from typing import Any
 
 RELEASE = "0.1.0"
+
+
+def import_on_first_use(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a package. `names`: names by module of the package, separated by spaces."""
+    home = {name: f"{package}.{module}" for module, some in names.items() for name in some.split()}
+
+    def get(name: str) -> Any:
+        if name not in home:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        # A module may contain a function of its own name, to which the import has not bound this name.
+        value = getattr(importlib.import_module(home[name]), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return get
 
 
 def import_deferring_interrupt(name: str) -> ModuleType:

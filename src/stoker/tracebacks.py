@@ -20,7 +20,6 @@ from stoker.errors import StokerError
 OF_A_CALL = "call c-"
 """Prefix of the note that Stoker adds to the exception of a call."""
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_PACKAGE = "stoker."
 _APPS = os.path.join(_OURS, "apps") + os.sep
 
 
@@ -50,7 +49,7 @@ def _show_notebook_traceback(
 def user_traceback_lines(error: BaseException) -> list[str]:
     """Return the lines of a traceback from its first frame outside Stoker."""
     frames = itertools.dropwhile(
-        lambda each: each[0].f_globals.get("__name__", "").startswith(_PACKAGE), traceback.walk_tb(error.__traceback__)
+        lambda each: each[0].f_globals.get("__name__", "").startswith("stoker."), traceback.walk_tb(error.__traceback__)
     )
     own = traceback.StackSummary.extract(frames)
     if not own:

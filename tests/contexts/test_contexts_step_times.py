@@ -79,7 +79,7 @@ def test_estimate_at_a_power_of_two_equals_its_sample(seconds: dict[tuple[int, i
 def test_step_time_estimate_is_never_negative(samples, tokens, length):
     table = StepTable()
     for sample in samples:
-        table.add(*sample)
+        table.add(StepCell(*sample))
     assert 0 <= table.seconds(tokens, length) < float("inf")
 
 
@@ -96,7 +96,7 @@ def test_step_time_table_is_bounded() -> None:
     table = StepTable()
     for tokens in range(40):
         for length in range(40):
-            table.add(2.0**tokens, 2.0**length, 0.1, count=300)
+            table.add(StepCell(2.0**tokens, 2.0**length, 0.1, 300))
     assert len(list(table)) == MOST_CELLS
     assert not times_of([StepSample(True, 2.0**40, 1, 0.1)]).is_sound()
 
@@ -203,7 +203,6 @@ def test_consecutive_decode_step_times_follow_the_growing_length(
 
 def test_estimate_from_an_empty_step_time_table_raises_an_error() -> None:
     model = StepModel(times_of(GRID))
-    assert (model.knows(prefill=False), model.knows(prefill=True)) == (True, False)
     with pytest.raises(LookupError, match="no step"):
         model.step_s(prefill=True, tokens=1, length=1)
     with pytest.raises(LookupError):

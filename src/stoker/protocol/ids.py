@@ -17,7 +17,6 @@ FunctionKey = NewType("FunctionKey", str)
 """Digest of the pickled bytes of a function."""
 BlockId = NewType("BlockId", str)
 """Block name (`b7`), unique in the session. Blocks of Parsl providers have Parsl ids."""
-SessionId = NewType("SessionId", str)
 
 CLIENT_SHIFT = 40
 _SEQUENCE = (1 << CLIENT_SHIFT) - 1

@@ -39,7 +39,7 @@ import msgspec
 from stoker.contexts.folders import state_folder
 from stoker.decoding import UNREADABLE, read_json
 from stoker.errors import SessionError
-from stoker.whole_files import draft_of, write_whole
+from stoker.whole_files import write_whole
 
 IDENTITY_MARK = b"~"
 """Separator in the identity `name~secret` of a pilot's connection. Only a peer that knows the secret can replace the
@@ -219,8 +219,7 @@ def session_at_path(name: str) -> SessionFolder | None:
 
 def find_session(name: str = "") -> SessionFolder:
     """Return the session with this path, id or start of an id (empty: the newest session). Raises SessionError."""
-    named = session_at_path(name)
-    if named is not None:
+    if (named := session_at_path(name)) is not None:
         return named
     links = sorted((state_folder() / "sessions").glob("*"), key=modification_time)
     # A name with a leading dot is a draft.
@@ -331,8 +330,7 @@ def write_gateway_note(session: Path, name: str, note: GatewayNote) -> None:
     """
     file = _gateway_note_file(session, name)
     file.parent.mkdir(mode=0o700, exist_ok=True)
-    with draft_of(file) as draft:
-        draft.write_bytes(msgspec.json.encode(note))
+    write_whole(file, msgspec.json.encode(note))
 
 
 def remove_gateway_note(session: Path, name: str) -> None:

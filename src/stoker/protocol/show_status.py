@@ -172,8 +172,7 @@ def _models(models: Sequence[ServedModelFigures], status: SessionFacts) -> Itera
     yield from _align_rows([
         (model.name, _describe_served_model(model, models, contexts.get(model.key), status)) for model in shown
     ])  # fmt: skip
-    cold = len(models) - len(shown)
-    if cold:
+    if cold := len(models) - len(shown):
         yield f"{cold} other{'s' * (cold != 1)} cold" if shown else f"{cold} model{'s' * (cold != 1)}, none hot yet"
 
 
@@ -279,8 +278,7 @@ def render(status: SessionFacts, *, over: bool = False, policy: str = "", served
     waiting = [context for context in status.contexts if context.queued and context.waits_for]
     if waiting and not over:
         out += ["", *(f"  {_waits(context, apart=len(waiting) > 1)}" for context in waiting)]
-    devices = [row for pilot in status.pilots for row in _devices(pilot, status, over=over)]
-    if devices:
+    if devices := [row for pilot in status.pilots for row in _devices(pilot, status, over=over)]:
         out += ["", *_columns(devices)]
     return out
 

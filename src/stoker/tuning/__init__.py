@@ -13,8 +13,9 @@ write `tuning.run_job(...)`, not `from stoker.tuning import run_job`.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from stoker.startup import import_on_first_use
 
 if TYPE_CHECKING:
     from stoker.tuning.bank.candidates import SHIPPED_PROMPTS, Candidate, read_candidates
@@ -30,26 +31,15 @@ __all__ = [
     "read_samples", "refuse_unreachable", "run_job", "split", "unpack", "write_tuned",
 ]  # fmt: skip
 
-_HOME = {
-    name: f"stoker.tuning.{module}"
-    for module, names in {
-        "bank.candidates": "SHIPPED_PROMPTS Candidate read_candidates",
-        "call": "fill_bank run_job",
-        "job": "Job Metric Sample digest_job digest_samples read_job read_samples split",
-        "metrics": "refuse_unreachable",
-        "order": "RESULT BankPlace Order Saved Tuned pack unpack write_tuned",
-        "pace": "is_over read_paces",
-    }.items()
-    for name in names.split()
+_NAMES = {
+    "bank.candidates": "SHIPPED_PROMPTS Candidate read_candidates",
+    "call": "fill_bank run_job",
+    "job": "Job Metric Sample digest_job digest_samples read_job read_samples split",
+    "metrics": "refuse_unreachable",
+    "order": "RESULT BankPlace Order Saved Tuned pack unpack write_tuned",
+    "pace": "is_over read_paces",
 }
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'stoker.tuning' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
+__getattr__ = import_on_first_use("stoker.tuning", _NAMES)
 
 
 def __dir__() -> list[str]:

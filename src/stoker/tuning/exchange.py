@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from stoker.connections import join_address
+from stoker.connections import join_address, split_address
 from stoker.errors import ConfigError, GangBroken
 from stoker.pilot.transfer.wire import PeerError
 from stoker.tuning import gang_store
@@ -120,7 +120,11 @@ def meet(
     if size == 1:
         yield Exchange(rank=0, size=1)
         return
-    host, port = _address(rendezvous)
+    try:
+        host, port = split_address(rendezvous)
+    except ValueError:
+        why = "is not an address; write host:port, as in 10.0.0.7:29500"
+        raise ConfigError(f"rendezvous {rendezvous!r} {why}") from None
     began = time.monotonic()
     met = _store(host, port, rank=rank, size=size, key=key, limit_s=limit_s, listener=listener)
     try:
@@ -145,13 +149,6 @@ def meet(
         exchange.part()
     finally:
         exchange.close()
-
-
-def _address(rendezvous: str) -> tuple[str, int]:
-    host, _, port = rendezvous.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise ConfigError(f"rendezvous {rendezvous!r} is not an address; write host:port, as in 10.0.0.7:29500")
-    return host.strip("[]"), int(port)
 
 
 def _store(
@@ -203,8 +200,7 @@ def _check_all_ranks(store: Any, *, rank: int, size: int, where: str, job: str, 
             f"{_describe_absent_ranks(store, size=size)}; {again}",
             **facts,
         ) from error
-    strangers = [str(each) for each, said in enumerate(theirs) if said != mine]
-    if strangers:
+    if strangers := [str(each) for each, said in enumerate(theirs) if said != mine]:
         if rank == 0:  # leave last, because the other ranks read the reason in the store of rank 0
             with contextlib.suppress(RuntimeError):
                 reads = [f"read/{each}" for each in range(size)]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from stoker.contexts.adapter_files import CONFIG, WEIGHTS
 from stoker.contexts.folders import state_folder
 from stoker.decoding import UNREADABLE
 from stoker.run_folder import write_whole
@@ -91,8 +92,6 @@ def unpack(data: bytes) -> Saved | None:
 
 
 RESULT = "tuned.json"
-ADAPTER = "adapter_model.safetensors"
-ADAPTER_CONFIG = "adapter_config.json"
 
 
 class TuningEnd(enum.Enum):
@@ -153,8 +152,8 @@ def write_tuned(tuned: Tuned, folder: Path) -> Path:
     Raises:
         ConfigError: The folder is not writable.
     """
-    write_whole(folder, tuned.adapter, name=ADAPTER)
-    write_whole(folder, tuned.adapter_config, name=ADAPTER_CONFIG)
+    write_whole(folder, tuned.adapter, name=WEIGHTS)
+    write_whole(folder, tuned.adapter_config, name=CONFIG)
     said = {name: value for name, value in msgspec.structs.asdict(tuned).items() if not isinstance(value, bytes)}
     for name in ("best", "held_out"):
         said[name] = msgspec.structs.asdict(said[name])

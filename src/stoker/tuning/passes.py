@@ -152,8 +152,7 @@ def write(soft: SoftPrompt, rows: Sequence[EncodedSample], *, tokenizer: Any) ->
         whole = torch.arange(width + len(soft), device=device)[None, :]
         seen = (whole >= torch.tensor(pad, device=device)[:, None]).long()
         most = 2 * max(len(row.target) for row in rows)
-        longest = int(getattr(soft.base.config, "max_position_embeddings", 0) or 0)
-        if longest:
+        if longest := int(getattr(soft.base.config, "max_position_embeddings", 0) or 0):
             most = max(1, min(most, longest - width - len(soft)))
         end = tokenizer.eos_token_id
         made = soft.base.generate(

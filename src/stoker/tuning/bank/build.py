@@ -149,8 +149,7 @@ def insert_or_store_prompt(folder: Path, candidate: Candidate, *, model: str, re
     """Insert a prompt into the bank in `folder`. Without an intact bank, store the prompt for the next build and return
     None. Raises the errors of `insert`."""
     folder.mkdir(parents=True, exist_ok=True)
-    bank = _whole(folder, model=model)
-    if bank is not None:
+    if (bank := _whole(folder, model=model)) is not None:
         return insert(bank, candidate, read=read)
     _keep(folder, candidate, model=model, read=read)
     return None

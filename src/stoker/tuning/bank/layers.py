@@ -65,6 +65,15 @@ def k_medoids(distances: Array, *, k: int) -> tuple[Indices, Indices]:
     return medoids, owners
 
 
+def _cluster_vectors(units: Array, *, k: int) -> list[list[int]]:
+    """Return the indices of unit rows `[n, width]` in each cluster, first the medoid."""
+    distances = cosine_distances(units, units)
+    np.fill_diagonal(distances, 0.0)
+    medoids, owners = k_medoids(distances, k=k)
+    members = [np.flatnonzero(owners == number).tolist() for number in range(len(medoids))]
+    return [[first, *(i for i in some if i != first)] for first, some in zip(medoids.tolist(), members, strict=True)]
+
+
 def _choose_initial_medoids(distances: Array, *, k: int) -> list[int]:
     """Choose `k` medoids one by one. Each new medoid reduces the cost most (PAM's BUILD)."""
     chosen = [int(np.argmin(distances.sum(axis=0, dtype=np.float64)))]
@@ -197,8 +206,7 @@ class Layers:
         cluster = int(np.argmin(cosine_distances(vector[None], self._tops)[0]))
         if len(self) < self.capacity:
             return Insertion(did=InsertionOutcome.ADDED, cluster=cluster)
-        others = self.clusters[cluster][1:]
-        if others:
+        if len(self.clusters[cluster]) > 1:
             nearest, at = self._nearest(cluster)
             if float(cosine_distances(vector[None], self._tops[cluster][None])[0, 0]) < at:
                 return Insertion(did=InsertionOutcome.REFUSED, cluster=cluster)
@@ -260,15 +268,8 @@ class Layers:
 
     def _split_into_clusters(self, members: tuple[Key, ...]) -> tuple[CandidateGroup, ...]:
         vectors = np.stack([self.vectors[key] for key in members])
-        distances = cosine_distances(vectors, vectors)
-        np.fill_diagonal(distances, 0.0)
-        medoids, owners = k_medoids(distances, k=math.isqrt(len(members)))
-        return tuple(
-            self._group_sorted_by_distance(
-                members[medoid], [members[i] for i in np.flatnonzero(owners == number) if i != medoid]
-            )
-            for number, medoid in enumerate(medoids)
-        )
+        groups = ([members[i] for i in each] for each in _cluster_vectors(vectors, k=math.isqrt(len(members))))
+        return tuple(self._group_sorted_by_distance(first, others) for first, *others in groups)
 
     def _group_sorted_by_distance(self, first: Key, others: Sequence[Key]) -> CandidateGroup:
         if not others:
@@ -296,13 +297,7 @@ def build(
         raise ValueError("a feature is not a number; the model's hidden states overflow, try it in float32")
     scale = compute_feature_scale(features)
     units = scale.unit(features)
-    distances = cosine_distances(units, units)
-    np.fill_diagonal(distances, 0.0)
-    medoids, owners = k_medoids(distances, k=min(k, capacity))
-    clusters = [
-        [(candidates[i], units[i]) for i in (medoid, *(i for i in np.flatnonzero(owners == number) if i != medoid))]
-        for number, medoid in enumerate(medoids)
-    ]
+    clusters = [[(candidates[i], units[i]) for i in each] for each in _cluster_vectors(units, k=min(k, capacity))]
     layers = Layers(clusters, scale=scale, capacity=capacity, largest_group=largest_group)
     while len(layers) > capacity:
         layers.remove_from_largest_cluster()

@@ -52,8 +52,7 @@ def look_up(layers: Layers, score: Score, *, limit: int = 0) -> LookupResult:
     search.wait(layers.tops())
     while search.waiting and search.remaining:
         cluster, group = search.next()
-        parts = layers.parts(cluster, group)
-        if parts:
+        if parts := layers.parts(cluster, group):
             search.wait([(cluster, part) for part in parts])
         else:
             search.ask(group.members)

@@ -40,9 +40,8 @@ def write_record(path: Path, record: msgspec.Struct) -> None:
     try:
         write_whole(path, zlib.crc32(data).to_bytes(4, "little") + data, mode=0o644, sync=True)
     except OSError as error:
-        raise StokerError(
-            f"{path}: cannot be written: {error.strerror}; its earlier content is kept", file=str(path)
-        ) from error
+        why = f"cannot be written: {error.strerror}; its earlier content is kept"
+        raise StokerError.in_file(path, why) from error
 
 
 def read_record(path: Path, kind: type[R]) -> R:
@@ -53,11 +52,8 @@ def read_record(path: Path, kind: type[R]) -> R:
             raise ValueError("its checksum is wrong")
         return msgspec.msgpack.decode(memoryview(data)[4:], type=kind)
     except UNREADABLE as error:
-        raise StokerError(
-            f"{path}: is damaged ({error}); build the bank again: computed features are reused",
-            file=str(path),
-            damaged=True,
-        ) from error
+        why = f"is damaged ({error}); build the bank again: computed features are reused"
+        raise StokerError.in_file(path, why, damaged=True) from error
 
 
 def to_bytes(vector: Array) -> bytes:
@@ -99,7 +95,7 @@ class BankStore:
                 f"{self.folder}: holds no prompt bank; build one for this model", file=str(self.path), missing=True
             ) from None
         except OSError as error:
-            raise StokerError(f"{self.path}: cannot be read: {error.strerror}", file=str(self.path)) from error
+            raise StokerError.in_file(self.path, f"cannot be read: {error.strerror}") from error
         if (found.model, found.reading) != (self.model, READING):
             raise StokerError(
                 f"{self.path}: is a bank of {found.model} ({found.reading}), not of {self.model} ({READING}); features"
