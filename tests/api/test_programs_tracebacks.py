@@ -110,7 +110,7 @@ def test_input_error_of_a_map_shows_the_map_line_and_the_input_frame(several):
 def test_process_pool_in_a_call_error_says_how_to_define_functions(several):
     said = several["pool"]
     assert "pickle, which multiprocessing uses, finds square by its module and name" in said
-    assert "Import it inside the call from a file next to the program (from helpers import square)" in said
+    assert "Import square inside the call from a file next to the program (from helpers import square)" in said
     assert several["advice taken"].strip().endswith("[0, 1, 4]")
 
 

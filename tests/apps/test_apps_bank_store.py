@@ -90,7 +90,7 @@ def test_bank_of_another_model_is_refused(tmp_path, monkeypatch):
     with pytest.raises(StokerError, match="bank of model-a"):
         ensure_bank(tmp_path, prompts(3), model="model-b", read=Letters())
     os.unlink(tmp_path / "bank")
-    with pytest.raises(StokerError, match="was read from model-a"):
+    with pytest.raises(StokerError, match="has features of model-a"):
         ensure_bank(tmp_path, prompts(3), model="model-b", read=Letters())
 
 

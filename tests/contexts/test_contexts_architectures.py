@@ -129,7 +129,7 @@ def test_empty_or_too_long_input_raises_an_error() -> None:
     assert reading.mean_hidden_states(model, [], most_tokens=8).shape == (0, 0)
     for prompts, samples, says in (
         (["", "b"], SAMPLES, "prompt 0 is empty"),
-        (["a"], [], "no samples"),
+        (["a"], [], "at least one sample"),
         (["a"], tokens([("in", "out"), ("in", "")]), "target of sample 1 is empty"),
         (["a" * 30], tokens([("in", "out"), ("x" * 30, "y" * 10)]), "sample 1 has 70 tokens with a prompt of 30"),
     ):

@@ -124,13 +124,13 @@ def test_failed_capture_leaves_the_engine_eager(eager: Any, caplog: pytest.LogCa
     assert driver.backend.held_bytes == 0
 
 
-@pytest.mark.parametrize("why", ["other tokens", "no graphs here"])
+@pytest.mark.parametrize("why", ["standard deviations", "no graphs here"])
 def test_graph_backend_that_fails_its_check_is_not_used(why: str, caplog: pytest.LogCaptureFixture) -> None:
     class Wrong(recorded.RecordedGraphs):  # type: ignore[misc, name-defined]
         def upload(self, values: Any, into: Any) -> None:
             super().upload(values + (into.dtype == torch.int64), into)  # shift every token and position by one
 
-    backend = Wrong() if why == "other tokens" else recorded.RecordedGraphs(error=RuntimeError(why))
+    backend = Wrong() if why == "standard deviations" else recorded.RecordedGraphs(error=RuntimeError(why))
     with caplog.at_level(logging.WARNING):
         driver = make_driver(backend=backend)
     assert driver.ahead is None

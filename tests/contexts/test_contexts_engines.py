@@ -55,7 +55,7 @@ def test_smaller_memory_budget_applies_from_the_next_step_on() -> None:
     expected = {at: driver.own_tokens(PROMPTS[at], most=40) for at in (0, 2, 5)}
     ids = {at: driver.ask(PROMPTS[at], max_new_tokens=40) for at in (0, 2, 5)}
     found = driver.run(steps=6)
-    with pytest.raises(ValueError, match="open would not fit"):
+    with pytest.raises(ValueError, match="an open request would no longer fit"):
         driver.engine.resize(30_000)
     driver.cache_bytes = 100_000
     driver.engine.resize(driver.cache_bytes)

@@ -122,7 +122,7 @@ DEEP = "(" * 5_000 + "a" + ")" * 5_000
         ("regex", "(a", "unclosed group"),
         ("regex", DEEP, "cannot be compiled"),
         ("grammar", "start: other", "unknown name"),
-        ("choice", "red", "a list of texts"),
+        ("choice", "red", "a list of non-empty texts"),
     ],
 )
 def test_format_that_cannot_be_compiled_is_refused_by_name(model: Any, option: str, value: Any, says: str) -> None:

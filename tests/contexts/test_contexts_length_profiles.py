@@ -160,8 +160,8 @@ def test_profile_stores_median_latency_and_spread_of_each_length(compiled: bool)
 @pytest.mark.parametrize(
     ("lengths", "says"),
     [
-        ((64, 32), "rise, from 3 tokens on"),
-        ((2, 32), "rise, from 3 tokens on"),
+        ((64, 32), "ascending, 3 tokens or more"),
+        ((2, 32), "ascending, 3 tokens or more"),
         ((32, 512), "512 tokens cannot be measured: the model accepts at most 256"),
     ],
 )
