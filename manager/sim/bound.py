@@ -38,8 +38,7 @@ Steps = list[tuple[float, float]]  # Pairs of a time and the value from then on;
 
 def limited(capacity: Iterable[tuple[float, int]], *, most: int, from_s: float) -> Steps:
     """Return how many blocks may run: the capacity, at most `most`, and 0 before `from_s`."""
-    counts = [(at, float(min(blocks, most))) for at, blocks in capacity]
-    return clipped(counts, from_s=from_s)
+    return clipped([(at, float(min(blocks, most))) for at, blocks in capacity], from_s=from_s)
 
 
 def clipped(steps: Steps, *, from_s: float) -> Steps:

@@ -263,8 +263,7 @@ class SimPilot:
             case commands.Expect(name=name):
                 self.fetching.expect(self.core.state.wants[name].ref)
             case commands.SetTimer(at=at, key=key):
-                if key in self._timers:
-                    cancel(self._timers[key])
+                cancel(self._timers.get(key))
                 agenda = self.sim.agenda
                 self._timers[key] = agenda.at(max(at, agenda.now), self._handle_fired_timer, key)
             case commands.SendHello(hello=hello):
