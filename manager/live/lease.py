@@ -173,8 +173,7 @@ class Lease:
 
     def write(self) -> None:
         """Write the lease to a new file, and keep it open. Raises OSError."""
-        fresh = _write(self.path, self.holder)
-        before, self._file = self._file, fresh
+        before, self._file = self._file, _write(self.path, self.holder)
         if before >= 0:
             os.close(before)
 
