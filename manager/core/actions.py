@@ -138,12 +138,12 @@ def _send(manager: Manager, action: seams.Send) -> None:
     for other in action.preempts:
         if other == library.id or not set(library.devices) & set(_library(manager, other).devices):
             raise PolicyError(f"library {library.id} cannot preempt library {other}: they share no device")
+    if action.reserve_bytes and not action.preempts:
+        libraries.resize(manager, library, action.reserve_bytes, orders=False)
     queues.remove_call_from_queue(manager, call)
     if not action.offer:
         holding.give(manager, library, call)
     else:
-        if action.reserve_bytes and not action.preempts:
-            libraries.resize(manager, library, action.reserve_bytes, orders=False)
         holding.offer(manager, library, call)
         call.note(manager.state.now, f"offered to lib-{library.id} on {library.pilot.id}")
         blob = holding.take_unsent_function_blob(library, group)
