@@ -34,14 +34,7 @@ from stoker.manager.live.keeper import RestartProgress
 from stoker.manager.live.peer_watch import PeerTimeLimits, PeerWatch
 from stoker.manager.live.presence import write_session_file
 from stoker.manager.live.restore import restore_manager
-from stoker.manager.live.sockets import (
-    PORTS,
-    EventReader,
-    ManagerSockets,
-    has_only_questions,
-    is_from_observer,
-    name_of,
-)
+from stoker.manager.live.sockets import EventReader, ManagerSockets, has_only_questions, is_from_observer, name_of
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol.ids import ClientId, PilotId
 from stoker.protocol.session import PYTHON, SessionFile, SessionFolder
@@ -76,13 +69,13 @@ class ManagerServer:
         session: str,
         policies: Policies,
         patience: PeerTimeLimits,
-        interface: str = "127.0.0.1",
-        ports: tuple[int, int] = PORTS,
-        any_port: bool = False,
-        detached: bool = False,
-        parent: int = 0,
-        sync: bool = False,
-        sure: Callable[[], None] = lambda: None,
+        interface: str,
+        ports: tuple[int, int],
+        any_port: bool,
+        detached: bool,
+        parent: int,
+        sync: bool,
+        sure: Callable[[], None],
     ) -> None:
         self.folder = folder
         self.patience = patience

@@ -120,7 +120,7 @@ def _next_single(context: Context) -> Call | None:
 class KeepAlive:
     """Unloads idle libraries of contexts with limits. `sleeps`: put GPU libraries to sleep if host memory is free."""
 
-    def __init__(self, *, sleeps: bool = False) -> None:
+    def __init__(self, *, sleeps: bool) -> None:
         self.sleeps = sleeps
         self._due: dict[str, float] = {}  # By recipe key: time at which the timer of the context fires
 

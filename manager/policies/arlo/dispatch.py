@@ -58,9 +58,8 @@ class MultiLevelQueue(HottestFirst):
     honours = HottestFirst.honours | {"variants", "latency_s"}
 
     def __init__(
-        self, times: RuntimeTimes, arrivals: ArrivalCounts, *, threshold: float = THRESHOLD, decay: float = DECAY,
-        peeked: int = PEEKED,
-    ) -> None:  # fmt: skip
+        self, times: RuntimeTimes, arrivals: ArrivalCounts, *, threshold: float, decay: float, peeked: int
+    ) -> None:
         super().__init__()
         self._times = times
         self._arrivals = arrivals

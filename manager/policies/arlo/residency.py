@@ -58,7 +58,7 @@ class AllocateRuntimes(LoadWhereWanted):
 
     def __init__(
         self, times: RuntimeTimes, arrivals: ArrivalCounts, *, period_s: float, out_of_service: float,
-        provisioning: Provisioning | None = None,
+        provisioning: Provisioning,
     ) -> None:  # fmt: skip
         super().__init__(provisioning=provisioning)
         self._times = times
