@@ -397,4 +397,4 @@ def _reserve_replicas(free: list[float], count: int, until: float) -> None:
 def _earliest_end(free: list[float], job: PoolJob, *, warm_at: float, there: int) -> float:
     ends = [begins_at + seconds for begins_at, seconds in zip(free, job.run_s, strict=False)]
     warmed = min(there, len(job.run_s)) or len(job.run_s)
-    return min(*ends, warm_at + job.run_s[warmed - 1]) if ends else warm_at + job.run_s[warmed - 1]
+    return min([*ends, warm_at + job.run_s[warmed - 1]])
