@@ -10,7 +10,7 @@ from stoker.manager.core import blame, block_orders, ending, events, holding, li
 from stoker.manager.core.deadlines import apply_forecast_action
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nodes import exclude_node_if_devices_failed
-from stoker.manager.core.nouns import Call, CallState, Gang, Library, LibraryState, PilotState
+from stoker.manager.core.nouns import Call, CallState, Library, LibraryState, PilotState
 from stoker.manager.core.seams import Action, PolicyError
 from stoker.protocol.bounds import is_sound
 from stoker.protocol.calls import CallProgress, Failure, FailureKind, GangPlace
@@ -138,12 +138,12 @@ def _send(manager: Manager, action: seams.Send) -> None:
     for other in action.preempts:
         if other == library.id or not set(library.devices) & set(_library(manager, other).devices):
             raise PolicyError(f"library {library.id} cannot preempt library {other}: they share no device")
+    if action.reserve_bytes and not action.preempts:
+        libraries.resize(manager, library, action.reserve_bytes, orders=False)
     queues.remove_call_from_queue(manager, call)
     if not action.offer:
         holding.give(manager, library, call)
     else:
-        if action.reserve_bytes and not action.preempts:
-            libraries.resize(manager, library, action.reserve_bytes, orders=False)
         holding.offer(manager, library, call)
         call.note(manager.state.now, f"offered to lib-{library.id} on {library.pilot.id}")
         blob = holding.take_unsent_function_blob(library, group)
@@ -182,11 +182,10 @@ def _send_gang(manager: Manager, action: seams.SendGang) -> None:
 
 def _evict(manager: Manager, action: seams.Evict) -> None:
     call = manager.state.calls.get(action.call)
-    if call is None or call.holder is None:
+    if call is None or not call.libraries:
         raise PolicyError(f"no library holds call {action.call}")
-    holder = call.holder.members[0] if isinstance(call.holder, Gang) else call.holder
-    unsent = manager.sends.get(holder)
-    if unsent and call in unsent:
+    holder = call.libraries[0]
+    if call in manager.sends.get(holder, ()):
         raise PolicyError(f"call {action.call} is sent at the end of this event, so it cannot be evicted now")
     manager.say(holder.pilot, EvictCall(holder.id, call.id))
 
@@ -206,7 +205,7 @@ def _ask(manager: Manager, action: seams.Ask) -> None:
             holder = _library(manager, library)
             if call not in holder.held:
                 raise PolicyError(f"library {library} does not hold call {call}")
-            log, start = blame.log_of(holder), holder.printed_to
+            log, start = blame.log_of(holder.pilot, library), holder.printed_to
         case events.OfFailure():
             raise PolicyError("advice on failures cannot be requested; the manager requests it itself")
     manager.out.append(events.AskAdvice(about, name, log, start))
@@ -230,8 +229,6 @@ def _load(manager: Manager, action: seams.Load) -> None:
         raise PolicyError(f"{pilot.id} is {pilot.state.value}")
     if not action.devices or len(set(action.devices)) != len(action.devices):
         raise PolicyError("Load needs at least one device, and names each device only once")
-    if action.memory_bytes < 0:
-        raise PolicyError(f"{action.memory_bytes} bytes cannot be promised: the number is negative")
     for id in action.devices:
         device = pilot.devices.get(id)
         if device is None:
@@ -250,8 +247,6 @@ def _resize(manager: Manager, action: seams.Resize) -> None:
     library = _connected_library(manager, action.library)
     if library.state is not LibraryState.READY:
         raise PolicyError(f"library {library.id} is {library.state.value}")
-    if action.memory_bytes < 0:
-        raise PolicyError(f"{action.memory_bytes} bytes cannot be promised: the number is negative")
     libraries.resize(manager, library, action.memory_bytes)
 
 
@@ -271,9 +266,7 @@ def handle_arrived_advice(manager: Manager, event: events.AdviceArrived) -> None
             manager.dirty[context] = None
         case events.OfFunction() as about, events.CostAdvice(by_kind=by_kind):
             cost, context = state.costs.get((about.function, about.recipe)), state.contexts.get(about.recipe)
-            if cost is None or context is None:
-                return
-            if ending.apply_run_time_advice(manager, context, cost, by_kind):
+            if cost and context and ending.apply_run_time_advice(manager, context, cost, by_kind):
                 manager.dirty[context] = None
         case events.OfFailure() as about, events.VerdictAdvice() as verdict:
             if blame.record_advisor_verdict(manager, about, verdict):

@@ -17,7 +17,7 @@ from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Gang, Judged, Library, LibraryState, Pilot
 from stoker.manager.core.state import Loss, State, Trial
 from stoker.protocol.calls import CallEnd, Failure, FailureKind, Printed
-from stoker.protocol.ids import CallId, format_library_id, show_call
+from stoker.protocol.ids import CallId, LibraryId, format_library_id, show_call
 from stoker.protocol.to_manager import LibraryPhase
 from stoker.units import show_bytes, show_seconds
 
@@ -66,7 +66,7 @@ def terminal_call_failure(state: State, call: Call, trial: Trial) -> Failure | N
     last, text = counted[-1], "\n  ".join(lines)
     if last.failure is not None:
         return msgspec.structs.replace(last.failure, kind=FailureKind.POISON, message=text)
-    log = f"{last.pilot.folder}/lib-{last.library}.log" if last.pilot.folder else ""
+    log = log_of(last.pilot, last.library)
     return Failure(FailureKind.POISON, text, last.pilot.id, last.library, log=log, printed=last.printed)
 
 
@@ -136,7 +136,7 @@ def ask_why_call_failed(manager: Manager, holder: Library | Gang | None, call: C
 
 def ask_why_load_failed(manager: Manager, library: Library, failure: Failure) -> None:
     said = "\n".join((failure.message, failure.tail))
-    printed = Printed(failure.log or log_of(library), 0, 0)
+    printed = Printed(failure.log or log_of(library.pilot, library.id), 0, 0)
     _ask(manager, library, NO_CALL, name=library.context.recipe.name, printed=printed, said=said)
 
 
@@ -176,8 +176,8 @@ def _ask(manager: Manager, library: Library, call: CallId, *, name: str, printed
     manager.out.append(AskAdvice(about, name, printed.path, printed.start, printed.end, said))
 
 
-def log_of(library: Library) -> str:
-    return f"{library.pilot.folder}/lib-{library.id}.log" if library.pilot.folder else ""
+def log_of(pilot: Pilot, library: LibraryId) -> str:
+    return f"{pilot.folder}/lib-{library}.log" if pilot.folder else ""
 
 
 PRINTING_TIMER = "pace"
@@ -203,7 +203,7 @@ def _build_output_question(manager: Manager, library: Library) -> AskAdvice | No
     runs_since = max(call.sent_at, library.ready_at, library.ended_at)
     if call.id in state.reports or isinstance(call.holder, Gang) or state.now - runs_since < EVERY_S:
         return None
-    about, log = OfPace(library.id, call.id), log_of(library)
+    about, log = OfPace(library.id, call.id), log_of(library.pilot, library.id)
     return AskAdvice(about, call.group.function.name, log, start=library.printed_to)
 
 
@@ -212,7 +212,7 @@ LASTING_TIMES = 3  # A pilot counts as permanently unfit after this number of fa
 EVERY = ""  # Key in `Pilot.unfit` that means all contexts
 
 
-def mark_pilot_unfit(state: State, library: Library, failure: Failure, *, loading: bool, waits_s: float = 0.0) -> None:
+def mark_pilot_unfit(state: State, library: Library, failure: Failure, *, loading: bool, waits_s: float) -> None:
     """Record that a pilot cannot load a context, or any context. `waits_s`: seconds until its cache has room, or 0.
 
     Further failures of a pilot that is already unfit are not counted.

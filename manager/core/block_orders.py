@@ -86,8 +86,7 @@ def release_block_without_pilots(manager: Manager, id: str) -> None:
         return
     gone_s = show_seconds(manager.state.now - block.emptied_at)
     block.abandoned = True
-    suspended = show_status.is_suspended(block.reason)
-    job = "has suspended its job" if suspended else "still lists its job as running"
+    job = "has suspended its job" if show_status.is_suspended(block.reason) else "still lists its job as running"
     release_block(manager, block, f"its pilots left {gone_s} ago, but the batch system {job}")
     manager.demand_changed = True
 

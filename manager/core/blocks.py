@@ -12,9 +12,9 @@ from stoker.manager.core import deadlines, retries
 from stoker.manager.core.events import RecordPilots, RecordStay, RecordWait
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Client, Pilot
-from stoker.manager.core.state import Block, SourceState, State
+from stoker.manager.core.state import Block, SourceState, State, forget_oldest
 from stoker.protocol import to_client
-from stoker.protocol.blocks import ANYWHERE, AllowedNodes, BlockPhase, LossReason, PilotEnd, Source
+from stoker.protocol.blocks import AllowedNodes, BlockPhase, LossReason, PilotEnd, Source
 from stoker.protocol.ids import BlockId
 from stoker.protocol.to_manager import BlockUpdate
 
@@ -106,7 +106,7 @@ def set_sources(manager: Manager, sources: Iterable[Source]) -> None:
     manager.demand_changed = True
 
 
-def add_block(state: State, source: SourceState, id: BlockId, allowed: AllowedNodes = ANYWHERE) -> Block:
+def add_block(state: State, source: SourceState, id: BlockId, allowed: AllowedNodes) -> Block:
     """Add a block. Probes are not in the source's `blocks`, because they run no calls."""
     block = state.blocks[id] = Block(id, source, state.now, allowed)
     if not block.probes:
@@ -159,8 +159,7 @@ def remove_block(state: State, block: Block) -> None:
         how = "refused" if block.phase is BlockPhase.REFUSED else block.reason.partition(":")[0] or "ended"
         state.ended_blocks[how] = state.ended_blocks.get(how, 0) + 1
     state.past_blocks[block.id] = block
-    if len(state.past_blocks) > KEPT_BLOCKS:
-        del state.past_blocks[next(iter(state.past_blocks))]
+    forget_oldest(state.past_blocks, most=KEPT_BLOCKS)
     if not block.leaving and not block.probes:
         _update_source_failures(block, state.now)
 
@@ -297,8 +296,7 @@ def build_wait_record(block: Block, pilot: Pilot) -> RecordWait:
 
 
 def record_pilot_count(manager: Manager, source: SourceState) -> None:
-    here = sum(len(block.pilots) for block in source.blocks.values())
-    manager.out.append(RecordPilots(source.source.name, here))
+    manager.out.append(RecordPilots(source.source.name, sum(len(block.pilots) for block in source.blocks.values())))
 
 
 def factory_of(state: State) -> Client | None:

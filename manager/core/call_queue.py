@@ -81,9 +81,6 @@ class Queue(Generic[C]):
         self.timed = 0
         self.apart: dict[int, C] = {}
 
-    def __len__(self) -> int:
-        return self.count
-
     def __iter__(self) -> Iterator[C]:
         for priority in reversed(self._order):
             level = self._levels[priority]

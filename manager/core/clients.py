@@ -21,7 +21,7 @@ from stoker.manager.core import block_orders, dispatch, ending, events, holding,
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, CallState, Client, Library, PilotState
 from stoker.manager.core.seams import refusal
-from stoker.manager.core.state import State, StreamFacts
+from stoker.manager.core.state import State, StreamFacts, forget_oldest
 from stoker.protocol import bounds, to_client
 from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, Failure, FailureKind
 from stoker.protocol.ids import CLIENT_SHIFT, CallId, ClientId, PilotId
@@ -222,8 +222,7 @@ def forget_gone_client(manager: Manager, id: str) -> None:
 
 def ban(state: State, name: str, why: str) -> None:
     state.banned[name] = why
-    if len(state.banned) > KEPT_BANNED:
-        del state.banned[next(iter(state.banned))]
+    forget_oldest(state.banned, most=KEPT_BANNED)
 
 
 def _drop_results(manager: Manager, client: Client, why: str) -> None:
@@ -239,13 +238,11 @@ def _drop_results(manager: Manager, client: Client, why: str) -> None:
 
 def _forget_unused_records(manager: Manager, id: str) -> None:
     state = manager.state
-    registry.forget_groups_of_gone_clients(state)
     for pilot in state.gone_pilots.values():
         if state.now - pilot.lost_at >= KEPT_S:
             pilot.kept = None
-    is_used = registry.forget_unused_definitions(manager)
     libraries.forget_failures_on_gone_pilots(state)
-    if is_used:
+    if registry.forget_unused_definitions(manager):
         manager.set_timer(f"gone/{id}", state.now + KEPT_S)
 
 
@@ -339,8 +336,7 @@ def handle_refused_event(manager: Manager, event: events.EventRefused) -> None:
 
 
 def _refuse_event_of_client(manager: Manager, event: events.EventRefused) -> None:
-    state = manager.state
-    client = state.clients.get(ClientId(event.name))
+    client = manager.state.clients.get(ClientId(event.name))
     if client is None or not event.sequence:
         _ban_event_peer(manager, event)
         return

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 
-from stoker.manager.core import ending
+from stoker.manager.core import blame, ending
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Context, Device, Library, Pilot
 from stoker.manager.core.per_context import run_s_on
@@ -189,7 +189,7 @@ def build_walltime_cut(view: View, library: Library, call: Call) -> Cut:
     source = view.sources.get(pilot.source)
     walltime_s = source.source.walltime_s if source is not None and source.source.walltime_s else pilot.lasts_s
     ran_s = min(view.now - max(call.sent_at, library.ready_at), pilot.lasts_s or math.inf)
-    log = f"{pilot.folder}/lib-{library.id}.log" if pilot.folder else ""
+    log = blame.log_of(pilot, library.id)
     return Cut(ran_s, walltime_s, ran_s >= _WHOLE_CUT_SHARE * pilot.lasts_s, pilot.id, library.id, log)
 
 

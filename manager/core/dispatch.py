@@ -13,7 +13,7 @@ from stoker.contexts.recipe import NO_LIMITS, ObjectRef
 from stoker.manager.core import actions, deadlines, ending, gangs, holding, libraries, pilots, queues, retries
 from stoker.manager.core.events import DiscardObject
 from stoker.manager.core.manager import Manager
-from stoker.manager.core.nouns import Call, CallState, Client, Context, Gang, Group, Library, LibraryState, PilotState
+from stoker.manager.core.nouns import Call, CallState, Client, Context, Gang, Group, Library, LibraryState
 from stoker.manager.core.queues import LINGERS, STUCK_S, STUCK_TIMER
 from stoker.manager.core.seams import PolicyError
 from stoker.protocol import pace, to_client
@@ -28,7 +28,7 @@ ASK_PAUSE_S = 0.05  # Minimum seconds between two residency decisions for a cont
 def send_queued_calls_to_library(manager: Manager, library: Library) -> None:
     state, context = manager.state, library.context
     dispatch, queue = manager.policies.dispatch, library.context.queue
-    if library.state is not LibraryState.READY or library.pilot.state is not PilotState.HERE:
+    if not library.is_serving:
         return
     # To save time, the index entry of a library is updated only once, after the library is filled. If the policy
     # returns no calls for the library, the manager updates the entry and asks the policy again.
@@ -74,8 +74,7 @@ def send_queued_calls_to_library(manager: Manager, library: Library) -> None:
 def _pull_calls_of_other_contexts(manager: Manager, library: Library) -> None:
     waiting = any(other.queue.count for other in library.context.listed_by.values())
     if waiting and library.pilot.reserved is None and queues.has_room(manager, library):
-        dispatch = manager.policies.dispatch
-        actions.carry_out(manager, dispatch.pull_others(manager.state, library), seam="dispatch")
+        actions.carry_out(manager, manager.policies.dispatch.pull_others(manager.state, library), seam="dispatch")
 
 
 def _send_calls(manager: Manager, library: Library, head: Call, count: int) -> bool:
@@ -99,7 +98,7 @@ def _send_calls(manager: Manager, library: Library, head: Call, count: int) -> b
 def apply_limits(manager: Manager, context: Context) -> None:
     if context.limits != NO_LIMITS:
         for library in list(context.libraries.values()):
-            if library.usable and library.state is LibraryState.READY and not library.load:
+            if library.is_serving and not library.load:
                 actions.carry_out(manager, manager.policies.residency.idle(manager.state, library), seam="residency")
     if context.queue.count:
         manager.dirty[context] = None
@@ -117,7 +116,7 @@ def serve_queue(manager: Manager, context: Context) -> None:
         for library in dispatch.serve_order(manager.state, other):
             if not queue.count:
                 return
-            if library.state is LibraryState.READY and library.pilot.state is PilotState.HERE:
+            if library.is_serving:
                 _pull_calls_of_other_contexts(manager, library)
 
 
@@ -272,14 +271,12 @@ def _handle_unexpected_end(manager: Manager, library: Library, call: Call | None
         manager.state.refuse("late or repeated end of a call")
         return 0
     still_open = manager.state.calls.get(outcome.call)
-    options = still_open.group.options if still_open is not None else None
     if retries.is_fault(outcome):
         pilots.end_orphan_call(manager.state, outcome)
     elif (
         still_open is not None
-        and options is not None
-        and options.gang[1] == 1
-        and not options.stream  # the client may not have all pieces of this result
+        and still_open.group.options.gang[1] == 1
+        and not still_open.group.options.stream  # the client may not have all pieces of this result
         and not any(device.fault for device in library.devices)
     ):
         still_open.note(manager.state.now, f"{library.pilot.id}, which was counted as lost, finished the call")
@@ -383,8 +380,7 @@ def call_evicted(manager: Manager, library: Library, message: CallEvicted) -> No
         if progress.state:
             call.spec = msgspec.structs.replace(call.spec, progress=progress.state)
         manager.state.reports[progress.call] = progress
-        why = f"evicted from lib-{library.id} with its progress kept ({progress.done:g} done)"
-        _retry_call(manager, call, why=why)
+        _retry_call(manager, call, why=f"evicted from lib-{library.id} with its progress kept ({progress.done:g} done)")
     send_queued_calls_to_library(manager, library)
 
 

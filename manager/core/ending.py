@@ -12,7 +12,7 @@ from stoker.manager.core.events import ContextAdvice, RecordRuns, RecordSpeed
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, CallState, Context, Gang, Group, Library
 from stoker.manager.core.per_context import NEW_WEIGHT, Cost, KindRuns, work_of
-from stoker.manager.core.state import CountedFailures, SlowRun, State
+from stoker.manager.core.state import CountedFailures, SlowRun, State, forget_oldest
 from stoker.protocol import to_client
 from stoker.protocol.calls import CallEnd, Failure, FailureGroup, FailureKind
 from stoker.protocol.ids import CallId, format_library_id, show_call
@@ -93,10 +93,9 @@ def end_call(manager: Manager, call: Call, outcome: CallEnd, *, waits: bool = Tr
         else:
             state.failures += 1
             _count_failure(state, call, outcome)
+        blame.ask_why_call_failed(manager, holder, call, outcome)
     if not outcome.ok or call.id in manager.watch:
         _keep_ended_call(manager, call, outcome, holder=holder)
-        if not outcome.ok:
-            blame.ask_why_call_failed(manager, holder, call, outcome)
     manager.changed("calls", call.id)
     if outcome.ok and (wanted_s := group.options.objective.latency_s):
         for changes in manager.tracked:
@@ -164,10 +163,9 @@ def _keep_ended_call(manager: Manager, call: Call, outcome: CallEnd, *, holder: 
         call.note(now, f"ended without a result ({failure.kind.value}): {failure.message}")
         if failure.log:
             call.note(now, f"its library's log is {failure.log}")
-    kept = manager.state.failed
-    kept[call.id] = call
-    if len(kept) > KEPT_FAILURES and not manager.watch:
-        del kept[next(iter(kept))]
+    manager.state.failed[call.id] = call
+    if not manager.watch:
+        forget_oldest(manager.state.failed, most=KEPT_FAILURES)
 
 
 def place_of(holder: Library | Gang) -> str:

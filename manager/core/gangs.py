@@ -104,8 +104,7 @@ def _record_gang_run(manager: Manager, call: Call, gang: Gang) -> None:
         context.paces.end(call.spec.features, gang.report[1])
     known = context.paces.measured.get(len(gang.members))
     if known is not None:
-        record = RecordPace(RecipeKey(context.recipe.key), rank0.kind, len(gang.members), known[0])
-        manager.out.append(record)
+        manager.out.append(RecordPace(RecipeKey(context.recipe.key), rank0.kind, len(gang.members), known[0]))
     ending.count_runs_and_send_results(manager, rank0, call.group, [], others=1, seconds=first.run_s)
 
 

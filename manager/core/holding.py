@@ -13,7 +13,7 @@ from typing import Any
 
 from stoker.manager.core import blame, queues
 from stoker.manager.core.manager import Manager
-from stoker.manager.core.nouns import Call, CallState, Context, Gang, Group, Library, LibraryState, Pilot, PilotState
+from stoker.manager.core.nouns import Call, CallState, Context, Gang, Group, Library, Pilot
 from stoker.manager.core.state import State, Trial
 from stoker.protocol.calls import CallEnd, CallSpec
 from stoker.protocol.ids import CallId
@@ -104,7 +104,7 @@ def accept(manager: Manager, group: Group, specs: list[CallSpec]) -> list[Call]:
 
 
 def takes(manager: Manager, library: Library, call: Call) -> bool:
-    if library.state is not LibraryState.READY or library.pilot.state is not PilotState.HERE:
+    if not library.is_serving:
         return False
     most = manager.policies.dispatch.window(manager.state, library)
     if library.stuck and library.slots < most:
@@ -206,8 +206,7 @@ def remove_held_call(library: Library, id: int) -> Call | None:
 
 def release_ended_call(manager: Manager, call: Call) -> None:
     _detach_call_from_libraries(manager, call)
-    call.state = CallState.ENDED
-    del manager.state.calls[call.id]
+    end_one(manager, call)
 
 
 def _detach_call_from_libraries(manager: Manager, call: Call) -> None:
@@ -239,16 +238,15 @@ def requeue(manager: Manager, calls: Iterable[Call], *, why: str) -> None:
 
 def withdraw(manager: Manager, call: Call, *, running: bool) -> None:
     """Withdraw a held call. The slot stays occupied until the pilot frees it."""
-    holder = call.holder
-    members = holder.members if isinstance(holder, Gang) else (holder,)
-    for library in members:
-        if library is not None and library.held.pop(call.id, None) is not None:
+    of_gang = isinstance(call.holder, Gang)
+    for library in call.libraries:
+        if library.held.pop(call.id, None) is not None:
             batch = manager.sends.get(library)
             if batch is not None and call in batch:
                 batch.remove(call)
             else:
                 library.ended_at = manager.state.now
-                drop(manager, library, call.id, running=running, of_gang=isinstance(holder, Gang))
+                drop(manager, library, call.id, running=running, of_gang=of_gang)
             queues.update_load_index(manager, library)
     call.holder = None
 

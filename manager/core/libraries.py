@@ -16,7 +16,7 @@ from stoker.manager.core.events import ContextAdvice, RecordSteps
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, CallState, Context, Device, Library, LibraryState, Pilot
 from stoker.manager.core.seams import PolicyError
-from stoker.manager.core.state import State
+from stoker.manager.core.state import State, forget_oldest
 from stoker.manager.core.transfers import Snapshot
 from stoker.protocol import to_manager
 from stoker.protocol.calls import Failure
@@ -98,7 +98,9 @@ KEPT_LIBRARIES = 200  # Number of ended libraries whose histories are kept
 
 
 def promise(library: Library, memory_bytes: int) -> None:
-    """Promise a library memory on each of its devices, in bytes. Raise PolicyError if a device's budget is exceeded."""
+    """Promise a library memory on each of its devices, in bytes. Raise PolicyError if a device lacks this memory."""
+    if memory_bytes < 0:
+        raise PolicyError(f"{memory_bytes} bytes cannot be promised: the number is negative")
     more = memory_bytes - library.promised_bytes
     for device in library.devices:
         if more > 0 and device.budget_bytes < more and library.state is not LibraryState.STOPPING:
@@ -234,10 +236,8 @@ def detach_library(manager: Manager, library: Library) -> list[Call]:
     for owner in _owners(manager, library):
         owner.libraries.pop(library.id, None)
     library.pilot.used_at = manager.state.now
-    remembered = manager.state.gone_libraries
-    remembered[library.id] = library
-    if len(remembered) > KEPT_LIBRARIES:
-        del remembered[next(iter(remembered))]
+    manager.state.gone_libraries[library.id] = library
+    forget_oldest(manager.state.gone_libraries, most=KEPT_LIBRARIES)
     _stop_serving(manager, library)
     manager.supply_changed = True
     return held

@@ -9,10 +9,12 @@ records of nodes (`NodesHeard`) and use the newer record.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from stoker.manager.core import block_orders
-from stoker.manager.core.events import ClaimProbe, NodesHeard, ProbeClaimed, RecordNode
+from stoker.manager.core.events import ClaimProbe, ProbeClaimed, RecordNode
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Device, Pilot
 from stoker.manager.core.state import Block, SourceState, State
@@ -33,8 +35,11 @@ def exclude_node_if_devices_failed(manager: Manager, pilot: Pilot) -> None:
         return
     if not _is_excluded(state, source, pilot.node):
         _exclude_node(manager, source, pilot.node, why)
-    if _is_excluded(state, source, pilot.node):
-        _release_useless_block(manager, pilot)
+    block = state.blocks.get(BlockId(pilot.block))
+    if block is None or block.brought < block.source.source.nodes or block.source.source.rule is Rule.ONCE:
+        return
+    if _is_excluded(state, source, pilot.node) and all(useless_pilot_reason(state.pilots[id]) for id in block.pilots):
+        block_orders.release_block(manager, block, f"its node {pilot.node} is excluded: {why}")
 
 
 def check_devices_after_test(manager: Manager, pilot: Pilot) -> None:
@@ -64,8 +69,7 @@ def _exclude_node(manager: Manager, source: SourceState, node: str, why: str) ->
         return
     before = state.nodes.get((name, node))
     probes, probe_s = (before.probes, before.probe_s) if before is not None else (0, 0.0)
-    record = NodeRecord(name, node, True, why, since=now, at=now, heard_at=now, probes=probes, probe_s=probe_s)
-    _keep(manager, record)
+    _keep(manager, NodeRecord(name, node, True, why, since=now, at=now, heard_at=now, probes=probes, probe_s=probe_s))
     state.notice(f"{name}: no new block starts on {node}: {why}")
     check_nodes_of_source(manager, name)
 
@@ -85,22 +89,10 @@ def _keep(manager: Manager, record: NodeRecord) -> None:
     manager.out.append(RecordNode(record))
 
 
-def _release_useless_block(manager: Manager, pilot: Pilot) -> None:
-    state = manager.state
-    block = state.blocks.get(BlockId(pilot.block))
-    if block is None or block.brought < block.source.source.nodes or block.source.source.rule is Rule.ONCE:
-        return
-    if all(useless_pilot_reason(state.pilots[id]) for id in block.pilots):
-        block_orders.release_block(manager, block, f"its node {pilot.node} is excluded: {useless_pilot_reason(pilot)}")
-
-
 # ---- other sessions
-def handle_node_event(manager: Manager, event: NodesHeard | ProbeClaimed) -> None:
+def adopt_newer_records(manager: Manager, records: Iterable[NodeRecord]) -> None:
     state = manager.state
-    if isinstance(event, ProbeClaimed):
-        _request_probe_block(manager, event)
-        return
-    for record in event.records:
+    for record in records:
         known = state.nodes.get((record.source, record.node))
         if known is None or record.at > known.at:
             state.nodes[record.source, record.node] = record
@@ -139,7 +131,7 @@ def check_nodes_of_source(manager: Manager, name: str) -> None:
         manager.set_timer(f"{NODES_TIMER}/{name}", min(next_at))
 
 
-def _request_probe_block(manager: Manager, event: ProbeClaimed) -> None:
+def request_probe_block(manager: Manager, event: ProbeClaimed) -> None:
     state = manager.state
     source, record = state.sources.get(event.source), state.nodes.get((event.source, event.node))
     if source is not None and record is not None and _is_excluded(state, source, event.node):

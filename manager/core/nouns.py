@@ -103,7 +103,7 @@ class CallPast:
     """Notes and counts that few calls have."""
 
     notes: list[Note] = field(default_factory=list)
-    kills: int = 0
+    kills: int = 0  # Number of libraries that died while they ran this call
     cuts_beside: int = 0  # Number of times that another call ended the library while this call ran
 
 
@@ -130,9 +130,11 @@ class Call(msgspec.Struct, gc=False, eq=False):
         return self.past.notes if self.past is not None else []
 
     @property
-    def kills(self) -> int:
-        """Number of libraries that died while they ran this call."""
-        return self.past.kills if self.past is not None else 0
+    def libraries(self) -> tuple[Library, ...]:
+        """Libraries that hold the call: none, one, or the members of its gang."""
+        if isinstance(self.holder, Gang):
+            return self.holder.members
+        return (self.holder,) if self.holder is not None else ()
 
     def note(self, now: float, text: str) -> None:
         past = self.remember()
@@ -219,9 +221,13 @@ class Context:
         priority, gang = -head.group.options.priority, head.group.options.gang[0]
         if self.starved_since is not None:
             return priority, self.starved_since, head.id
-        if gang > 1 and sum(library.usable for library in self.libraries.values()) < gang:
+        if gang > 1 and len(self.usable_libraries) < gang:
             return priority, head.submitted_at, head.id
         return None
+
+    @property
+    def usable_libraries(self) -> list[Library]:
+        return [library for library in self.libraries.values() if library.usable]
 
 
 class Judged(msgspec.Struct, frozen=True):
@@ -333,6 +339,10 @@ class Library:
     def usable(self) -> bool:
         """True if the library serves calls, or will serve them after its load."""
         return self.state in (LibraryState.LOADING, LibraryState.READY) and self.pilot.state is PilotState.HERE
+
+    @property
+    def is_serving(self) -> bool:
+        return self.state is LibraryState.READY and self.pilot.state is PilotState.HERE
 
 
 class Pilot:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from stoker.manager.core.deadlines import expected_run_s
 from stoker.manager.core.nouns import Client, Context, Gang, Library, LibraryState, MapRecord, PilotState
 from stoker.manager.core.per_context import run_s_on
-from stoker.manager.core.state import State
+from stoker.manager.core.state import State, forget_oldest
 from stoker.protocol import pace
 from stoker.protocol.blocks import BlockPhase
 from stoker.protocol.ids import RecipeKey
@@ -27,21 +27,18 @@ def record_map_report(state: State, client: Client, report: MapReport) -> None:
     known = client.maps.get(report.map)
     if report.over:
         client.maps.pop(report.map, None)
-        _update_unsent_call_count(state, report.context)
-        return
-    if known is None:
-        if len(client.maps) >= MOST_MAPS:
-            del client.maps[next(iter(client.maps))]
+    elif known is None:
         client.maps[report.map] = MapRecord(report, state.now, WorkPace(state.now))
-        _update_unsent_call_count(state, report.context)
-        return
-    if report.done > report.kept and known.report.done == known.report.kept:  # the first results need a loaded model
-        context = state.contexts.get(report.context)
-        here = context.libraries.values() if context is not None else ()
-        ready = (library.ready_at for library in here if library.state is LibraryState.READY)
-        known.pace.wait(max(known.began_at, min(ready, default=known.began_at)))
-    known.pace.add((report.done - report.kept) - (known.report.done - known.report.kept), state.now)
-    known.report = report
+        forget_oldest(client.maps, most=MOST_MAPS)
+    else:
+        before = known.report
+        if report.done > report.kept and before.done == before.kept:  # the first results need a loaded model
+            context = state.contexts.get(report.context)
+            here = context.libraries.values() if context is not None else ()
+            ready = (library.ready_at for library in here if library.state is LibraryState.READY)
+            known.pace.wait(max(known.began_at, min(ready, default=known.began_at)))
+        known.pace.add((report.done - report.kept) - (before.done - before.kept), state.now)
+        known.report = report
     _update_unsent_call_count(state, report.context)
 
 
@@ -133,7 +130,8 @@ def _seconds_until_held_calls_end(state: State, context: Context) -> float:
 def seconds_until_call_start(state: State, context: Context, before: int) -> float:
     """Return the seconds until a call with `before` calls ahead of it starts; 0 = unknown."""
     rate, _ = _rate(state, context)
-    return _seconds_until_library_ready(state, context) + (before + 1) / rate if rate and _usable(context) else 0.0
+    is_known = rate and context.usable_libraries
+    return _seconds_until_library_ready(state, context) + (before + 1) / rate if is_known else 0.0
 
 
 def count_held_calls(context: Context) -> int:
@@ -149,17 +147,13 @@ def _held(library: Library) -> int:
     return sum(not isinstance(holder, Gang) or holder.members[0] is library for holder in holders)
 
 
-def _usable(context: Context) -> list[Library]:
-    return [library for library in context.libraries.values() if library.usable]
-
-
 def _open(state: State, context: Context) -> int:
     return context.queue.count + count_held_calls(context) + _count_unsubmitted_calls(state, context)
 
 
 def _rate(state: State, context: Context) -> tuple[float, int]:
     """Return how many calls of the context end per second (0 = unknown), and its number of libraries."""
-    usable = _usable(context)
+    usable = context.usable_libraries
     ready = [x for x in usable if x.state is LibraryState.READY]
     libraries = ready or usable
     count, slots = len(libraries), sum(x.slots for x in libraries)
@@ -184,7 +178,7 @@ def _rate(state: State, context: Context) -> tuple[float, int]:
 
 
 def _seconds_until_library_ready(state: State, context: Context) -> float:
-    libraries = _usable(context)
+    libraries = context.usable_libraries
     if any(library.state is LibraryState.READY for library in libraries):
         return 0.0
     ready_at = (x.started_at + (context.wake_s if x.is_waking else context.load_s) for x in libraries)

@@ -219,20 +219,13 @@ class Paces:
             most = max((part for part in self._ends[kind] if part >= done), default=1.0)
         return max(0.0, most - done)
 
-    def mean_s(self, size: int, work: float) -> float | None:
-        """Return the expected seconds of `work` on `size` replicas; None if unmeasured."""
-        return self._predict(size, work, caution=0.0)
-
-    def bound_s(self, size: int, work: float) -> float | None:
-        """Return an upper bound on the seconds of `work`; None if unmeasured."""
-        return self._predict(size, work, caution=_CAUTION)
-
     @property
     def measured(self) -> Mapping[int, tuple[float, float, int]]:
         """Seconds per unit of work, mean deviation and number of measurements, by gang size."""
         return self._known
 
-    def _predict(self, size: int, work: float, *, caution: float) -> float | None:
+    def bound_s(self, size: int, work: float) -> float | None:
+        """Return an upper bound on the seconds of `work` on `size` replicas; None if unmeasured."""
         if not self._known:
             return None
         if size not in self._known:
@@ -241,7 +234,7 @@ class Paces:
         else:
             nearest, scale = size, 1.0
         mean, deviation, _ = self._known[nearest]
-        return work * scale * (mean + caution * deviation) + (self.meet_s if size > 1 else 0.0)
+        return work * scale * (mean + _CAUTION * deviation) + (self.meet_s if size > 1 else 0.0)
 
 
 def _kind(features: Features) -> _Kind:

@@ -306,8 +306,7 @@ def handle_ended_library(manager: Manager, library: Library, message: to_manager
         if ran and crowding is not None:
             has_ended = _handle_memory_killed_call(manager, library, call, crowding)
         elif ran and blamed is not None:
-            alone = len(running) == 1
-            has_ended = retries.blame_call_for_library_death(manager, library, call, blamed, alone=alone)
+            has_ended = retries.blame_call_for_library_death(manager, library, call, blamed, alone=len(running) == 1)
         elif ran and failure is not None and failure.kind in OF_OTHERS:
             retries.record_cut_by_other_call(manager, library, call, failure)
         if not has_ended:

@@ -18,7 +18,7 @@ from stoker.manager.core import blocks, deadlines, ending, holding, libraries, o
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Call, Client, Device, Library, LibraryState, Pilot, PilotState
 from stoker.manager.core.seams import PolicyError
-from stoker.manager.core.state import JOURNAL_LOST, Orphan, State
+from stoker.manager.core.state import JOURNAL_LOST, Orphan, State, forget_oldest
 from stoker.protocol import to_pilot
 from stoker.protocol.blocks import LossReason
 from stoker.protocol.calls import CallEnd
@@ -89,8 +89,7 @@ def remove_ended_pilot(
         libraries.remove_lost_library(manager, library, reason=reason)
     libraries.update_tiers(manager, pilot.devices.values())
     state.gone_pilots[id] = pilot
-    if len(state.gone_pilots) > KEPT_PILOTS:
-        del state.gone_pilots[next(iter(state.gone_pilots))]
+    forget_oldest(state.gone_pilots, most=KEPT_PILOTS)
     supply_changed(manager, pilot)
 
 
@@ -255,8 +254,7 @@ def end_client_resubmission(manager: Manager, client: Client) -> None:
     client.unacked = deque(end for end in client.unacked if end.call not in unnamed)
     if client.unacked and client.connected:
         manager.tell(client, Results(client.first_unacked, list(client.unacked)))
-    while len(state.forgotten) > KEPT_FORGOTTEN:
-        del state.forgotten[next(iter(state.forgotten))]
+    forget_oldest(state.forgotten, most=KEPT_FORGOTTEN)
     for id, orphan in list(state.orphans.items()):
         if id >> CLIENT_SHIFT == client.number:
             del state.orphans[id]

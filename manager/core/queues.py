@@ -14,7 +14,7 @@ from itertools import islice
 
 from stoker.manager.core import blame
 from stoker.manager.core.manager import Manager
-from stoker.manager.core.nouns import Call, Context, Group, Library, LibraryState, PilotState
+from stoker.manager.core.nouns import Call, Context, Group, Library
 from stoker.manager.core.per_context import CLOSED, FREE, FULL
 
 STUCK_TIMER = "stuck"
@@ -49,10 +49,8 @@ def has_room(manager: Manager, library: Library) -> bool:
 
 def update_load_index(manager: Manager, library: Library) -> bool:
     """Update the entry of a library in the load index. Return True if the library can take more calls."""
-    index, pilot = library.context.index, library.pilot
-    usable = library.state is LibraryState.READY and pilot.state is PilotState.HERE and pilot.reserved is None
-    held = len(library.held)
-    if not usable or (held == 1 and library.suspect is not None):
+    index, held = library.context.index, len(library.held)
+    if not library.is_serving or library.pilot.reserved is not None or (held == 1 and library.suspect is not None):
         index.drop(library)
         index.end_burst(library)
         return False

@@ -124,8 +124,10 @@ def react(manager: Manager, event: Event) -> None:
             state.lease_s = lease_s or state.lease_s
             blocks.set_sources(manager, sources)
             nodes.check_nodes_of_all_sources(manager)
-        case events.NodesHeard() | events.ProbeClaimed():
-            nodes.handle_node_event(manager, event)
+        case events.NodesHeard(records=records):
+            nodes.adopt_newer_records(manager, records)
+        case events.ProbeClaimed():
+            nodes.request_probe_block(manager, event)
         case events.FactoryTrouble(reason=reason):
             state.factory_trouble = reason
         case events.EventRefused():
@@ -489,8 +491,7 @@ def _serve_queues_and_run_policies(manager: Manager) -> None:
             for context in dirty:
                 if context.queue.count:
                     context.asked_at = state.now
-                    wanted = manager.policies.residency.wanted(state, context)
-                    actions.carry_out(manager, wanted, seam="residency")
+                    actions.carry_out(manager, manager.policies.residency.wanted(state, context), seam="residency")
         elif manager.demand_changed:
             manager.demand_changed = False
             actions.carry_out(manager, manager.policies.provisioning.demand(state), seam="provisioning")

@@ -17,7 +17,7 @@ from stoker.manager.core.events import AskAdvice, OfContext, OfFunction
 from stoker.manager.core.manager import Manager
 from stoker.manager.core.nouns import Client, Context, Group
 from stoker.manager.core.per_context import Cost
-from stoker.manager.core.state import State
+from stoker.manager.core.state import State, forget_oldest
 from stoker.protocol.calls import CallOptions
 from stoker.protocol.ids import FunctionKey, RecipeKey
 from stoker.protocol.to_manager import Submit
@@ -32,8 +32,7 @@ def forget_client(state: State, client: Client) -> None:
     del state.clients_by_number[client.number]
     state.most_pilots.pop(client.id, None)
     state.departed[client.number] = None
-    if len(state.departed) > KEPT_NUMBERS:
-        del state.departed[next(iter(state.departed))]
+    forget_oldest(state.departed, most=KEPT_NUMBERS)
 
 
 def define_context(manager: Manager, recipe: Recipe) -> Context:
@@ -94,16 +93,11 @@ def forget_functions(manager: Manager, client: Client, keys: Iterable[FunctionKe
         state.costs = {key: cost for key, cost in state.costs.items() if key[0] not in dropped}
 
 
-def forget_groups_of_gone_clients(state: State) -> None:
-    for key, group in list(state.groups.items()):
-        if not group.open_calls and state.clients.get(group.client.id) is not group.client:
-            del state.groups[key]
-
-
 def forget_unused_definitions(manager: Manager) -> bool:
-    """Remove unused functions and contexts. Return True if definitions without a client remain."""
-    state = manager.state
-    defined = set[str]().union(*(client.defined for client in state.clients.values()))
+    """Remove unused groups, functions and contexts. Return True if definitions without a client remain."""
+    state, clients = manager.state, manager.state.clients
+    state.groups = {key: x for key, x in state.groups.items() if x.open_calls or clients.get(x.client.id) is x.client}
+    defined = set[str]().union(*(client.defined for client in clients.values()))
     functions = defined.union(group.function.key for group in state.groups.values())
     kept = (library for gone in state.gone_pilots.values() for library, *_ in (gone.kept or {}).values())
     contexts = defined.union(
@@ -152,16 +146,15 @@ def set_client_limits(manager: Manager, client: Client, context: Context, limits
         if not _are_limits_honoured(manager):
             context.reported_limits.pop(client.id, None)
         return False
-    known = manager.state.clients
-    of_known = {id: each for id, each in context.reported_limits.items() if id in known}
+    of_known = {id: each for id, each in context.reported_limits.items() if id in manager.state.clients}
     context.reported_limits = of_known | {client.id: limits}
     return _update_limits(manager, context)
 
 
 def recompute_client_limits(manager: Manager, client: Client) -> list[Context]:
     """Combine all limits again after a program left or returned. Return the contexts whose limits changed."""
-    said_some = [each for each in manager.state.contexts.values() if client.id in each.reported_limits]
-    return [context for context in said_some if _update_limits(manager, context)]
+    contexts = manager.state.contexts.values()
+    return [each for each in contexts if client.id in each.reported_limits and _update_limits(manager, each)]
 
 
 def _update_limits(manager: Manager, context: Context) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 from stoker.manager.core import ending, object_plan, outlook, story
-from stoker.manager.core.nouns import Call, Context, Device, Gang, Library, LibraryState, Pilot, PilotState
+from stoker.manager.core.nouns import Call, Context, Device, Library, LibraryState, Pilot, PilotState
 from stoker.manager.core.state import State
 from stoker.manager.core.story import waits_for
 from stoker.protocol import pace, to_client
@@ -120,10 +120,12 @@ _CANCELLED = "ended without a result (cancelled)"
 
 def list_calls(state: State, *, limit: int, only: ListedState | None) -> Calls:
     limit = max(0, min(limit, MOST))
-    listers = {ListedState.RUNNING: _running, ListedState.WAITING: _waiting, ListedState.FAILED: _failed}
-    calls = [
-        call for kind, lister in listers.items() if only in (None, kind) for call in islice(lister(state, limit), limit)
-    ]
+    lists = (
+        (ListedState.RUNNING, _running(state, limit)),
+        (ListedState.WAITING, _waiting(state, limit)),
+        (ListedState.FAILED, _failed(state)),
+    )
+    calls = [call for kind, listed in lists if only in (None, kind) for call in islice(listed, limit)]
     waiting = sum(context.queue.count for context in state.contexts.values())
     return Calls(
         state.session, len(state.calls) - waiting, waiting, state.failures, tuple(calls),
@@ -132,18 +134,17 @@ def list_calls(state: State, *, limit: int, only: ListedState | None) -> Calls:
 
 
 def _running(state: State, limit: int) -> Iterator[ListedCall]:
-    longest = heapq.nsmallest(limit, _held(state, limit), key=lambda held: (held[2].sent_at, held[2].id))
-    for library, ahead, call in longest:
-        members = call.holder.members if isinstance(call.holder, Gang) else (library,)
-        where = tuple(f"{member.pilot.id}/{format_library_id(member.id)}" for member in members)
+    longest = heapq.nsmallest(limit, _held(state, limit), key=lambda held: (held[1].sent_at, held[1].id))
+    for ahead, call in longest:
+        where = tuple(f"{member.pilot.id}/{format_library_id(member.id)}" for member in call.libraries)
         yield _listed(state, call, ListedState.RUNNING, state.now - call.sent_at, where=where, ahead=ahead)
 
 
-def _held(state: State, limit: int) -> Iterator[tuple[Library, int, Call]]:
+def _held(state: State, limit: int) -> Iterator[tuple[int, Call]]:
     for library in state.libraries.values():
         for position, call in enumerate(islice(library.held.values(), limit)):
-            if not isinstance(call.holder, Gang) or call.holder.members[0] is library:
-                yield library, max(0, position - library.slots + 1), call
+            if call.libraries[0] is library:
+                yield max(0, position - library.slots + 1), call
 
 
 def _waiting(state: State, limit: int) -> Iterator[ListedCall]:
@@ -154,8 +155,7 @@ def _waiting(state: State, limit: int) -> Iterator[ListedCall]:
         yield _listed(state, call, ListedState.WAITING, state.now - call.submitted_at)
 
 
-def _failed(state: State, limit: int) -> Iterator[ListedCall]:
-    del limit  # only few failed calls are kept
+def _failed(state: State) -> Iterator[ListedCall]:
     for call in reversed(state.failed.values()):
         at, how = next(((at, text) for at, text in reversed(call.notes) if text.startswith(FAILED)), (0.0, ""))
         if how and not how.startswith(_CANCELLED):

@@ -55,8 +55,7 @@ def requeue_after_fault(manager: Manager, library: Library, call: Call, outcome:
     call.note(state.now, f"{ending.place_of(library)} failed it: {failure.message}")
     pilots = {fault.pilot for fault in trial.faults}
     if len(pilots) >= MOST_PILOTS or there + 1 >= MOST_THERE:
-        evidence = _evidence(call, trial)
-        ending.end_call(manager, call, msgspec.structs.replace(outcome, failure=evidence))
+        ending.end_call(manager, call, msgspec.structs.replace(outcome, failure=_evidence(call, trial)))
         return
     where = ", ".join(sorted(devices)) + f" of {pilot.id}" if devices else str(pilot.id)
     holding.requeue(manager, (call,), why=f"runs again, for {avoided_until - state.now:g} s not on {where}")
@@ -211,7 +210,7 @@ def _record_loss(
     if failure is not None:
         printed = failure.printed
     else:
-        log = blame.log_of(library)
+        log = blame.log_of(pilot, library.id)
         printed = Printed(log, library.printed_to, 0) if log and library.slots == 1 else None
     trial = holding.get_or_create_trial(manager, call)
     trial.losses.append(Loss(now, pilot, library.id, now - call.sent_at, alone, failure, memory, printed))
@@ -244,9 +243,7 @@ def _candidates(call: Call) -> list[Library]:
         library
         for context in queues.contexts_serving_group(call.group)
         for library in context.libraries.values()
-        if library.state is LibraryState.READY
-        and library.pilot.state is PilotState.HERE
-        and not any(device.fault for device in library.devices)
+        if library.is_serving and not any(device.fault for device in library.devices)
     ]
 
 

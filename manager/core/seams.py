@@ -239,6 +239,22 @@ class Rounds(Protocol):
 class Dispatch(Rounds, Protocol):
     """The policy that chooses libraries for queued calls."""
 
+    def place(self, view: View, call: Call) -> LibraryId | Action | Iterable[Action] | None:
+        """Return a ready library with capacity for the call, or actions, or None to let the call wait. Runs in O(1)."""
+
+    def pull(self, view: View, library: Library) -> int | Iterable[Action]:
+        """Return actions, or how many calls of its queue's first group the library gets now. Runs in O(1)."""
+
+    def dry(self, view: View, library: Library) -> Iterable[Action]:
+        """Return actions for an idle library with an empty queue."""
+
+    def window(self, view: View, library: Library) -> int:
+        """Return how many calls a library may hold now, running calls included."""
+
+    @property
+    def asks_every_call(self) -> bool:
+        """True if the core calls `place` even for calls that arrive while no library has capacity."""
+
     @property
     def by_deadline(self) -> bool:
         """True if calls with a deadline come first, and the core drops or demotes calls that miss their deadlines."""
@@ -251,39 +267,19 @@ class Dispatch(Rounds, Protocol):
     def honours(self) -> frozenset[str]:
         """Wishes in `WISHES` that the policy honours. Calls with other wishes are refused."""
 
-    @property
-    def asks_every_call(self) -> bool:
-        """True if the core calls `place` even for calls that arrive while no library has capacity."""
+    def serve_order(self, view: View, context: Context) -> Iterable[Library]:
+        """Yield the libraries that may get waiting calls, in order, in O(1). Each gets calls before the next."""
 
     @property
     def places_one_by_one_up_to(self) -> int:
         """If at most this many calls arrive together at an empty queue, they are placed one by one (`place`)."""
 
-    def place(self, view: View, call: Call) -> LibraryId | Action | Iterable[Action] | None:
-        """Return a ready library with capacity for the call, or actions, or None to let the call wait. Runs in O(1)."""
-
-    def pull(self, view: View, library: Library) -> int | Iterable[Action]:
-        """Return actions, or how many calls of its queue's first group the library gets now. Runs in O(1)."""
-
     def pull_others(self, view: View, library: Library) -> Iterable[Action]:
         """Return `Send`s for calls of contexts that list this library's context as a variant (`context.listed_by`)."""
-
-    def serve_order(self, view: View, context: Context) -> Iterable[Library]:
-        """Yield the libraries that may get waiting calls, in order, in O(1). Each gets calls before the next."""
-
-    def dry(self, view: View, library: Library) -> Iterable[Action]:
-        """Return actions for an idle library with an empty queue."""
-
-    def window(self, view: View, library: Library) -> int:
-        """Return how many calls a library may hold now, running calls included."""
 
 
 class Residency(Rounds, Protocol):
     """The policy that chooses the contexts of each device."""
-
-    @property
-    def honours(self) -> frozenset[str]:
-        """Wishes about contexts that this policy honours, out of `max_libraries`, `min_libraries` and `keep_alive`."""
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
         """Return actions for a context with waiting calls, after its demand or the devices changed."""
@@ -293,6 +289,10 @@ class Residency(Rounds, Protocol):
 
     def idle(self, view: View, library: Library) -> Iterable[Action]:
         """Return actions for an idle library whose context has limits (`LibraryLimits`)."""
+
+    @property
+    def honours(self) -> frozenset[str]:
+        """Wishes about contexts that this policy honours, out of `max_libraries`, `min_libraries` and `keep_alive`."""
 
 
 class Provisioning(Rounds, Protocol):

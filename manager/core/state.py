@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -183,6 +183,11 @@ class SlowRun(NamedTuple):
     ended_at: float
 
 
+def forget_oldest(records: dict[Any, Any], *, most: int) -> None:
+    while len(records) > most:
+        del records[next(iter(records))]
+
+
 JOURNAL_LOST = "a part of the journal was lost: clients, pilots and the factory have reported their state again"
 KEPT_REFUSALS = 200  # Maximum number of kinds of refused messages that are counted separately
 KEPT_NOTICES = 20
@@ -288,8 +293,7 @@ class State:
     def notice(self, text: str) -> None:
         self.notices.pop(text, None)
         self.notices[text] = self.now
-        if len(self.notices) > KEPT_NOTICES:
-            del self.notices[next(iter(self.notices))]
+        forget_oldest(self.notices, most=KEPT_NOTICES)
 
     def refuse(self, what: str, count: int = 1) -> None:
         if len(self.refused) >= KEPT_REFUSALS and what not in self.refused:

@@ -7,7 +7,7 @@ import msgspec
 from stoker.contexts.inference.adapter import EngineLoad
 from stoker.manager.core import blame, object_plan, outlook, queues
 from stoker.manager.core.ending import place_of
-from stoker.manager.core.nouns import Call, CallState, Context, Gang, Library, LibraryState, Note, Pilot, PilotState
+from stoker.manager.core.nouns import Call, CallState, Context, Library, LibraryState, Note, Pilot, PilotState
 from stoker.manager.core.state import Block, SourceState, State
 from stoker.protocol import to_client
 from stoker.protocol.blocks import BlockPhase, BlockStatus
@@ -126,8 +126,7 @@ def _by_name(state: State, subject: str) -> _HeadlineAndNotes | None:
     block = state.blocks.get(BlockId(subject)) or state.past_blocks.get(BlockId(subject))
     if block is not None:
         return _block_headline_and_notes(state, block)
-    told = _program_block_story(state, subject)
-    if told is not None:
+    if (told := _program_block_story(state, subject)) is not None:
         return told
     if subject.startswith("lib-"):
         for libraries in (state.libraries, state.gone_libraries):
@@ -151,15 +150,13 @@ def _find_story_by_prefix(state: State, subject: str) -> to_client.Story:
 
 
 def _call_story(state: State, call: Call) -> to_client.Story:
-    holder = call.holder if call.state is CallState.HELD else None
-    members = holder.members if isinstance(holder, Gang) else (holder,)
     runs_from = 0
-    if isinstance(holder, Library):
-        runs_from = holder.printed_to if holder.slots == 1 else -1
+    if isinstance(call.holder, Library):
+        runs_from = call.holder.printed_to if call.holder.slots == 1 else -1
     story = msgspec.structs.replace(
         _build_story(show_call(call.id), _call_headline_and_notes(state, call)),
         waits_for=_reason_not_running(state, call), runs_from=runs_from,
-        runs_in=tuple(format_library_id(library.id) for library in members if library is not None),
+        runs_in=tuple(format_library_id(library.id) for library in call.libraries),
     )  # fmt: skip
     payload = call.spec.payload
     if isinstance(payload, bytes) and len(payload) <= PAYLOAD_BYTES:
@@ -248,8 +245,7 @@ def _describe_expected_end(state: State, call: Call) -> str:
 def _ahead(call: Call) -> int:
     if not isinstance(call.holder, Library):
         return 0
-    position = list(call.holder.held).index(call.id)
-    return max(0, position - call.holder.slots + 1)
+    return max(0, list(call.holder.held).index(call.id) - call.holder.slots + 1)
 
 
 def waits_for(state: State, context: Context) -> str:

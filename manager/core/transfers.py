@@ -257,8 +257,7 @@ class Transfers:
         return next((x for x in under_way if x.way is not Way.FOLLOWING), None)
 
     def _fetches_into_cache(self, cache: str, object: Object) -> list[Fetch]:
-        near = self.caches.get(cache, {})
-        found = (fetch for id in near if (fetch := object.fetches.get(id)) is not None)
+        found = (fetch for id in self.caches.get(cache, ()) if (fetch := object.fetches.get(id)) is not None)
         return sorted(found, key=lambda fetch: fetch.number)
 
     def near(self, fetch: Fetch) -> Peer | None:

@@ -60,8 +60,7 @@ class User(msgspec.Struct, frozen=True):
 class KnownKeys:
     def __init__(self, folder: SessionFolder) -> None:
         self._folder = folder
-        client = folder.read_key(Role.CLIENT.value).public
-        self._fixed = {z85.decode(client): User(Role.CLIENT)}
+        self._fixed = {z85.decode(folder.read_key(Role.CLIENT.value).public): User(Role.CLIENT)}
         self._by_block: dict[str, bytes] = {}
         self._users: dict[bytes, User] = {}
         self._seen: tuple[int, int] = (0, 0)

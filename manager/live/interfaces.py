@@ -21,6 +21,7 @@ from stoker.errors import ConfigError
 
 AUTO = "auto"
 LOOPBACK = "127.0.0.1"
+_CONNECT_S = 1.0
 _OUTSIDE_ADDRESS = ("192.0.2.1", 9)
 """An unused address (RFC 5737). A datagram socket selects a route to it without sending."""
 
@@ -65,12 +66,12 @@ def choose(there: Mapping[str, str], *, named: Sequence[str], towards_world: str
     return next((address for address in there.values() if not _is_loopback(address)), LOOPBACK)
 
 
-def is_listening(address: str, *, timeout_s: float = 1.0) -> bool:
+def is_listening(address: str) -> bool:
     where = urlsplit(address)
     if where.scheme == "ipc":
         return os.path.exists(where.path or where.netloc)
     try:
-        with socket.create_connection((where.hostname or "", where.port or 0), timeout=timeout_s):
+        with socket.create_connection((where.hostname or "", where.port or 0), timeout=_CONNECT_S):
             return True
     except (OSError, ValueError, OverflowError):
         return False

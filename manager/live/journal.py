@@ -317,10 +317,6 @@ class JournalTrouble:
         self._since = 0.0
         self._told = ""
 
-    @property
-    def has_nothing_to_report(self) -> bool:
-        return not (self._journal.trouble or self.text or self._told)
-
     def changes(self, now: float) -> tuple[str, bool]:
         """Return a notice about a change, or "", and True if connected programs must be told of a change now."""
         notice = ""

@@ -80,9 +80,7 @@ class LeaseHolder(msgspec.Struct, frozen=True):
 class Lease:
     """The lease of this manager. `follows`: the holder in the earlier lease file, or None."""
 
-    def __init__(
-        self, path: Path, holder: LeaseHolder, *, follows: LeaseHolder | None, renew_s: float = RENEW_S
-    ) -> None:
+    def __init__(self, path: Path, holder: LeaseHolder, *, follows: LeaseHolder | None, renew_s: float) -> None:
         self.path = path
         self.holder = holder
         self.follows = follows
@@ -173,8 +171,7 @@ class Lease:
 
     def write(self) -> None:
         """Write the lease to a new file, and keep it open. Raises OSError."""
-        fresh = _write(self.path, self.holder)
-        before, self._file = self._file, fresh
+        before, self._file = self._file, _write(self.path, self.holder)
         if before >= 0:
             os.close(before)
 

@@ -236,8 +236,7 @@ def _files_beside(journal: Path) -> list[Path]:
 
 def remove_old_damaged_files(journal: Path, *, needed: Collection[Path] = ()) -> None:
     """Delete the oldest files that were renamed because they were damaged. Files in `needed` stay."""
-    damaged = sorted(journal.parent.glob(f"{journal.name}.damaged-*"))
-    for path in damaged[:-KEPT]:
+    for path in sorted(journal.parent.glob(f"{journal.name}.damaged-*"))[:-KEPT]:
         if path not in needed:
             path.unlink(missing_ok=True)
     aside: dict[str, list[Path]] = {}

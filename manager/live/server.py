@@ -12,7 +12,7 @@ import gc
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from stoker.log_files import RateLimitedLog
@@ -34,14 +34,7 @@ from stoker.manager.live.keeper import RestartProgress
 from stoker.manager.live.peer_watch import PeerTimeLimits, PeerWatch
 from stoker.manager.live.presence import write_session_file
 from stoker.manager.live.restore import restore_manager
-from stoker.manager.live.sockets import (
-    PORTS,
-    EventReader,
-    ManagerSockets,
-    has_only_questions,
-    is_from_observer,
-    name_of,
-)
+from stoker.manager.live.sockets import EventReader, ManagerSockets, has_only_questions, is_from_observer, name_of
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol.ids import ClientId, PilotId
 from stoker.protocol.session import PYTHON, SessionFile, SessionFolder
@@ -76,13 +69,13 @@ class ManagerServer:
         session: str,
         policies: Policies,
         patience: PeerTimeLimits,
-        interface: str = "127.0.0.1",
-        ports: tuple[int, int] = PORTS,
-        any_port: bool = False,
-        detached: bool = False,
-        parent: int = 0,
-        sync: bool = False,
-        sure: Callable[[], None] = lambda: None,
+        interface: str,
+        ports: tuple[int, int],
+        any_port: bool,
+        detached: bool,
+        parent: int,
+        sync: bool,
+        sure: Callable[[], None],
     ) -> None:
         self.folder = folder
         self.patience = patience
@@ -165,7 +158,7 @@ class ManagerServer:
             self._start_helpers(now, commands)
             for advice in self.advisor.answers(now):
                 self._handle_event(advice, now, commands)
-            self._log_new_notices(self.core.state.notices)
+            self._log_new_notices()
             self._flush_journal_and_execute(commands)
             self._progress.mark_first_completed_call(self.core.state.done)
             self.compaction.advance(self.core)
@@ -215,7 +208,7 @@ class ManagerServer:
             self._carry_out(welcome)
             return
         self._handle_event(event, now, commands, keep=bool(event.sequence) or not has_only_questions(event.messages))
-        if self._trouble.text and event.messages and isinstance(event.messages[0], ClientHello):
+        if event.messages and isinstance(event.messages[0], ClientHello):
             self._trouble.retell_for_new_program()
 
     def _forward_pieces(self, event: events.FromPilot | events.FromClient, now: float) -> None:
@@ -243,9 +236,8 @@ class ManagerServer:
                 lines = user_traceback_lines(error)
                 where = f" ({lines[0].strip()})" if lines else ""
                 refusal = refusal_of(event, f"{type(error).__name__}: {error}{where}"[:_LONGEST_REASON])
-                if refusal is not None:
-                    self.journal.write(now, refusal)
-                    self.journal.flush()
+                self.journal.write(now, refusal)
+                self.journal.flush()
             raise CoreFailedError(event) from error
         self.journal.decided(decision_checksum(decided))
         commands += decided
@@ -330,11 +322,9 @@ class ManagerServer:
         self.journal.flush()
         if self.journal.wake_fd >= 0:
             ready, commands = self._held.split(commands)
-            if ready:
-                self._carry_out(ready)
+            self._carry_out(ready)
         self._held.hold(commands)
-        if not self._trouble.has_nothing_to_report:
-            self._report_journal_to_clients()
+        self._report_journal_to_clients()
         self._wait_until_sure()  # the journal write may have hung
         while self._held.may_leave(self.clock.now(), ending=bool(self.core.state.ending)):
             self._carry_out(self._held.release())
@@ -353,14 +343,12 @@ class ManagerServer:
         self._handle_event(events.Noticed(text), self.clock.now(), commands)
         self._held.hold(commands)
 
-    def _log_new_notices(self, notices: Mapping[str, float]) -> None:
-        logged = self._logged
-        if len(notices) == len(logged) and notices == logged:
-            return
-        for text, at in notices.items():
-            if logged.get(text) != at:
+    def _log_new_notices(self) -> None:
+        notices = self.core.state.notices
+        if notices != self._logged:
+            for text in [text for text, at in notices.items() if self._logged.get(text) != at]:
                 log.warning("%s", text)
-        self._logged = dict(notices)
+            self._logged = dict(notices)
 
     def _carry_out(self, commands: Iterable[Command]) -> None:
         """Carry out commands. All messages to one peer go into one frame, with pending acknowledgements."""

@@ -32,6 +32,7 @@ from stoker.contexts.recipe import Awareness
 from stoker.decoding import UNREADABLE
 from stoker.errors import ConfigError, SessionError
 from stoker.folders import working_folder
+from stoker.manager.core import seams
 from stoker.manager.core.seams import Policies, Provisioning
 from stoker.manager.policies import Named, default_policies, named
 from stoker.manager.policies.dispatch import HottestFirst
@@ -45,16 +46,19 @@ log = logging.getLogger("stoker")
 CHOICE_FILE, COPIES_FOLDER = "policies.json", "policies"
 PACKAGES = "packages"
 POLICY_SETTINGS = ("name", "dispatch", "residency")
-COMMON = ("period_s", "round", "rests", "timer", "advised", "failure_judged", "pace_told")
+
+
+def _members(protocol: type) -> tuple[str, ...]:
+    return tuple(name for name in vars(protocol) if not name.startswith("_"))
+
+
+COMMON = _members(seams.Rounds)
 """Members of every policy (`stoker.manager.policies.Quiet`)."""
 SEAMS = {
-    "dispatch": (
-        "place", "pull", "dry", "window", "asks_every_call", "by_deadline", "by_run_time", "honours",
-        "serve_order", "places_one_by_one_up_to", "pull_others",
-    ),
-    "residency": ("wanted", "measured", "idle", "honours"),
-    "provisioning": ("demand", "may_bring"),
-}  # fmt: skip
+    "dispatch": _members(seams.Dispatch),
+    "residency": _members(seams.Residency),
+    "provisioning": _members(seams.Provisioning),
+}
 """Members by seam. A policy with a seam's first member must have all members of the seam."""
 _OURS = "stoker."
 _NEAR = 0.8

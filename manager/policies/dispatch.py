@@ -25,7 +25,7 @@ from collections.abc import Iterable
 from itertools import chain, islice
 
 from stoker.manager.core.deadlines import expected_run_s, has_time_for_call
-from stoker.manager.core.nouns import Call, Context, Library, LibraryState
+from stoker.manager.core.nouns import Call, Context, Library
 from stoker.manager.core.per_context import Burst, run_s_on
 from stoker.manager.core.seams import Action, Send, SendGang, TakeBack, Timer, View
 from stoker.manager.policies.base import Quiet, free_libraries_fastest_first
@@ -203,7 +203,7 @@ def _libraries_with_free_slot(context: Context) -> Iterable[Library]:
 def _next_gang(context: Context) -> Call | None:
     if not context.queue.gangs:
         return None
-    ready = sum(x.state is LibraryState.READY and x.usable for x in context.libraries.values())
+    ready = sum(library.is_serving for library in context.libraries.values())
     return context.queue.gang(most=ready) if ready else None
 
 

@@ -74,8 +74,7 @@ def remaining_library_quota(view: View, context: Context, *, cut_s: float) -> in
         return None
     since = context.starved_since
     is_blip = since is None or view.now - since < cut_s
-    count = sum(x.pilot.state is not PilotState.CUT or is_blip for x in context.libraries.values())
-    return most - count
+    return most - sum(x.pilot.state is not PilotState.CUT or is_blip for x in context.libraries.values())
 
 
 def lacks_library_for_waiting_call(context: Context) -> bool:
@@ -99,8 +98,7 @@ def libraries_unfit_for_next_call(view: View, context: Context) -> list[Library]
     call = _next_single(context)
     if call is None:
         return []
-    ready = (x for x in context.libraries.values() if _is_ready_and_connected(x))
-    idle = [x for x in ready if not x.load and x.pilot.reserved is None]
+    idle = [x for x in context.libraries.values() if x.is_serving and not x.load and x.pilot.reserved is None]
     return sorted((x for x in idle if not has_time_for_call(view, x, call)), key=lambda x: (_idle_since(x), x.id))
 
 
@@ -122,7 +120,7 @@ def _next_single(context: Context) -> Call | None:
 class KeepAlive:
     """Unloads idle libraries of contexts with limits. `sleeps`: put GPU libraries to sleep if host memory is free."""
 
-    def __init__(self, *, sleeps: bool = False) -> None:
+    def __init__(self, *, sleeps: bool) -> None:
         self.sleeps = sleeps
         self._due: dict[str, float] = {}  # By recipe key: time at which the timer of the context fires
 
@@ -166,8 +164,7 @@ class KeepAlive:
             elif library.pilot.state is PilotState.HERE:
                 spare -= 1
                 sleeps = self.sleeps and can_sleep_in_host_memory(library)
-                why = f"it was idle for {idle_s:.3g} s"
-                yield Sleep(library.id) if sleeps else Unload(library.id, why)
+                yield Sleep(library.id) if sleeps else Unload(library.id, f"it was idle for {idle_s:.3g} s")
         if spare > 0 and again_s is not None:
             yield self._schedule_recheck(context, view.now + max(again_s, keep_alive_s / _MOST_CHECKS, _LEAST_CHECK_S))
 
@@ -180,7 +177,7 @@ def may_release(pilots: Iterable[Pilot], gone: Counter[Context]) -> bool:
     """Return True if each context keeps its minimum of libraries without the pilots of a block. `gone`: libraries of
     the blocks that this plan already releases.
     """
-    theirs = Counter(x.context for pilot in pilots for x in pilot.libraries.values() if _is_ready_and_connected(x))
+    theirs = Counter(x.context for pilot in pilots for x in pilot.libraries.values() if x.is_serving)
     least = (context for context in theirs if context.limits.least)
     if any(theirs[context] > _spare_libraries(context) - gone[context] for context in least):
         return False
@@ -190,15 +187,11 @@ def may_release(pilots: Iterable[Pilot], gone: Counter[Context]) -> bool:
 
 def is_needed_for_minimum(library: Library) -> bool:
     context = library.context
-    return context.limits.least > 0 and _is_ready_and_connected(library) and _spare_libraries(context) <= 0
+    return context.limits.least > 0 and library.is_serving and _spare_libraries(context) <= 0
 
 
 def _spare_libraries(context: Context) -> int:
-    return sum(map(_is_ready_and_connected, context.libraries.values())) - context.limits.least
-
-
-def _is_ready_and_connected(library: Library) -> bool:
-    return library.state is LibraryState.READY and library.pilot.state is PilotState.HERE
+    return sum(library.is_serving for library in context.libraries.values()) - context.limits.least
 
 
 def _idle_since(library: Library) -> float:

@@ -28,7 +28,7 @@ _Rank = Callable[[Library], tuple[float, ...]]
 
 
 def idle_libraries_to_stop(
-    view: View, context: Context, *, minimum: Minimum, keeper: IdleKeeper | None = None, sleeper: Library | None = None
+    view: View, context: Context, *, minimum: Minimum, keeper: IdleKeeper | None, sleeper: Library | None = None
 ) -> list[Library]:
     """Return the idle libraries and sleepers to stop so that a context can be loaded, or its `sleeper` can wake."""
 
@@ -52,7 +52,7 @@ def idle_libraries_to_stop(
 
 
 def preempt_for_starved_context(
-    view: View, context: Context, *, minimum: Minimum, patience_s: float, keeper: IdleKeeper | None = None
+    view: View, context: Context, *, minimum: Minimum, patience_s: float, keeper: IdleKeeper | None
 ) -> list[Action]:
     """Take a device from the context with the most libraries if a context lacked libraries for `patience_s`."""
     lacking = context.lacking

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from stoker.manager.core.events import OfFailure, OfPace, PaceAdvice, VerdictAdvice
 from stoker.manager.core.nouns import Call, Context, Device, Judged, Library, LibraryState, Pilot, PilotState
 from stoker.manager.core.seams import Action, Evict, Quarantine, Unload, View
+from stoker.manager.core.state import forget_oldest
 from stoker.manager.policies.where_to_load import can_use_device, load_on
 
 INFRASTRUCTURE = "infrastructure"
@@ -94,8 +95,7 @@ class Unpacking:
         if place is None:
             return
         self._moved[call.id] = None
-        if len(self._moved) > MOST_MOVED:
-            del self._moved[next(iter(self._moved))]
+        forget_oldest(self._moved, most=MOST_MOVED)
         yield load_on(library.context, place, reservation(library.context, place))
         yield Evict(call.id)
         share = f"{pace.slowed:.0%}"

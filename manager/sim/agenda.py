@@ -15,10 +15,10 @@ _Act = Callable[..., None]
 Entry = list[Any]  # Time, number, function (None = cancelled), arguments; Python compares lists faster than objects
 
 
-def cancel(entry: Entry) -> None:
-    """Cancel an entry, unless it has run."""
-    entry[2] = None
-    entry[3] = ()
+def cancel(entry: Entry | None) -> None:
+    """Cancel an entry, unless it has run or is None."""
+    if entry is not None:
+        entry[2], entry[3] = None, ()
 
 
 class Agenda:
@@ -31,13 +31,10 @@ class Agenda:
         self._halted = False
 
     def after(self, delay_s: float, act: _Act, *args: Any) -> Entry:
-        return self._note(self.now + delay_s, act, args)
+        return self.at(self.now + delay_s, act, *args)
 
     def at(self, when: float, act: _Act, *args: Any) -> Entry:
         """Schedule `act` at time `when`. Raises ValueError if `when` is in the past or not finite."""
-        return self._note(when, act, args)
-
-    def _note(self, when: float, act: _Act, args: tuple[Any, ...]) -> Entry:
         now = self.now
         if not now <= when < math.inf:
             raise ValueError(f"no event can be scheduled at {when} s: the time is {now} s")
@@ -46,10 +43,6 @@ class Agenda:
         entry = [when if when > now else now, self._noted, act, args]
         heapq.heappush(self._heap, entry)
         return entry
-
-    def step(self) -> bool:
-        """Run the next entry. Return False if the agenda is empty."""
-        return self.steps(1) == 1
 
     def steps(self, most: int, *, until_s: float = math.inf) -> int:
         """Run up to `most` entries, or until `until_s` or a call of `halt`. Return the number of entries that ran."""

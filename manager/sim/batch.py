@@ -85,8 +85,7 @@ class BatchSystem:
 
     def _start(self) -> None:
         while self._queue and len(self._running) < self._capacity:
-            job = self._queue.pop(min(self._queue, key=lambda id: self._queue[id].ordinal))
-            self._start_job(job)
+            self._start_job(self._queue.pop(min(self._queue, key=lambda id: self._queue[id].ordinal)))
 
     def _start_job(self, job: _Job) -> None:
         sim, model = self._sim, self.model
@@ -116,8 +115,7 @@ class BatchSystem:
             return
         job.over = True
         sim = self._sim
-        if job.end is not None:
-            cancel(job.end)
+        cancel(job.end)
         del self._jobs[job.id]
         self._queue.pop(job.id, None)
         self._running.pop(job.id, None)

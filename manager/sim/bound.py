@@ -38,8 +38,7 @@ Steps = list[tuple[float, float]]  # Pairs of a time and the value from then on;
 
 def limited(capacity: Iterable[tuple[float, int]], *, most: int, from_s: float) -> Steps:
     """Return how many blocks may run: the capacity, at most `most`, and 0 before `from_s`."""
-    counts = [(at, float(min(blocks, most))) for at, blocks in capacity]
-    return clipped(counts, from_s=from_s)
+    return clipped([(at, float(min(blocks, most))) for at, blocks in capacity], from_s=from_s)
 
 
 def clipped(steps: Steps, *, from_s: float) -> Steps:
@@ -150,9 +149,7 @@ def _place(
 ) -> Placement | None:
     source, model = world.sources[number], world.contexts[name]
     device = world.devices[source.kind]
-    if model.device_memory_bytes > device.memory_bytes or not model.can_use_device_kind(source.kind):
-        return None
-    if model.devices > source.devices:
+    if not world.fits_on_node(model, source):
         return None
     fetch_s, kept_s, afresh_s = _fetch_and_load_times_s(world.links, model, source.kind)
     here_at = max(pilots_at[number], first_at[name])

@@ -47,7 +47,7 @@ def world_warnings(world: World, *, wanted: Iterable[str] = ()) -> Iterator[str]
         if not most:
             yield f"{never}: its capacity is always 0"
             continue
-        usable = [(name, model) for name, model in models if _is_usable(world, model, source)]
+        usable = [(name, model) for name, model in models if world.fits_on_node(model, source)]
         if models and not usable:
             yield f"{never}: its devices ({source.kind}) cannot hold {', '.join(name for name, _ in models)}"
         elif models and source.walltime_s:
@@ -180,7 +180,7 @@ def _calls(world: World, wanted: Iterable[str], *, until_s: float) -> _Problems:
 
 def _why_no_device(world: World, name: str, sources: Sequence[SourceModel]) -> str:
     model = world.contexts[name]
-    if suited := [source.devices for source in sources if _fits_on_source_device(world, model, source)]:
+    if suited := [source.devices for source in sources if world.fits_on_device(model, source)]:
         return (
             f"devices = {model.devices}: {name} needs {model.devices} of one node, but no suitable node has "
             f"more than {max(suited)}"
@@ -217,17 +217,7 @@ def _unfinishable_run_problems(world: World, name: str, of_use: Sequence[SourceM
 
 
 def _usable_sources(world: World, model: ContextModel) -> list[SourceModel]:
-    return [source for source in world.sources if _is_usable(world, model, source)]
-
-
-def _is_usable(world: World, model: ContextModel, source: SourceModel) -> bool:
-    known = source.kind in world.devices
-    return known and _fits_on_source_device(world, model, source) and model.devices <= source.devices
-
-
-def _fits_on_source_device(world: World, model: ContextModel, source: SourceModel) -> bool:
-    memory_bytes = world.devices[source.kind].memory_bytes
-    return model.can_use_device_kind(source.kind) and model.device_memory_bytes <= memory_bytes
+    return [source for source in world.sources if world.fits_on_node(model, source)]
 
 
 def _load_s(world: World, model: ContextModel, source: SourceModel) -> float:

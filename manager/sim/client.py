@@ -152,9 +152,7 @@ class SimClient:
     def _say(self, *messages: to_manager.FromClient) -> None:
         self._sim.handle(FromClient(self.id, 0, list(messages)))
 
-    def hear(self, message: to_client.ToClient) -> None:
-        if not isinstance(message, to_client.Results):
-            return
+    def hear(self, message: to_client.Results) -> None:
         for end in message.ends:
             items = self._items.pop(end.call)
             self._sim.really.pop(end.call, None)

@@ -46,19 +46,6 @@ class SimulatedDevice:
         self._holders = 0
         self._held_s = self._held_since = 0.0
 
-    def begin(self, seconds: float, *, part: float, then: Callable[..., None], args: tuple[Any, ...]) -> RunningWork:
-        """Start work that takes `seconds` at full speed, on a `part` of the device. At the end of the work, `then` runs
-        and must call `done`.
-        """
-        now = self._agenda.now
-        work = RunningWork((self,), seconds, part, now, now, seconds, then, args)
-        self._enter(work)
-        if self._wanted <= _FULL_CAPACITY:
-            work.entry = self._agenda.after(seconds, then, *args)
-        else:
-            self._share()
-        return work
-
     @property
     def is_idle(self) -> bool:
         return not self._works
@@ -70,14 +57,12 @@ class SimulatedDevice:
         self._reschedule(work)
 
     def _reschedule(self, work: RunningWork) -> None:
-        if work.entry is not None:
-            cancel(work.entry)
+        cancel(work.entry)
         work.entry = self._agenda.after(work.left_s * work.pace, work.act, *work.args)
 
     def stop(self, work: RunningWork) -> float:
         left_s = self._left_s(work)
-        if work.entry is not None:
-            cancel(work.entry)
+        cancel(work.entry)
         for device in work.devices:
             device._leave(work)
         return 1.0 - left_s / work.seconds if work.seconds else 1.0
@@ -136,12 +121,12 @@ class SimulatedDevice:
         return max(0.0, work.left_s - (self._agenda.now - work.since) / work.pace)
 
 
-def begin_together(
+def begin_work(
     devices: Sequence[SimulatedDevice], seconds: float, *, part: float, then: Callable[..., None], args: tuple[Any, ...]
 ) -> RunningWork:
-    """Start work on several devices. It stops or ends on all devices together."""
-    if len(devices) == 1:
-        return devices[0].begin(seconds, part=part, then=then, args=args)
+    """Start work that takes `seconds` at full speed, on a `part` of each device. It stops or ends on all devices
+    together. At the end of the work, `then` runs and must call `done`.
+    """
     agenda = devices[0]._agenda
     work = RunningWork(devices, seconds, part, agenda.now, agenda.now, seconds, then, args)
     for device in devices:

@@ -77,9 +77,8 @@ class Network:
         self._idle.pop(transfer, None)
 
     def _leave(self, transfer: Transfer) -> None:
-        if transfer.entry is not None:
-            cancel(transfer.entry)
-            transfer.entry = None
+        cancel(transfer.entry)
+        transfer.entry = None
         for flow in transfer.flows:
             for link in flow.links:
                 del link.used_by[flow]
@@ -134,9 +133,8 @@ class Network:
 
     def _expect(self, transfer: Transfer) -> None:
         rate = sum(flow.rate for flow in transfer.flows)
-        if transfer.entry is not None:
-            cancel(transfer.entry)
-            transfer.entry = None
+        cancel(transfer.entry)
+        transfer.entry = None
         if rate or (transfer.left <= _NEGLIGIBLE_UNITS and transfer.flows):
             wait_s = transfer.left / rate if rate and transfer.left > _NEGLIGIBLE_UNITS else 0.0
             transfer.entry = self._agenda.after(wait_s, self._arrived, transfer)

@@ -9,7 +9,7 @@ from typing import Protocol, cast
 from stoker.contexts.recipe import Awareness
 from stoker.manager.sim.device import DeviceTurns, RunningWork, SimulatedDevice
 from stoker.manager.sim.flows import Machine, SharedLink, Transfer
-from stoker.manager.sim.log import Happened, items_of
+from stoker.manager.sim.log import Happened
 from stoker.manager.sim.runs import CallRun, RunningLibrary, SoloRun, Surroundings, get_or_create_run, planned
 from stoker.manager.sim.serving import EngineRun, ServedBatch
 from stoker.manager.sim.virtual_engine import VirtualEngine
@@ -264,8 +264,7 @@ class SimLibrary(RunningLibrary):
         self.ended(call, ran_s=sim.agenda.now - run.began_at)
 
     def _seconds(self, spec: CallSpec) -> float:
-        sim, model, features = self.sim, self.model, spec.features
-        items = sim.items_of(spec) if sim.really else items_of(spec)
+        sim, model, features, items = self.sim, self.model, spec.features, self.sim.items_of(spec)
         if spec.progress or (features is not None and features.seconds_before_first_item(1)):
             seconds = planned(sim, spec, (self,)).whole_s
         else:
@@ -279,8 +278,7 @@ class SimLibrary(RunningLibrary):
     def _finish_solo_run(self, spec: CallSpec) -> None:
         sim, run = self.sim, cast(SoloRun, self.running[spec.call])
         ran_s = self.devices[0].done(run.work)
-        items = sim.items_of(spec) if sim.really else items_of(spec)
-        sim.calls_log.ended(sim.agenda.now, spec, self.where, rank=0, items=items)
+        sim.calls_log.ended(sim.agenda.now, spec, self.where, rank=0, items=sim.items_of(spec))
         self.ended(spec.call, ran_s=ran_s)
 
     def ended(self, call: CallId, *, ran_s: float) -> None:

@@ -263,8 +263,7 @@ class SimPilot:
             case commands.Expect(name=name):
                 self.fetching.expect(self.core.state.wants[name].ref)
             case commands.SetTimer(at=at, key=key):
-                if key in self._timers:
-                    cancel(self._timers[key])
+                cancel(self._timers.get(key))
                 agenda = self.sim.agenda
                 self._timers[key] = agenda.at(max(at, agenda.now), self._handle_fired_timer, key)
             case commands.SendHello(hello=hello):
@@ -289,7 +288,7 @@ class SimPilot:
             if other.batch is not None and not other.is_over and not mine.isdisjoint(other.batch.device_ids):
                 beside.append(other.batch)
         [spec] = order.calls
-        free_at = max(batch.free_at() for batch in beside)
+        free_at = max(batch.engine.free_at(self.sim.agenda.now) for batch in beside)
         model = library.engine
         required = library.batch.required_bytes(spec, model) if model is not None and model.token_bytes else 0
         pause_s = library.resize_s(order.reserve_bytes) if order.reserve_bytes else 0.0

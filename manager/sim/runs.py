@@ -24,7 +24,7 @@ from stoker.chance import Stream
 from stoker.contexts.step_times import StepSeconds
 from stoker.manager.core.events import Event
 from stoker.manager.sim.agenda import Agenda, Entry, cancel
-from stoker.manager.sim.device import RunningWork, SimulatedDevice, begin_together
+from stoker.manager.sim.device import RunningWork, SimulatedDevice, begin_work
 from stoker.manager.sim.flows import Network, SharedFiles
 from stoker.manager.sim.log import CallsLog, CountedCallsLog, EachCallLog, EventLog, LibraryPlace, TokenTimes, items_of
 from stoker.manager.sim.virtual_engine import StepCounts
@@ -151,9 +151,7 @@ class RunningLibrary:
         self.call_s = model.of_kind(model.call_s, kind) / speed
         self.item_s = model.of_kind(model.item_s, kind) / speed
         self.devices = devices
-        self.compute: Callable[..., RunningWork] = partial(begin_together, devices)
-        if len(devices) == 1:
-            self.compute = devices[0].begin
+        self.compute: Callable[..., RunningWork] = partial(begin_work, devices)
         self.slots = model.slots_on_device_kind(kind)
         self.part = 1 / self.slots
         self.where = LibraryPlace(ordered.library, pilot, len(ordered.devices))
@@ -230,7 +228,7 @@ class CallRun:
         cold = max([member.count_cold_items(sim.items_of(spec)) for member in self.members.values()])
         self._course = replace(plan, whole_s=plan.whole_s + cold * library.model.warm_item_s)
         self._began_at = self._kept_at = sim.agenda.now
-        self.work = begin_together(devices, self._course.whole_s, part=library.part, then=self._ended, args=())
+        self.work = begin_work(devices, self._course.whole_s, part=library.part, then=self._ended, args=())
         for rank, member in self.members.items():
             sim.calls_log.began(sim.agenda.now, spec, member.where, rank=rank)
         if sim.progress_s:
@@ -282,8 +280,7 @@ class CallRun:
         first = next(iter(self.members.values())).devices[0]
         self._done = self._course.after(first.reached(self.work))
         first.stop(self.work)
-        if self._next is not None:
-            cancel(self._next)
+        cancel(self._next)
 
     def _forget(self) -> None:
         gathering = self._sim.gathering
@@ -291,8 +288,7 @@ class CallRun:
             del gathering[self.spec.call]
 
     def _say(self) -> None:
-        first = self.members[0]
-        first.say(to_agent.Reports([_report(self.spec, self._done)]))
+        self.members[0].say(to_agent.Reports([_report(self.spec, self._done)]))
 
 
 def get_or_create_run(sim: Surroundings, spec: CallSpec, *, size: int) -> CallRun:

@@ -74,9 +74,6 @@ class ServedBatch:
         found = self.engine.outlook(self.number, now, ready_at=ready_at)
         return found if self._library.ready_at < math.inf else replace(found, rows=1, length=1.0)
 
-    def free_at(self) -> float:
-        return self.engine.free_at(self._sim.agenda.now)
-
     def _set_load_grace(self, times: TokenTimes) -> None:
         """Delay the deadlines of a call by the library's load, if the call arrived before the library was ready
         (SLINFER §IX-A).

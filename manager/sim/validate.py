@@ -168,9 +168,8 @@ def _call(state: State, call: Call) -> None:
     if call.state is CallState.WAITING:
         _check(call.holder is None and not holders, f"call {call.id} waits and is held")
     elif call.state is CallState.HELD:
-        members = call.holder.members if isinstance(call.holder, Gang) else (call.holder,)
         ended = set(call.holder.ends) if isinstance(call.holder, Gang) else set()
-        expected = [x for x in members if x is not None and x.id not in ended]
+        expected = [library for library in call.libraries if library.id not in ended]
         _check(bool(expected), f"call {call.id} is held by no library")
         _check(set(map(id, holders)) == set(map(id, expected)), f"call {call.id} is not held by its recorded libraries")
     else:
@@ -192,8 +191,7 @@ def _library(state: State, library: Library) -> None:
     _check(library.state is not LibraryState.GONE, f"{name} is gone but listed")
     _check(context.libraries.get(library.id) is library, f"{name} is not listed in its context")
     _check(library.pilot.libraries.get(library.id) is library, f"{name} is not listed in its pilot")
-    usable = library.state is LibraryState.READY and library.pilot.state is PilotState.HERE
-    usable = usable and library.suspect is None and library.pilot.reserved is None
+    usable = library.is_serving and library.suspect is None and library.pilot.reserved is None
     free = usable and library.load < library.slots
     suspects = [call for call in library.held.values() if call.runs_alone]
     _check(not suspects or library.load == 1, f"{name}: a suspect call runs with other calls")

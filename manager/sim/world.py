@@ -61,7 +61,7 @@ class EngineModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class EngineFloor:
     """The minimum time of a request on an engine, whatever other requests are in the batch (`StepTable.floor`)."""
 
-    def __init__(self, model: EngineModel, *, speed: float = 1.0) -> None:
+    def __init__(self, model: EngineModel, *, speed: float) -> None:
         times = model.times
         self._step_s, self._token_s = StepTable(times.decode).floor(length=1.0, most=model.rows)
         most = model.prefill_tokens + (model.rows if model.mixes else 0)
@@ -242,6 +242,15 @@ class World(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     contexts: dict[str, ContextModel]
     links: Links = Links()
     delays: Delays = Delays()
+
+    def fits_on_device(self, model: ContextModel, source: SourceModel) -> bool:
+        """Return True if one device of the source may be used by the context and has enough memory."""
+        memory_bytes = self.devices[source.kind].memory_bytes
+        return model.can_use_device_kind(source.kind) and model.device_memory_bytes <= memory_bytes
+
+    def fits_on_node(self, model: ContextModel, source: SourceModel) -> bool:
+        known = source.kind in self.devices
+        return known and self.fits_on_device(model, source) and model.devices <= source.devices
 
 
 def limited(world: World, most: Awareness | None) -> World:

@@ -47,7 +47,7 @@ class Simulated(Shell):
 
     def settle(self) -> None:
         while self.sim.agenda.next_at <= self.sim.agenda.now:
-            self.sim.agenda.step()
+            self.sim.agenda.steps(1)
 
     def hear(self) -> bool:
         self.settle()
@@ -87,7 +87,7 @@ class Simulated(Shell):
     def let_end(self, call: CallId, library: LibraryId) -> None:
         assert list(self.pilot.libraries[library].running) == [call], "it does not run"
         while call in self.pilot.libraries[library].running:
-            self.sim.agenda.step()
+            self.sim.agenda.steps(1)
             if library not in self.pilot.libraries:
                 break
         self.settle()

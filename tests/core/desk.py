@@ -79,7 +79,7 @@ def picture(core: Core) -> Any:
     """Return the important parts of a state in a comparable form."""
     state = core.state
     return {
-        "calls": {id: (c.state, c.kills, c.spec, c.sent_at, c.notes) for id, c in state.calls.items()},
+        "calls": {id: (c.state, c.past and c.past.kills, c.spec, c.sent_at, c.notes) for id, c in state.calls.items()},
         "queues": {k: [c.id for c in x.queue] for k, x in state.contexts.items()},
         "libraries": {
             id: (x.state, x.promised_bytes, list(x.held), x.zombies, x.pilot.id) for id, x in state.libraries.items()

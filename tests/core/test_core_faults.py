@@ -43,7 +43,7 @@ def test_call_failed_by_its_pilot_runs_elsewhere_without_penalty(cluster: Make, 
     c.ready()
     assert pilot_of(c, "1") != first
     call = c.the_call("1")
-    assert (call.kills, call.runs_alone, c.core.state.trials[call.id].counted) == (0, False, [])
+    assert (call.remember().kills, call.runs_alone, c.core.state.trials[call.id].counted) == (0, False, [])
     assert c.core.state.rerun_calls == 1
     assert f"runs again, for 15 s not on {first}" in c.story(show_call(call.id))
     c.end("1")

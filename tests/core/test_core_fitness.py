@@ -133,7 +133,7 @@ def test_full_disk_that_ends_a_library_is_not_blamed_on_its_call(cluster: Make) 
     for _ in range(3):
         library = next(iter(c.context("a").libraries.values()))
         c.die(library, "1", failure=full(library.pilot.id))
-        assert c.the_call("1").kills == 0
+        assert c.the_call("1").remember().kills == 0
         blame.mark_pilot_fit(c.pilot("p1"), "a")
         blame.mark_pilot_fit(c.pilot("p2"), "a")
         c.wait(2).ready()

@@ -150,7 +150,7 @@ def test_ranks_that_die_together_count_as_one_death(cluster: Make) -> None:
     c.let_go()
     for member in c.holders("g"):
         c.report("p1", say.LibraryGone(member.id, DIED, running=(c.ids["g"],)))
-    assert c.the_call("g").kills == 1
+    assert c.the_call("g").remember().kills == 1
 
 
 def test_evicted_gang_resumes_from_its_checkpoint(three: Cluster) -> None:
@@ -168,21 +168,21 @@ def test_pace_of_a_gang_is_learned_from_reports_of_rank_0(three: Cluster) -> Non
     paces = three.context().paces
     # The ranks need 2 of the first 5 s to connect. So 10 items take 3 s; the next 20 items take 10 s.
     mean = 0.3 + 0.5 * (0.5 - 0.3)
-    assert paces.mean_s(3, 100) == pytest.approx(100 * mean + paces.meet_s)
+    assert paces.measured[3][0] == pytest.approx(mean)
     assert three.core.state.reports[three.ids["g"]].done == 30.0
 
 
 @pytest.mark.parametrize(("done", "state"), [(0.0, b""), (40.0, b"forty done")])
 def test_call_is_timed_from_its_first_progress_report(three: Cluster, done: float, state: bytes) -> None:
     three.wait(60.0).progress("g", done, 100.0, state=state).wait(4.0).progress("g", done + 10.0, 100.0)
-    assert three.context().paces.mean_s(3, 100) == pytest.approx(40.0 + three.context().paces.meet_s)
+    assert three.context().paces.bound_s(3, 100) == pytest.approx(40.0 + three.context().paces.meet_s)
 
 
 def test_measured_gang_size_is_not_extrapolated_from_other_sizes() -> None:
     paces = Paces()
     paces.tell({1: 1.0, 4: 0.5}, meet_s=1.5)
-    assert paces.mean_s(4, 10) == 5.0 + 1.5
-    assert paces.mean_s(3, 10) == pytest.approx(5.0 * (0.05 + 0.95 / 3) / (0.05 + 0.95 / 4) + 1.5)
+    assert paces.bound_s(4, 10) == 5.0 + 1.5
+    assert paces.bound_s(3, 10) == pytest.approx(5.0 * (0.05 + 0.95 / 3) / (0.05 + 0.95 / 4) + 1.5)
 
 
 def test_share_of_items_done_is_learned_per_kind_of_call() -> None:
@@ -271,10 +271,10 @@ def test_speed_of_other_sessions_is_used_until_a_speed_is_measured() -> None:
     assert (paces.bound_s(1, 10), paces.bound_s(2, 10)) == (20.0, 12.5)
     paces.learn(1, work=1, seconds=4.0)
     made.event(AdviceArrived(OfContext("bare"), CostAdvice({"cpu": fast})))
-    assert paces.mean_s(1, 10) == pytest.approx(30.0)
+    assert paces.measured[1][0] == pytest.approx(3.0)
     made.calls(1).ready()
     made.end("1").call("g", gang=(1, 2)).end("g", run_s=5.0)
-    pace = paces.mean_s(1, 1)
+    pace = paces.measured[1][0]
     assert [x for x in made.others if isinstance(x, RecordPace)] == [RecordPace("bare", "cpu", 1, pace)]
 
 

@@ -5,9 +5,10 @@ from core.builders import Cluster, Make, devices, recipe
 
 from stoker.contexts.inference.adapter import EngineLoad
 from stoker.contexts.step_times import StepSample, times_of
+from stoker.manager.core import holding
 from stoker.manager.core.events import RecordSteps
 from stoker.manager.core.nouns import LibraryState
-from stoker.manager.core.seams import Load, PolicyError, Resize, Unload
+from stoker.manager.core.seams import Load, PolicyError, Resize, Send, Unload
 from stoker.protocol import to_manager as say
 from stoker.protocol import to_pilot
 from stoker.protocol.calls import FailureKind
@@ -45,6 +46,17 @@ def test_illegal_load_changes_nothing(cluster: Make, load: Load, why: str) -> No
     c.apply([load], seam="residency")
     assert sum(c.refused.values()) == 1
     c.by_hand = True
+
+
+def test_call_of_an_illegal_offer_stays_in_its_queue(cluster: Make) -> None:
+    c = cluster(pilots=1, memory="8 GB").define(recipe("a", memory="3 GB")).call("1", context="a").ready()
+    c.by_hand = True
+    library, call = c.library(context="a"), c.the_call("1")
+    holding.remove_held_call(library, call.id)
+    holding.requeue(c.core.manager, (call,), why="for a test")
+    with pytest.raises(PolicyError, match="wants 6000000000 more"):
+        c.apply([Send(call.id, library.id, offer=True, reserve_bytes=9 * GB)], seam="dispatch")
+    assert list(c.context("a").queue) == [call]
 
 
 def test_unmeasured_context_gets_a_whole_device_until_measured(cluster: Make) -> None:

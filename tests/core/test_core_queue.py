@@ -114,7 +114,7 @@ def test_time_to_read_the_first_calls_ignores_queue_length() -> None:
         queue.leave(gone)
     assert queue.first(5, looks=100) == calls[2000:2005], "those before them were not looked at"
     assert queue.first(5, looks=105) == calls[100:105]
-    assert len(queue) == 2900
+    assert queue.count == 2900
 
 
 def test_queue_keeps_no_entries_for_unused_priorities() -> None:

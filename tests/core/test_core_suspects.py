@@ -298,7 +298,7 @@ def test_call_of_a_lost_pilot_shows_its_own_output(cluster: Make) -> None:
     c.report("q", say.PilotHello(wire.VERSION, SESSION, "host", 7, devices, folder="/logs/q"), numbered=False)
     c.call("good").ready()
     library = c.holders("good")[0]
-    log = blame.log_of(library)
+    log = blame.log_of(library.pilot, library.id)
     c.end("good", printed=Printed(log, 10, 400)).call("silent").end("silent").lose(pilot_of(c, "bad")).wait(1)
     assert pilot_of(c, "bad") == "q"
     c.join("last").lose("q")

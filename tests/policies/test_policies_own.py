@@ -13,8 +13,6 @@ from benchmarks.baselines.scattered import AnyFree
 from stoker.config import Site, load_site, parse_site
 from stoker.contexts.recipe import Awareness
 from stoker.errors import ConfigError
-from stoker.manager.core import seams
-from stoker.manager.live import session_policies
 from stoker.manager.live.restore import policies_modules
 from stoker.manager.live.session_policies import (
     agreed,
@@ -177,13 +175,6 @@ def test_invalid_policy_is_refused_with_the_reason(mine: Path, name: str) -> Non
     (mine / "bad.py").write_text("class Never\n")
     with pytest.raises(ConfigError, match=rf"policy {name}: .*{FAULTS[name]}"):
         find(name, folder=mine)
-
-
-@pytest.mark.parametrize(("seam", "kind"), [(seams.Dispatch, "dispatch"), (seams.Residency, "residency"),
-                                            (seams.Provisioning, "provisioning")])  # fmt: skip
-def test_policy_checks_know_every_method_of_each_policy_protocol(seam: type, kind: str) -> None:
-    has = {each for base in (seam, seams.Rounds) for each in vars(base) if not each.startswith("_")}
-    assert has == {*session_policies.SEAMS[kind], *session_policies.COMMON}
 
 
 # ---- in site files

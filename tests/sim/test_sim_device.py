@@ -15,7 +15,7 @@ from stoker.manager.core.seams import Load, Policies
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted
 from stoker.manager.sim.agenda import Agenda
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.device import RunningWork, SimulatedDevice
+from stoker.manager.sim.device import RunningWork, SimulatedDevice, begin_work
 from stoker.manager.sim.log import Happened, TokenTimes
 from stoker.manager.sim.run import Simulation
 from stoker.manager.sim.virtual_engine import VirtualEngine
@@ -44,12 +44,12 @@ class Clock:
             self.ran[which] = self.device.done(self.works[which])
 
         def begins() -> None:
-            self.works[name] = self.device.begin(seconds, part=part, then=ends, args=(name,))
+            self.works[name] = begin_work((self.device,), seconds, part=part, then=ends, args=(name,))
 
         self.agenda.at(at, begins)
 
     def run(self) -> dict[str, float]:
-        while self.agenda.step():
+        while self.agenda.steps(1):
             pass
         return self.ended
 

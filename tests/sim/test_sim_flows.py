@@ -28,7 +28,7 @@ class Clock:
         self.agenda.at(at, lambda: self.network.start(size, paths, done))
 
     def run(self) -> dict[str, float]:
-        while self.agenda.step():
+        while self.agenda.steps(1):
             pass
         return self.arrived
 
@@ -76,7 +76,7 @@ def test_no_link_is_overfull_and_each_flow_crosses_a_full_link(rates: list[float
     for path in paths:
         mine = [links[n % len(links)] for n in sorted({n % len(links) for n in path})]
         sent.append((network.start(1e9, [mine], lambda: None), mine))
-    agenda.step()  # the network computes the share of each flow
+    agenda.steps(1)  # the network computes the share of each flow
     rate = {transfer: sum(flow.rate for flow in transfer.flows) for transfer, _ in sent}
     used = {link: sum(rate[transfer] for transfer, mine in sent if link in mine) for link in links}
     for link in links:

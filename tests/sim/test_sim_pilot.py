@@ -28,7 +28,7 @@ def pilot(monkeypatch: pytest.MonkeyPatch) -> SimPilot:
     recipe = Recipe(key="llm", name="llm", slots=2)
     made.hear(order.StartLibrary(LIBRARY, recipe, (DeviceId("gpu:0"),), device_memory_bytes=int(GPU.memory_bytes)))
     sim.agenda.at(100.0, lambda: None)
-    while sim.agenda.step():
+    while sim.agenda.steps(1):
         pass
     return made
 
@@ -68,7 +68,7 @@ def load(pilot: SimPilot, number: int, *, size: int) -> None:
 
 def step(pilot: SimPilot, until: float) -> None:
     pilot.sim.agenda.at(until, lambda: None)
-    while pilot.sim.agenda.now < until and pilot.sim.agenda.step():
+    while pilot.sim.agenda.now < until and pilot.sim.agenda.steps(1):
         pass
 
 

@@ -213,7 +213,7 @@ def test_events_happen_in_order_of_time_and_then_of_insertion() -> None:
     agenda.at(1.0, happened.append, "first")
     agenda.at(1.0000000004, happened.append, "in the same microsecond")
     cancel(agenda.after(1.5, happened.append, "cancelled"))
-    while agenda.step():
+    while agenda.steps(1):
         pass
     assert happened == ["first", "in the same microsecond", "late"]
     assert agenda.now == 2.0

@@ -15,9 +15,9 @@ measured runtime with the nearest length.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise
 from math import floor, inf
 
@@ -96,15 +96,6 @@ def allocate(devices: int, runtimes: Sequence[RuntimeDemand]) -> Allocation:
     return _AllocationSearch(devices, runtimes, least).best()
 
 
-def allocation_cost_s(instances: Sequence[int], runtimes: Sequence[RuntimeDemand]) -> float:
-    """Return the cost of an allocation in seconds (eq. 1); infinity if the longest runtime lacks a needed instance."""
-    left, total = 0.0, 0.0
-    for number, (count, runtime) in enumerate(zip(instances, runtimes, strict=True)):
-        cost, left = _step(runtime, count, left, is_last=number == len(runtimes) - 1)
-        total += cost
-    return total
-
-
 def _step(runtime: RuntimeDemand, count: int, demoted: float, *, is_last: bool) -> tuple[float, float]:
     wanted, most = demoted + runtime.requests, count * runtime.capacity
     served = wanted if is_last else min(wanted, most)
@@ -174,7 +165,11 @@ class _AllocationSearch:
         if enough > free or not runtime.latency.is_convex:
             yield from map(node, range(enough, free + 1))
             return
-        best = _index_of_minimum(lambda extra: self._bound(node(extra), number), enough, free)
+
+        def rises_after(extra: int) -> bool:
+            return self._bound(node(extra), number) <= self._bound(node(extra + 1), number)
+
+        best = enough + bisect_left(range(enough, free), True, key=rises_after)
         yield node(best)
         for way in (range(best - 1, enough - 1, -1), range(best + 1, free + 1)):
             for extra in way if most < inf else ():
@@ -200,27 +195,14 @@ def _drop_dominated(nodes: Iterator[_Node]) -> list[_Node]:
     return kept
 
 
-def _index_of_minimum(value: Callable[[int], float], first: int, last: int) -> int:
-    while first < last:
-        middle = (first + last) // 2
-        if value(middle) <= value(middle + 1):
-            last = middle
-        else:
-            first = middle + 1
-    return first
-
-
 def _lower_bounds(runtimes: Sequence[RuntimeDemand], least: Sequence[int], spare: int) -> list[list[float]]:
     """Return, by runtime and spare devices, a lower bound on the cost of that runtime and all longer runtimes."""
     savings: list[float] = []
     base, fastest, found = 0.0, 0.0, []
     for number in range(len(runtimes) - 1, -1, -1):
         runtime, is_last = runtimes[number], number == len(runtimes) - 1
-        costs = []
-        for extra in range(spare + 1):
-            cost, demoted = _step(runtime, least[number] + extra, 0.0, is_last=is_last)
-            costs.append(cost + demoted * fastest)
-        start, slopes = _lower_convex_hull(costs)
+        steps = (_step(runtime, least[number] + extra, 0.0, is_last=is_last) for extra in range(spare + 1))
+        start, slopes = _lower_convex_hull([cost + demoted * fastest for cost, demoted in steps])
         base += start
         savings = sorted([*savings, *slopes])[:spare]
         found.append(list(accumulate(savings, initial=base)))

@@ -38,9 +38,7 @@ def load_thresholds_by_level(
     return tuple(threshold * decay**peek for peek in range(peeked))
 
 
-def choose_head(
-    heads: Iterable[tuple[int, int, Head]], thresholds: Sequence[float]
-) -> tuple[Head | None, bool]:  # fmt: skip
+def choose_head(heads: Iterable[tuple[int, int, Head]], thresholds: Sequence[float]) -> tuple[Head | None, bool]:
     """Choose the head that gets a call, by Algorithm 1; None if `heads` is empty.
 
     `heads`: open calls, capacity and head of each level that can serve the call, shortest level first. `thresholds`:
@@ -60,9 +58,8 @@ class MultiLevelQueue(HottestFirst):
     honours = HottestFirst.honours | {"variants", "latency_s"}
 
     def __init__(
-        self, times: RuntimeTimes, arrivals: ArrivalCounts, *, threshold: float = THRESHOLD, decay: float = DECAY,
-        peeked: int = PEEKED,
-    ) -> None:  # fmt: skip
+        self, times: RuntimeTimes, arrivals: ArrivalCounts, *, threshold: float, decay: float, peeked: int
+    ) -> None:
         super().__init__()
         self._times = times
         self._arrivals = arrivals

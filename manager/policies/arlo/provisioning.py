@@ -41,8 +41,7 @@ class TrackLatency(Quiet):
     def _limit_block_requests(self, view: View, plan: Iterable[Action]) -> Iterator[Action]:
         tracked = bool(view.waiting_contexts) and all(map(is_runtime_variant, view.waiting_contexts.values()))
         for action in plan:
-            source = view.sources[action.source] if tracked and isinstance(action, WantBlocks) else None
-            if source is None or not source.devices or not isinstance(action, WantBlocks):
+            if not (tracked and isinstance(action, WantBlocks) and (source := view.sources[action.source]).devices):
                 yield action
             elif (lacks := source.source.least - len(source.staying)) > 0:
                 yield WantBlocks(action.source, min(lacks, action.count))
@@ -105,4 +104,4 @@ def _percentile_98(shares: list[float]) -> float:
 def _has_only_longest_library(view: View, block: Block) -> bool:
     contexts = (library.context for id in block.pilots for library in view.pilots[id].libraries.values())
     longest = (context for context in contexts if is_runtime_variant(context) and not context.lists)
-    return any(sum(x.usable for x in context.libraries.values()) == 1 for context in longest)
+    return any(len(context.usable_libraries) == 1 for context in longest)

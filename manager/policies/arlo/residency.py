@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from stoker.manager.core.libraries import has_too_many_failed_loads
-from stoker.manager.core.nouns import Context, Device, Library, LibraryState, PilotState
+from stoker.manager.core.nouns import Context, Device, Library
 from stoker.manager.core.seams import Action, Changes, FailWaiting, Provisioning, Unload, View
 from stoker.manager.policies.arlo.allocation import (
     ArrivalCounts,
@@ -58,7 +58,7 @@ class AllocateRuntimes(LoadWhereWanted):
 
     def __init__(
         self, times: RuntimeTimes, arrivals: ArrivalCounts, *, period_s: float, out_of_service: float,
-        provisioning: Provisioning | None = None,
+        provisioning: Provisioning,
     ) -> None:  # fmt: skip
         super().__init__(provisioning=provisioning)
         self._times = times
@@ -74,7 +74,7 @@ class AllocateRuntimes(LoadWhereWanted):
         longest = family[-1]
         servers = context, *context.lists.values()
         steps = tuple(self._steps(view, family))
-        if steps or any(map(_usable, servers)):
+        if steps or any(each.usable_libraries for each in servers):
             return steps
         if all(map(has_too_many_failed_loads, servers)) and context.last_failure is not None:
             return (FailWaiting(RecipeKey(context.recipe.key), context.last_failure),)
@@ -107,7 +107,7 @@ class AllocateRuntimes(LoadWhereWanted):
             if plan is None or self._arrivals.has_arrivals_since(family, plan.made_at):
                 return False
             for context in family:
-                if context.queue.count or len(_usable(context)) != plan.wanted.get(context.recipe.key, 0):
+                if context.queue.count or len(context.usable_libraries) != plan.wanted.get(context.recipe.key, 0):
                     return False
         return True
 
@@ -176,7 +176,7 @@ class AllocateRuntimes(LoadWhereWanted):
             if context is None:
                 return
             yield load_on(context, (device,), self.reservation(context, (device,)))
-        serving = {d for context in family for x in context.libraries.values() if _serves(x) for d in x.devices}
+        serving = {d for context in family for x in context.libraries.values() if x.is_serving for d in x.devices}
         out = sum(device not in serving for device in held) + len(free)
         share = self._share if view.now >= plan.new_until else 1.0
         most = max(1, int(share * (len(held) + len(free))))
@@ -191,10 +191,10 @@ class AllocateRuntimes(LoadWhereWanted):
     def _surplus_libraries(self, family: Sequence[Context], plan: RuntimePlan) -> list[Library]:
         found: list[Library] = []
         for context in family:
-            usable = _usable(context)
-            more = len(usable) - max(plan.wanted.get(context.recipe.key, 0), context is family[-1])
-            ready = [library for library in usable if library.state is LibraryState.READY]
-            found += sorted(ready, key=lambda library: (library.load, library.id))[: max(0, more)]
+            wanted = max(plan.wanted.get(context.recipe.key, 0), context is family[-1])
+            serving = [library for library in context.libraries.values() if library.is_serving]
+            serving.sort(key=lambda library: (library.load, library.id))
+            found += serving[: max(0, len(context.usable_libraries) - wanted)]
         return sorted(found, key=lambda library: (library.load, library.id))
 
 
@@ -214,7 +214,7 @@ def _missing(view: View, family: Sequence[Context], plan: RuntimePlan) -> list[C
     """
     found: list[Context] = []
     for context in family:
-        usable = _usable(context)
+        usable = context.usable_libraries
         lacks = max(0, plan.wanted.get(context.recipe.key, 0) - len(usable))
         if has_failed_loads(context):
             lacks = 0 if has_too_many_failed_loads(context) else min(lacks, probes(usable))
@@ -226,15 +226,6 @@ def _missing(view: View, family: Sequence[Context], plan: RuntimePlan) -> list[C
     return found
 
 
-def _usable(context: Context) -> list[Library]:
-    return [library for library in context.libraries.values() if library.usable]
-
-
-def _serves(library: Library) -> bool:
-    return library.state is LibraryState.READY and library.pilot.state is PilotState.HERE
-
-
 def _families(view: View) -> list[tuple[Context, ...]]:
-    runtimes = filter(is_runtime_variant, view.contexts.values())
-    families = map(family_runtimes_shortest_first, runtimes)
+    families = map(family_runtimes_shortest_first, filter(is_runtime_variant, view.contexts.values()))
     return list({family[-1].recipe.key: family for family in families}.values())

@@ -15,7 +15,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
-from typing import Any
 
 from stoker.manager.core.deadlines import CAUTION, has_time_for_run
 from stoker.manager.core.nouns import Call, CallState, Context, Gang, Library, LibraryState, Pilot, PilotState
@@ -55,7 +54,7 @@ def is_decided_in_rounds(call: Call) -> bool:
 class PoolState:
     """The pool of a context: its waiting jobs, the replicas ordered for them, and their predicted run times."""
 
-    def __init__(self, context: Context, *, learn: bool = True) -> None:
+    def __init__(self, context: Context, *, learn: bool) -> None:
         self.context = context
         self._learn = learn
         self.line = JobQueue()
@@ -209,7 +208,7 @@ def _falls(rates: list[tuple[float, float]]) -> bool:
 
 
 class PoolStates:
-    def __init__(self, *, learn: bool = True) -> None:
+    def __init__(self, *, learn: bool) -> None:
         self.all: dict[str, PoolState] = {}
         self._learn = learn
         self._of: dict[int, PoolState] = {}  # By waiting job: its pool
@@ -341,8 +340,8 @@ class AllotInRounds(HottestFirst):
     period_s = ROUND_S
     by_deadline = False
 
-    def __init__(self, states: PoolStates, *, together: bool = True, reuse: bool = True, **hottest: Any) -> None:
-        super().__init__(**hottest)
+    def __init__(self, states: PoolStates, *, together: bool, reuse: bool) -> None:
+        super().__init__()
         self.states = states
         self.together = together
         self.reuse = reuse

@@ -17,7 +17,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any
 
 from stoker.manager.core import seams
 from stoker.manager.core.deadlines import has_forecast_changed, is_in_time
@@ -125,11 +124,10 @@ class WarmPools(Quiet):
     period_s = ROUND_S
 
     def __init__(
-        self, states: PoolStates, *, window_s: float = WINDOW_S, delay: bool = True, reuse: bool = True,
-        early: bool = False, **default: Any,
-    ) -> None:  # fmt: skip
+        self, states: PoolStates, *, window_s: float, delay: bool, reuse: bool, early: bool, provisioning: Provisioning
+    ) -> None:
         self.states = states
-        self.default = LoadWhereWanted(keeper=self, **default)
+        self.default = LoadWhereWanted(keeper=self, provisioning=provisioning)
         """Decides for contexts without a pool, and about how contexts are loaded."""
         self.window_s = window_s
         self.reuse = reuse

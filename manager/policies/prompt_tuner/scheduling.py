@@ -314,7 +314,9 @@ class Walk:
     def go_on(self, lines: Mapping[str, JobQueue], cold: ColdPool, *, looks: int) -> list[Fate]:
         """Examine the next `looks` jobs. The walk is complete when `under_way` is False."""
         fates: list[Fate] = []
-        for key, model in self._remaining_jobs(lines):
+        known = ((model, line) for model, line in lines.items() if line and model in self._pools)
+        remaining = heapq.merge(*(zip(line.behind(self._at), repeat(model)) for model, line in known))
+        for key, model in remaining:
             if len(fates) >= looks:
                 return fates
             self._at, job = key, lines[model].jobs[key[2]]
@@ -322,10 +324,6 @@ class Walk:
             fates.append(self._plan_hopeful_job(model, job, cold) if is_hopeful else self._plan_late_job(model, job))
         self.under_way = False
         return fates
-
-    def _remaining_jobs(self, lines: Mapping[str, JobQueue]) -> Iterator[tuple[Key, str]]:
-        known = ((model, line) for model, line in lines.items() if line and model in self._pools)
-        return heapq.merge(*(zip(line.behind(self._at), repeat(model)) for model, line in known))
 
     def _plan_hopeful_job(self, model: str, job: PoolJob, cold: ColdPool) -> Fate:
         pool, free, now = self._pools[model], self._free[model], self._now
@@ -399,4 +397,4 @@ def _reserve_replicas(free: list[float], count: int, until: float) -> None:
 def _earliest_end(free: list[float], job: PoolJob, *, warm_at: float, there: int) -> float:
     ends = [begins_at + seconds for begins_at, seconds in zip(free, job.run_s, strict=False)]
     warmed = min(there, len(job.run_s)) or len(job.run_s)
-    return min(*ends, warm_at + job.run_s[warmed - 1]) if ends else warm_at + job.run_s[warmed - 1]
+    return min([*ends, warm_at + job.run_s[warmed - 1]])

@@ -267,7 +267,7 @@ class ResizeLate(LoadWhereWanted):
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
         if not has_known_token_memory(context):
             return super().wanted(view, context)
-        is_somewhere = placement.loading(context) or placement.instances(context) or placement.sleeping(context)
+        is_somewhere = any(x.usable or x.state is LibraryState.ASLEEP for x in context.libraries.values())
         nowhere = None if is_somewhere else self.why_nowhere(view, context)
         return (seams.FailWaiting(RecipeKey(context.recipe.key), nowhere),) if nowhere is not None else ()
 

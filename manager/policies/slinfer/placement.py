@@ -138,7 +138,7 @@ def has_known_token_memory(context: Context) -> bool:
 
 def instances(context: Context, *, largest_first: bool = True) -> list[Library]:
     """Return ready libraries: CPUs first (§V), then by batch size (§VIII-B)."""
-    ready = [x for x in context.libraries.values() if x.state is LibraryState.READY and x.usable]
+    ready = [x for x in context.libraries.values() if x.is_serving]
     sign = -1 if largest_first else 1
     ready.sort(key=lambda x: (not x.devices[0].facts.on_host, sign * len(x.held), x.id))
     return ready
@@ -146,10 +146,6 @@ def instances(context: Context, *, largest_first: bool = True) -> list[Library]:
 
 def loading(context: Context) -> list[Library]:
     return [x for x in context.libraries.values() if x.state is LibraryState.LOADING and x.usable]
-
-
-def sleeping(context: Context) -> list[Library]:
-    return [x for x in context.libraries.values() if x.state is LibraryState.ASLEEP]
 
 
 def _evictable_libraries(libraries: Iterable[Library]) -> list[Library]:
@@ -235,8 +231,7 @@ class InstancePlaces:
         return []
 
     def start_minimum_instance(self, view: View, context: Context) -> list[Action]:
-        ready = instances(context)
-        if len(ready) >= context.limits.least:
+        if len(instances(context)) >= context.limits.least:
             return []
         for sleeper in wakeable_libraries(view, context):
             if sleeper.devices[0].budget_bytes >= extra_bytes_to_wake(sleeper):
@@ -361,7 +356,7 @@ class InstancePlaces:
         The smallest batches stop first, up to the size of the library's batch. Their calls must stay in time elsewhere.
         """
         device, most = library.devices[0], len(library.held) + 1
-        ready = (x for x in staying(device) if x is not library and x.usable and x.state is LibraryState.READY)
+        ready = (x for x in staying(device) if x is not library and x.is_serving)
         neighbours = [x for x in ready if len(x.held) <= most and (has_known_token_memory(x.context) or not x.held)]
         found, shadow = list[Library](), Shadow()
         for victim in sorted(neighbours, key=lambda x: (len(x.held), -x.promised_bytes, x.id)):

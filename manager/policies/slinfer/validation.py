@@ -87,8 +87,7 @@ class Shadow:
         return [call for call, _ in self.moved.get(device, {}).get(context, ())]
 
     def prompts(self, device: Device) -> dict[Context, list[UnreadPrompt]]:
-        moved = self.moved.get(device, {})
-        return {context: [prompt for _, prompt in calls] for context, calls in moved.items()}
+        return {context: [prompt for _, prompt in calls] for context, calls in self.moved.get(device, {}).items()}
 
     def devices(self, context: Context) -> list[Device]:
         return [device for device, moved in self.moved.items() if context in moved]
