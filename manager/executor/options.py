@@ -200,8 +200,7 @@ class Wants(msgspec.Struct, frozen=True):
         recipe, *longer = self.family.serving(input_length(self.family, self.features, args, kwargs))
         known = self.of_lengths.get(recipe.key)
         if known is None:
-            keys = tuple(RecipeKey(each.key) for each in longer)
-            options = msgspec.structs.replace(self.options, variants=keys)
+            options = msgspec.structs.replace(self.options, variants=tuple(RecipeKey(each.key) for each in longer))
             chosen = {"recipe": recipe, "variants": tuple(longer), "options": options, "family": None}
             known = self.of_lengths[recipe.key] = msgspec.structs.replace(self, **chosen, of_lengths={})
         return known
