@@ -171,7 +171,7 @@ _EARLY_S = 1.0
 _LOOK_EVERY_S = 0.1
 
 
-def start(arguments: Sequence[str], *, name: str, what: str) -> DetachedRun:
+def start(arguments: Sequence[str], *, name: str, what: str) -> None:
     """Start `stoker run` in a process that continues after logout. Raises ConfigError, and SessionError if the program
     fails early."""
     working_folder()
@@ -205,7 +205,6 @@ def start(arguments: Sequence[str], *, name: str, what: str) -> DetachedRun:
         f"  attach   stoker attach {run.name}    until it ends, with its exit status; Ctrl-C leaves it running",
         f"  stop     stoker down {run.name}",
     ])  # fmt: skip
-    return run
 
 
 def follow(run: DetachedRun) -> None:
