@@ -156,7 +156,7 @@ def waits_s(ad: Ad) -> float:
     return now_s - float(ad.get("EnteredCurrentStatus") or now_s) if now_s else 0.0
 
 
-def was_evicted(ad: Ad, *, ran: bool = False) -> bool:
+def was_evicted(ad: Ad, *, ran: bool) -> bool:
     """True if an idle job has run and was not held afterwards. A slot that rejects the job also leaves a
     VacateReasonCode.
     """
@@ -181,7 +181,7 @@ def loss_reason_of_hold(ad: Ad, *, prefix: str = "") -> LossReason:
     return LossReason.OUT_OF_MEMORY if _cause_of_hold(ad, prefix=prefix) == _MEMORY else LossReason.HELD
 
 
-def _cause_of_hold(ad: Ad, *, prefix: str = "") -> str:
+def _cause_of_hold(ad: Ad, *, prefix: str) -> str:
     """Return the cause of a hold; empty if a person or a file transfer caused the hold."""
     code, sub = ad.get(f"{prefix}HoldReasonCode"), ad.get(f"{prefix}HoldReasonSubCode")
     if code in (BY_OWNER, SPOOLING, None):
