@@ -134,8 +134,7 @@ class Scanner:
         name = node.target.id if isinstance(node.target, ast.Name) else ""
         self._bind(node.target, None, scope)
         if iterated is not None and isinstance(iterated.value, range | list):
-            times = Known(len(iterated.value), iterated.where, iterated.sure * scope.sure)
-            self.recogniser.loop(name, times)
+            self.recogniser.loop(name, Known(len(iterated.value), iterated.where, iterated.sure * scope.sure))
             first = iterated.value[0] if isinstance(iterated.value, list) and iterated.value else None
             if name and first is not None:  # _bind would record a loop variable as a setting
                 scope.names[name] = first.scaled(0.7)
