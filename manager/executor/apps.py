@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,6 +13,7 @@ from parsl.app.python import PythonApp, timeout
 from parsl.data_provider.files import File
 from parsl.dataflow.dflow import DataFlowKernel
 
+from stoker.config_errors import did_you_mean
 from stoker.contexts.encoder import Family
 from stoker.contexts.factory import RecipeFactory, as_recipe
 from stoker.contexts.function_code import describe_generator, is_generator_function
@@ -111,8 +111,7 @@ def app(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
             f"@stoker.app decorates a function, and accepts options only by name; it received {function!r:.80}"
         )
     if wrong := next((name for name in options if name not in OPTIONS), ""):
-        near = difflib.get_close_matches(wrong, OPTIONS, n=1)
-        hint = f"did you mean {near[0]}?" if near else _ELSEWHERE.get(wrong, f"it takes {', '.join(OPTIONS)}")
+        hint = did_you_mean(wrong, OPTIONS, otherwise=_ELSEWHERE.get(wrong, f"it takes {', '.join(OPTIONS)}"))
         raise ConfigError(f"@stoker.app has no option {wrong}; {hint}", key=wrong)
     options = {**OPTIONS, **options}
     if options["batch_size"] is not None:

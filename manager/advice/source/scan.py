@@ -187,10 +187,6 @@ class Scanner:
 
     # ---- names
 
-    def _name(self, name: str, scope: Scope) -> Known | None:
-        found = scope.names.get(name)
-        return found if found is not None else self._global(scope.module, name)
-
     def _global(self, module: SourceModule, name: str) -> Known | None:
         """Return the value of a global variable, after a scan of the statements that bind it."""
         for node in module.waiting.pop(name, ()):
@@ -249,7 +245,8 @@ class Scanner:
             case ast.Constant(value=None | str() | int() | float() as value):
                 return Known(value, where)
             case ast.Name(id=name):
-                return self._name(name, scope)
+                found = scope.names.get(name)
+                return found if found is not None else self._global(scope.module, name)
             case ast.Attribute(value=base, attr=name):
                 return self._attribute(self.value(base, scope), name, where)
             case ast.Call():
