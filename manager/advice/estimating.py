@@ -140,12 +140,10 @@ class ScatteredValue(msgspec.Struct, frozen=True):
         return self.mean * math.sqrt(math.expm1(self.log_sd**2))
 
 
-def estimate_from_samples(
-    samples: Sequence[MeasuredSample], numbers: Mapping[str, float], *, most: int
-) -> ScatteredValue | None:
-    """Return the distribution of a quantity from the first `most` samples, which are sorted by similarity."""
+def estimate_from_samples(samples: Sequence[MeasuredSample], numbers: Mapping[str, float]) -> ScatteredValue | None:
+    """Return the distribution of a quantity from the first samples, which are sorted by similarity."""
     same = [sample for sample in samples if sample.similarity >= 1.0]
-    nearest = (same or samples)[:most]
+    nearest = (same or samples)[:MOST_SIMILAR]
     if not nearest:
         return None
     effects = None if same else fit_effects(samples, numbers, width=3 * _WIDTH)
@@ -250,7 +248,7 @@ def _from_sources(found: Found, facts: WorkloadFacts | None, values: Sequence[Me
         for (source, _), value in zip(found, values, strict=True)
         if value.mean > 0
     ]
-    return estimate_from_samples(samples, numbers_of(facts) if facts is not None else {}, most=MOST_SIMILAR)
+    return estimate_from_samples(samples, numbers_of(facts) if facts is not None else {})
 
 
 def merge_loader_facts(loader: WorkloadFacts | None, function: WorkloadFacts) -> WorkloadFacts:

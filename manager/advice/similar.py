@@ -76,9 +76,9 @@ class TermTable:
     def __init__(self, rows: Sequence[Mapping[str, float]], *, idf: bool) -> None:
         self.count = len(rows)
         pairs = [hash_terms_to_vector(row) for row in rows]
-        self._places = np.concatenate([places for places, _ in pairs]) if rows else np.zeros(0, np.int64)
-        values = np.concatenate([values for _, values in pairs]) if rows else np.zeros(0, np.float32)
-        self._row = np.repeat(np.arange(len(rows)), [len(places) for places, _ in pairs]) if rows else self._places
+        self._places = np.concatenate([places for places, _ in pairs])
+        values = np.concatenate([values for _, values in pairs])
+        self._row = np.repeat(np.arange(len(rows)), [len(places) for places, _ in pairs])
         self._weight = np.ones(1 << _BITS, np.float32)
         if idf:
             used = np.bincount(self._places, minlength=1 << _BITS)

@@ -157,7 +157,7 @@ def _version_advice(folder: SessionFolder, file: SessionFile) -> str:
 
 
 def explain_silent_manager(folder: SessionFolder, file: SessionFile) -> str:
-    why = detached.over(folder)
+    why = folder.over()
     if why or not detached.is_detached(folder):
         newest = max(map(modification_time, (folder.journal, folder.manager_log, folder.file)))
         at = datetime.datetime.fromtimestamp(newest)  # when the manager last wrote a file

@@ -101,7 +101,7 @@ def check_orphaned_processes() -> Iterator[Finding]:
 def check_orphaned_jobs() -> Iterator[Finding]:
     for link in sorted((state_folder() / "sessions").glob("*")):
         folder = SessionFolder(link.resolve())
-        if detached.over(folder) and session_remains.may_have_jobs(folder):
+        if folder.over() and session_remains.may_have_jobs(folder):
             for each in session_remains.jobs(folder, None):
                 yield warn(f"left behind: {each.what}, of session {link.name}", each.remove)
 
@@ -125,7 +125,7 @@ def _ended_session_folders(found: Sequence[tuple[psutil.Process, str, Path]]) ->
         with contextlib.suppress(OSError, StokerError):
             holder = lease.read(folder.lease)
             died = holder is not None and lease.is_alive(holder) is False and not detached.is_detached(folder)
-        if not path.exists() or detached.over(folder) or (path not in managed and died):
+        if not path.exists() or folder.over() or (path not in managed and died):
             gone.add(path)
     return gone
 
@@ -236,8 +236,8 @@ def _run_site_suites(sites: Iterable[Path], *, wait_s: float | None, chosen: str
         raise click.exceptions.Exit(1)
 
 
-def examine(checks: Iterable[Check] | None = None) -> Iterator[Finding]:
-    for check in CHECKS if checks is None else checks:
+def examine(checks: Iterable[Check]) -> Iterator[Finding]:
+    for check in checks:
         try:
             for finding in check.run():
                 yield msgspec.structs.replace(finding, topic=check.name)

@@ -277,9 +277,7 @@ def warn_about_folders_in_tmp(python: Path, state: Path) -> Iterator[Finding]:
     """Warn if Python or the session folders are in /tmp, because each job may have its own /tmp (HTCondor's
     MOUNT_UNDER_SCRATCH, Slurm's job_container/tmpfs)."""
     packed = 'install it elsewhere, or set [environment] kind = "packed" and shared_files = false'
-    for what, path, fix in (
-        ("Python is", python, packed), ("session folders are in", state, "export STOKER_HOME=DIR"),
-    ):  # fmt: skip
+    for what, path, fix in (("Python is", python, packed), ("session folders are in", state, "export STOKER_HOME=DIR")):
         private = next((folder for folder in _PRIVATE if path.is_relative_to(folder)), "")
         if private:
             yield warn(f"{what} {path}, which jobs do not see if each job has its own {private}", fix)

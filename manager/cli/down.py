@@ -9,11 +9,13 @@ from collections.abc import Callable
 
 import click
 
+from stoker.config import read_sites
 from stoker.errors import ConfigError, SessionError
 from stoker.manager.cli import console, runs, session_choice, session_remains, sessions
 from stoker.manager.cli.ask import NoAnswerError, Observer, SessionEndedError
 from stoker.manager.cli.console import Seconds
 from stoker.manager.executor import detached
+from stoker.manager.live import lease
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_client import Status
 
@@ -47,11 +49,11 @@ def down(*, session: str, wait_s: float, as_json: bool) -> None:
     before = end(folder)
     remains = wait_until_gone(folder, before, wait_s=wait_s, waiting=console.note)
     shutil.rmtree(folder.objects, ignore_errors=True)  # arguments and results are useless without their session
-    name, unwritten = folder.read().session, detached.unwritten(folder)
+    name, unwritten = folder.read().session, lease.unwritten(folder.lease)
     stays: list[str] = []
     if before is not None and (before.pilots or before.gone_pilots):
         with contextlib.suppress(ConfigError):  # the session has ended even if its site files are invalid
-            stays = sessions.stays(detached.sites_of(folder).values())
+            stays = sessions.stays(read_sites(folder.sites).values())
     if as_json:
         console.json({"session": name, "left": remains, "stays": stays, "status": before, "unwritten": unwritten})
     else:
@@ -75,13 +77,13 @@ def end(folder: SessionFolder, *, reason: str = "stoker down") -> Status | None:
                 observer.end(reason)
             return status
         except SessionEndedError:
-            if detached.over(folder) or not detached.is_detached(folder):
+            if folder.over() or not detached.is_detached(folder):
                 return None
             console.note("the manager has ended; it is restarted to end its pilots and jobs")
             try:
                 detached.start(folder, waiting=console.note, to_end=True)
             except SessionError:
-                if not detached.over(folder):
+                if not folder.over():
                     raise
                 return None
         except NoAnswerError:

@@ -18,7 +18,7 @@ from stoker.manager.advice.logs import FaultKind
 from stoker.manager.advice.logs.failures import OF_CALLS, OF_JOBS, remedy
 from stoker.manager.advice.metrics import FollowedLog, LoggedProgress
 from stoker.manager.cli import console, logs, session_choice
-from stoker.manager.cli.logs import files, is_call
+from stoker.manager.cli.logs import BLOCK, files, is_call
 from stoker.manager.cli.session_choice import (
     add_session_argument,
     find_story_of_subject,
@@ -66,7 +66,6 @@ def progress_line(progress: LoggedProgress) -> str:
 _RAISED = re.compile(r"raised an exception in your code after (?P<ran_s>[\d.]+) s: (?P<what>.*)", re.DOTALL)
 _NO_RESULT = re.compile(r"ended without a result \((?P<kind>\w+)\): (?P<what>.*)", re.DOTALL)
 _SENT = re.compile(r"sent to \S+ \(.* of (?P<pilot>\S+)\)", re.DOTALL)
-_BLOCK = re.compile(r"b\d+")
 _FAILED_BLOCK = re.compile(
     r"refused: |ended: .*(?:exit code (?!0\b)|[A-Z]+_[A-Z]+|PREEMPTED|preempted|out of memory|node failed"
     r"|out of walltime|killed by signal|vacated|held)"
@@ -114,7 +113,7 @@ def diagnose_story_failure(folder: SessionFolder, story: Story) -> FailureVerdic
     texts, subject = [line.text for line in story.lines], story.subject
     said: list[str] = []
     parts: list[LogPart] = []
-    is_block = _BLOCK.fullmatch(subject) is not None
+    is_block = BLOCK.fullmatch(subject) is not None
     if is_call(subject):
         parts = list(_log_parts_of_call(texts))
         ends = [hit for text in texts if (hit := _NO_RESULT.fullmatch(text)) and hit["kind"] not in _WANTED]

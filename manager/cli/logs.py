@@ -126,8 +126,8 @@ def show_block(folder: SessionFolder, block: str, files: Sequence[LogFile]) -> N
     console.note(f"the job of {story.subject} has no output here yet ({story.headline}); {hint}")
 
 
+BLOCK = re.compile(r"b\d+")
 _FOLLOW_EVERY_S = 0.2
-_BLOCK = re.compile(r"b\d+")
 
 
 @click.command(short_help="Print the log of a call, block, pilot, library or manager.")
@@ -160,7 +160,7 @@ def logs(*, what: str, follow: bool, session: str) -> None:
             console.note("print one: stoker logs manager; a call's output: stoker logs c-0")
     elif is_call(what):
         show_call(session, what)
-    elif _BLOCK.fullmatch(what) and not follow:
+    elif BLOCK.fullmatch(what) and not follow:
         show_block(folder, what, [file for file in files(folder) if file.name.partition(".")[0] == what])
     else:
         _print_file(find(folder, what).path, follow=follow)

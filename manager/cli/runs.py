@@ -16,13 +16,12 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
 
 import click
 import msgspec
 
 from stoker.contexts.folders import state_folder
-from stoker.decoding import UNREADABLE
+from stoker.decoding import read_json
 from stoker.errors import ConfigError, SessionError
 from stoker.folders import working_folder
 from stoker.locks import is_locked, machine, started
@@ -34,7 +33,6 @@ from stoker.units import show_seconds
 # ---- the folder of a run
 
 
-T = TypeVar("T")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _STEM_CHARACTERS = 40
 _STATUS_OF_SIGNAL = 128
@@ -69,11 +67,11 @@ class DetachedRun:
 
     @property
     def facts(self) -> RunFile | None:
-        return _read(self.file, RunFile)
+        return read_json(self.file, RunFile)
 
     @property
     def end(self) -> RunEnd | None:
-        return _read(self.end_file, RunEnd)
+        return read_json(self.end_file, RunEnd)
 
     @property
     def session(self) -> str:
@@ -157,12 +155,6 @@ def new_run(name: str, *, what: str) -> DetachedRun:
     raise AssertionError
 
 
-def _read(path: Path, kind: type[T]) -> T | None:
-    with suppress(OSError, *UNREADABLE):
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    return None
-
-
 # ---- start, follow, stop
 
 
@@ -171,7 +163,7 @@ _EARLY_S = 1.0
 _LOOK_EVERY_S = 0.1
 
 
-def start(arguments: Sequence[str], *, name: str, what: str) -> DetachedRun:
+def start(arguments: Sequence[str], *, name: str, what: str) -> None:
     """Start `stoker run` in a process that continues after logout. Raises ConfigError, and SessionError if the program
     fails early."""
     working_folder()
@@ -205,7 +197,6 @@ def start(arguments: Sequence[str], *, name: str, what: str) -> DetachedRun:
         f"  attach   stoker attach {run.name}    until it ends, with its exit status; Ctrl-C leaves it running",
         f"  stop     stoker down {run.name}",
     ])  # fmt: skip
-    return run
 
 
 def follow(run: DetachedRun) -> None:

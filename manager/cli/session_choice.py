@@ -134,7 +134,7 @@ def _candidates(name: str = "", *, detached_only: bool = False) -> list[SessionC
 
     def is_up(folder: SessionFolder) -> bool:
         with contextlib.suppress(SessionError):
-            return not detached.over(folder) if detached_only or is_alone else detached.is_up(folder)
+            return not folder.over() if detached_only or is_alone else detached.is_up(folder)
         return False
 
     with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:  # asking an unreachable host takes long
@@ -348,8 +348,7 @@ class FollowedSession:
             return self._ended
         try:
             if self._observer is None:
-                observer = Observer(self._folder)
-                self._observer = observer.__enter__()
+                self._observer = Observer(self._folder).__enter__()
             status = self._observer.status()
         except SessionEndedError as ended:
             self.close()

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from stoker.config import read_sites
 from stoker.contexts.folders import state_folder
 from stoker.errors import ConfigError, SessionError, StokerError
 from stoker.locks import is_locked
@@ -121,7 +122,7 @@ def jobs(folder: SessionFolder, before: Status | None) -> Iterator[LeftBehind]:
     seen: set[str] = set()
     jobs_before = [job for job in before.jobs if job.job] if before is not None else []
     try:
-        sites = detached.sites_of(folder)
+        sites = read_sites(folder.sites)
     except ConfigError as error:
         if jobs_before:
             names = job_ids([job.job for job in jobs_before])
@@ -173,9 +174,7 @@ def prune(folder: SessionFolder, session: str) -> Pruned:
         shutil.rmtree(folder.path)
     except OSError as error:
         return Pruned(session, place, kept=f"the folder cannot be removed: {error}")
-    for link in (state_folder() / "sessions").glob("*"):
-        if link.is_symlink() and not link.exists() and link.resolve() == folder.path:
-            link.unlink(missing_ok=True)
+    detached.remove_session_links(folder)
     if folder.path.parent.parent.name == "runinfo":
         with contextlib.suppress(OSError):
             folder.path.parent.rmdir()
@@ -211,7 +210,7 @@ def _reasons_against_pruning(folder: SessionFolder) -> Iterator[str]:
         return
     site = None
     try:
-        for site in detached.sites_of(folder).values():
+        for site in read_sites(folder.sites).values():
             if there := _open_jobs(site, folder):
                 yield f"site {site.name} still has its jobs {', '.join(there)}"
     except StokerError as error:

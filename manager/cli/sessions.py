@@ -143,7 +143,7 @@ def _read_known_session(idle_s_and_path: tuple[float, Path]) -> KnownSession | N
             up, lost = idle_s < _MADE_S or is_session_starting(path), False
         else:
             up = detached.is_up(folder)
-            lost = not up and detached.is_detached(folder) and not detached.over(folder)
+            lost = not up and detached.is_detached(folder) and not folder.over()
         state = SessionState.UP if up else SessionState.LOST if lost else SessionState.OVER
         return KnownSession(detached.name_of(folder), str(path), state, idle_s)
     except SessionError:

@@ -87,8 +87,7 @@ def summarize_simulation_results(
         if row.failed_calls:
             why: Counter[str] = sum((Counter(r.outcome.failed) for r in runs if r.policy == row.policy), Counter())
             reason, _ = why.most_common(1)[0]
-            failed = f"{row.failed_calls:,} calls failed"
-            out.append(f"{label(row.policy)}: {failed}, most of them because: {reason}")
+            out.append(f"{label(row.policy)}: {row.failed_calls:,} calls failed, most of them because: {reason}")
     return out
 
 

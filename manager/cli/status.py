@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import click
 
+from stoker.config import read_sites
 from stoker.errors import SessionError
 from stoker.manager.cli import console, runs, session_choice
 from stoker.manager.cli.ask import Observer, SessionEndedError
@@ -100,7 +101,7 @@ class StatusDisplay:
 
     def _ensure_manager_is_running(self) -> None:
         until = time.monotonic() + _BACK_WITHIN_S
-        while time.monotonic() < until and not detached.over(self._folder):
+        while time.monotonic() < until and not self._folder.over():
             if detached.is_up(self._folder):
                 return
             time.sleep(0.1)
@@ -177,12 +178,12 @@ def restart_dead_manager(folder: SessionFolder) -> None:
     """Restart a dead manager. Raises SessionError, or SessionEndedError if the session has ended."""
     if detached.is_up(folder):
         return
-    if why := detached.over(folder):
+    if why := folder.over():
         raise SessionEndedError(f"session {folder.read().session} is over: {why}; its last state: stoker status")
     before = folder.read().address
     holder = detached.start(folder, waiting=console.note)
     console.note(f"the manager had ended; it is restarted here (pid {holder.pid}) and continues from its journal")
-    if lost := unreachable_pilots_warning(detached.sites_of(folder).values(), before=before, now=folder.read().address):
+    if lost := unreachable_pilots_warning(read_sites(folder.sites).values(), before=before, now=folder.read().address):
         console.note(lost)
 
 

@@ -259,8 +259,6 @@ def carry(folder: SessionFolder, site: Site, environment: Packed) -> Path:
 
 def prepare_pilot_files(folder: SessionFolder, site: Site) -> list[Path]:
     """Return the folders to copy to a job's node. Write the manager's current address into them."""
-    if site.provider.shared_files:
-        return []
     place = pilot_files_folder(folder, site)
     for file in (folder.file, folder.path / SEED_FILE):
         if file.exists():
@@ -295,8 +293,7 @@ def prepare(folder: SessionFolder, sites: Iterable[Site]) -> None:
     """Pack environments and write the files that start pilots, for sites with `kind = "packed"`."""
     for site in sites:
         if site.environment.kind is EnvironmentKind.PACKED:
-            progress = _report(site.name)
-            carry(folder, site, pack_environment(python=site.environment.python, on_progress=progress))
+            carry(folder, site, pack_environment(python=site.environment.python, on_progress=_report(site.name)))
 
 
 def _report(site: str) -> Progress:

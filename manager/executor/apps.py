@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,6 +13,7 @@ from parsl.app.python import PythonApp, timeout
 from parsl.data_provider.files import File
 from parsl.dataflow.dflow import DataFlowKernel
 
+from stoker.config_errors import did_you_mean
 from stoker.contexts.encoder import Family
 from stoker.contexts.factory import RecipeFactory, as_recipe
 from stoker.contexts.function_code import describe_generator, is_generator_function
@@ -111,8 +111,7 @@ def app(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
             f"@stoker.app decorates a function, and accepts options only by name; it received {function!r:.80}"
         )
     if wrong := next((name for name in options if name not in OPTIONS), ""):
-        near = difflib.get_close_matches(wrong, OPTIONS, n=1)
-        hint = f"did you mean {near[0]}?" if near else _ELSEWHERE.get(wrong, f"it takes {', '.join(OPTIONS)}")
+        hint = did_you_mean(wrong, OPTIONS, otherwise=_ELSEWHERE.get(wrong, f"it takes {', '.join(OPTIONS)}"))
         raise ConfigError(f"@stoker.app has no option {wrong}; {hint}", key=wrong)
     options = {**OPTIONS, **options}
     if options["batch_size"] is not None:
@@ -173,7 +172,7 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         self.kwargs[SPECIFICATION] = self.specification
         self._is_method = False
         self._is_static = isinstance(function, staticmethod)
-        self._found: tuple[DataFlowKernel, list[str]] | None = None
+        self._kernel: DataFlowKernel | None = None
         self._has_own_packing = not self.cache and not _PARSLS.intersection(self.kwargs.keys() - {SPECIFICATION})
         self._timed: tuple[Any, Callable[..., Any]] | None = None
         self._last: AppWants | None = None
@@ -181,11 +180,11 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
     def __call__(self, *args: Any, **kwargs: Any) -> AppCallFuture:
         """Return the future of a new call. Raises SessionError if no site is loaded."""
         kernel = loaded_kernel(self.__name__)
-        if self._found is None or self._found[0] is not kernel:
+        if self._kernel is not kernel:
             if self.labels is not None:
                 check_labels(kernel, self.labels, name=self.__name__)
             self.executors = self.labels or [each.label for each in stoker_executors(kernel, self.__name__)]
-            self._found = (kernel, self.executors)
+            self._kernel = kernel
             enable_immediate_launch(kernel)
         wants = self.specification.wants
         if wants.can_choose_context(args, kwargs):  # otherwise the executor chooses the context later
@@ -195,7 +194,7 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
             kwargs = {SPECIFICATION: AppWants(wants), **kwargs}
         if kernel.monitoring is None:  # Parsl's monitoring wraps functions and adds arguments
             function = self._with_walltime(kwargs.get("walltime", self.kwargs.get("walltime")))
-            prepared = kernel.executors[self._found[1][0]].preparer.function(function)
+            prepared = kernel.executors[self.executors[0]].preparer.function(function)
             kwargs.pop(SPECIFICATION, None)
             specification = self._app_wants_for_call(function, prepared, wants)
             packed = self._packed(args, kwargs, specification, prepared)

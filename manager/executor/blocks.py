@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-STATUS_LIMIT_S = 2.0
 PILOT_END_S = 5.0
 FACTORY_START_S = 10.0
+FACTORY_LIMIT_S = 40.0
 LOCK_FREE_S = 2.0
 """If the factory's lock is free for this many seconds, the factory counts as dead."""
 _LAST_LINES = 20
@@ -120,15 +120,8 @@ def _unfinished_jobs(provider: ExecutionProvider, jobs: list[str]) -> list[str]:
         return list(jobs)
 
 
-def workers_per_node(site: Site) -> int:
-    pilot = site.pilot
-    if pilot.cpu_count:
-        return pilot.cpu_count
-    return 1 if pilot.devices == "gpu" or pilot.mixed else len(os.sched_getaffinity(0))
-
-
-def wait_until_factory_jobs_end(folder: SessionFolder, *, limit_s: float) -> None:
-    until = time.monotonic() + limit_s
+def wait_until_factory_jobs_end(folder: SessionFolder) -> None:
+    until = time.monotonic() + FACTORY_LIMIT_S
     there_by = time.monotonic() + FACTORY_START_S
     left = folder.path / JOBS_LEFT
     while not left.exists():

@@ -331,8 +331,7 @@ class Link:
             elif change is ConnectionChange.BROKEN or self.membership.was_joined:
                 self.membership.connection_lost(time.monotonic())
             else:
-                path = self.folder.path
-                what = f"{path} is a copy of another session's folder, or its keys were changed"
+                what = f"{self.folder.path} is a copy of another session's folder, or its keys were changed"
                 self.fail_all(self._error(f"has a manager that refused this client's key; {what}"))
 
     def _update_manager_address(self) -> None:

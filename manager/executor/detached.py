@@ -87,14 +87,6 @@ def unreachable(folder: SessionFolder) -> str:
     return f"the manager of session {file.session} ({holder}) at {file.address} cannot be reached: {why}"
 
 
-def over(folder: SessionFolder) -> str:
-    return folder.over()
-
-
-def unwritten(folder: SessionFolder) -> str:
-    return lease.unwritten(folder.lease)
-
-
 def read_launch(folder: SessionFolder) -> Launch:
     try:
         return msgspec.json.decode(folder.launch.read_bytes(), type=Launch)
@@ -117,16 +109,12 @@ START_LIMIT_S = 60.0
 _TERMINATE_S = 5.0
 
 
-def sites_of(folder: SessionFolder) -> dict[str, Site]:
-    return read_sites(folder.sites)
-
-
 def forget(folder: SessionFolder) -> None:
-    _remove_session_links(folder)
+    remove_session_links(folder)
     shutil.rmtree(folder.path, ignore_errors=True)
 
 
-def _remove_session_links(folder: SessionFolder) -> None:
+def remove_session_links(folder: SessionFolder) -> None:
     for link in (state_folder() / "sessions").glob("*"):
         if link.is_symlink() and link.resolve() == folder.path.resolve():
             link.unlink(missing_ok=True)
@@ -139,7 +127,7 @@ def find(name: str) -> tuple[SessionFolder, Site]:
     folder = find_session(name)
     if not is_up(folder):
         start(folder, waiting=log.warning)
-    sites = "+".join(sites_of(folder)) if is_detached(folder) else folder.read().site
+    sites = "+".join(read_sites(folder.sites)) if is_detached(folder) else folder.read().site
     return folder, msgspec.structs.replace(Site.default(), name=sites, engine=engine_of(folder))
 
 
@@ -193,7 +181,7 @@ def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_TERMINATE_S)
         if not folder.file.exists():  # the manager never listened, so commands must not wait for it
-            _remove_session_links(folder)
+            remove_session_links(folder)
         raise
     register(folder)
     return holder

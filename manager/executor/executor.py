@@ -67,7 +67,6 @@ START_LIMIT_S = 60.0
 STATUS_LIMIT_S = 2.0
 END_LIMIT_S = 10.0
 JOIN_LIMIT_S = 2.0
-FACTORY_LIMIT_S = 40.0
 GC_THRESHOLDS = (50_000, 20, 50)
 
 
@@ -245,7 +244,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
             # If the client never joined, the manager has received no EndSession message.
             self._manager.end(grace_s=END_LIMIT_S / 2 if joined else 0)
         if self._by_factory and self.folder is not None:
-            blocks.wait_until_factory_jobs_end(self.folder, limit_s=FACTORY_LIMIT_S)
+            blocks.wait_until_factory_jobs_end(self.folder)
         if self._link is not None:
             self._link.close()
             shutil.rmtree(self._link.folder.objects, ignore_errors=True)  # large arguments and results
@@ -296,14 +295,12 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         if wants.options.stream:
             inbox = inbox or PieceInbox(keeps_all=True)
         future = CallFuture(link, inbox=inbox)
-        if wants.family is not None:
-            wants = wants.chosen(args, kwargs)
+        wants = wants.chosen(args, kwargs)
         due_at = getattr(resource_specification, "due_at", None)
         submission = prepared.submission(func, wants, place=self.call_place, due_at=due_at, blob=blob)
         future.due_at = submission.due_at
         if packed is None:
-            by_name = modules_pickled_with(submission.function, submission.recipe)
-            packed = prepared.dumps(args, kwargs, by_name=by_name)
+            packed = prepared.dumps(args, kwargs, by_name=modules_pickled_with(submission.function, submission.recipe))
         payload = inline_or_store_arguments(packed, name=prepared.name, large=link.large)
         task = task_being_launched()
         if task is not None and task["resource_specification"] is CANCELLED:  # cancelled after this method began
@@ -354,7 +351,10 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
     @property
     def workers_per_node(self) -> int:
         """Number of calls that a node runs at once."""
-        return blocks.workers_per_node(self.site)
+        pilot = self.site.pilot
+        if pilot.cpu_count:
+            return pilot.cpu_count
+        return 1 if pilot.devices == "gpu" or pilot.mixed else len(os.sched_getaffinity(0))
 
     def scale_out_facade(self, n: int) -> list[str]:
         """Return the ids of started blocks. The first call returns the initial blocks.

@@ -97,9 +97,7 @@ def _command(name: str, call: str, session: str) -> str:
     return f"stoker {name} {call}{f' --session {session}' if session else ''}"
 
 
-def error_from_failure(
-    failure: Failure, *, call: int, session: str = "", printed: Printed | None = None
-) -> StokerError:
+def error_from_failure(failure: Failure, *, call: int, session: str, printed: Printed | None) -> StokerError:
     names = ("pilot", "device", "signal", "exit_code", "tail", "log")
     facts: dict[str, Any] = {"call": show_call(call)}
     facts |= {name: value for name in names if (value := getattr(failure, name))}

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import ConfigError, StokerError
@@ -35,9 +35,6 @@ class KeptItem(NamedTuple):
     at: int
     items: int
 
-    def value(self) -> Any:
-        return self.file.value_at(self.at)
-
 
 class KeepingInbox(MapInbox):
     def __init__(self, file: KeptFile) -> None:
@@ -51,6 +48,10 @@ class KeepingInbox(MapInbox):
         self._came: queue.SimpleQueue[CallEnd | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="stoker-map-keep", daemon=True)
         self._thread.start()
+
+    def find(self, key: str, *, items: int) -> KeptItem | None:
+        at = self.file.find(key)
+        return None if at is None else KeptItem(self.file, at, items)
 
     def settle(self, end: CallEnd) -> bool:
         self._came.put(end)
@@ -112,28 +113,21 @@ class KeepingInbox(MapInbox):
         self.flush()
 
 
-class ResultKeeper:
-    """The open file in which a map keeps its results."""
-
-    def __init__(self, path: Path, calls: MapCalls, *, reuse: bool) -> None:
-        header = calls.header()
-        self.file = file = KeptFile(path)
-        try:
-            there = file.header
-            if there is None or refuse_or_describe_change(there, header, path=path, reuse=reuse):
-                file.begin(header)
-        except BaseException:
-            file.close()
-            raise
-        self.inbox = KeepingInbox(file)
-        if len(file):
-            damaged = f" ({file.damaged:,} damaged lines are skipped)" if file.damaged else ""
-            text = "%s has %s results of earlier runs%s; their items do not run again"
-            logger.warning(text, path, f"{len(file):,}", damaged)
-
-    def find(self, key: str, *, items: int) -> KeptItem | None:
-        at = self.file.find(key)
-        return None if at is None else KeptItem(self.file, at, items)
+def open_inbox(path: Path, calls: MapCalls, *, reuse: bool) -> KeepingInbox:
+    """Open the file in which a map keeps its results."""
+    header, file = calls.header(), KeptFile(path)
+    try:
+        there = file.header
+        if there is None or refuse_or_describe_change(there, header, path=path, reuse=reuse):
+            file.begin(header)
+    except BaseException:
+        file.close()
+        raise
+    if len(file):
+        damaged = f" ({file.damaged:,} damaged lines are skipped)" if file.damaged else ""
+        text = "%s has %s results of earlier runs%s; their items do not run again"
+        logger.warning(text, path, f"{len(file):,}", damaged)
+    return KeepingInbox(file)
 
 
 def refuse_or_describe_change(there: KeptHeader, now: KeptHeader, *, path: Path, reuse: bool) -> str:

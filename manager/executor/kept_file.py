@@ -74,8 +74,7 @@ class KeptHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     since: str = ""
 
     def line(self) -> bytes:
-        facts = {"stoker": self.stoker, **{name: getattr(self, name) for name in self.__struct_fields__}}
-        facts["since"] = time.strftime("%Y-%m-%d %H:%M:%S")
+        facts = {"stoker": self.stoker, **msgspec.structs.asdict(self), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
         return json.dumps(facts, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
 
 
@@ -172,7 +171,7 @@ def value_at(file: BinaryIO, at: int, *, path: Path, key: str = "", opens: bool 
         ) from error
 
 
-def _decode_kept_line(line: bytes, *, key: str = "", opens: bool = True) -> Any:
+def _decode_kept_line(line: bytes, *, key: str, opens: bool) -> Any:
     """Return the value in a line (None with `opens=False`); DAMAGED if the line is incomplete or has another key."""
     body, end = line[:-_END_BYTES], line[-_END_BYTES:]
     digest = hashlib.blake2b(body, digest_size=_DIGEST_BYTES).hexdigest()

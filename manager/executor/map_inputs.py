@@ -16,7 +16,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from stoker.datafile import read_rows
 from stoker.errors import ConfigError
@@ -24,9 +24,8 @@ from stoker.errors import ConfigError
 # ---- futures and batches
 
 
-class FailedInput:
-    def __init__(self, error: Exception) -> None:
-        self.error = error
+class FailedInput(NamedTuple):
+    error: Exception
 
 
 def settled(items: Iterable[Any]) -> Iterator[Any]:

@@ -25,7 +25,7 @@ from stoker.errors import ConfigError
 from stoker.manager.executor import map_inputs
 from stoker.manager.executor.executor import StokerExecutor
 from stoker.manager.executor.failures import outcome
-from stoker.manager.executor.keeping import KeptItem, ResultKeeper, path_of
+from stoker.manager.executor.keeping import KeepingInbox, KeptItem, open_inbox, path_of
 from stoker.manager.executor.kept_file import kept_key
 from stoker.manager.executor.map_calls import MapCalls, find_kernel_and_executor, unwrap_parsl_app
 from stoker.manager.executor.map_inputs import SLOW_S, FailedInput, ItemNotArrived, SlowItemCounter, ThreadedInputs
@@ -91,15 +91,14 @@ def map(
     try:
         items = items if isinstance(items, Iterable) else iter(items)  # torch's data sets define only __getitem__
     except TypeError:
-        what = f"stoker.map: {items!r:.80} is not iterable; write stoker.map(function, items)"
-        raise ConfigError(what) from None
+        raise ConfigError(f"stoker.map: {items!r:.80} is not iterable; write stoker.map(function, items)") from None
     kernel, executor = find_kernel_and_executor(function, "stoker.map", inside="use Python's own map")
     inputs: Iterator[Any] = map_inputs.settled(items)
     if size is not None:
         size = min(size, MOST_NUMBER)
         inputs = map_inputs.batches(inputs, size)
     calls = MapCalls(executor, function, batch_size=size)
-    keeping = None if path is None else ResultKeeper(path, calls, reuse=reuse)
+    keeping = None if path is None else open_inbox(path, calls, reuse=reuse)
     follow: Follow | None = progress if callable(progress) else None
     if progress is True:
         kept = 0 if keeping is None else len(keeping.file) * (size or 1)
@@ -138,7 +137,7 @@ class ResultStream(Iterator[Any]):
 
     def __init__(
         self, executor: StokerExecutor, calls: MapCalls, inputs: Iterator[Any], *, ordered: bool, window: int,
-        total: int | None, follow: Follow | None, return_exceptions: bool, retries: int, keeping: ResultKeeper | None,
+        total: int | None, follow: Follow | None, return_exceptions: bool, retries: int, keeping: KeepingInbox | None,
     ) -> None:  # fmt: skip
         self._link = executor.link
         self._calls = calls
@@ -151,7 +150,7 @@ class ResultStream(Iterator[Any]):
         self._window = Window(window)
         self._total = total
         self._follow = follow
-        self._inbox = MapInbox() if keeping is None else keeping.inbox
+        self._inbox = keeping or MapInbox()
         self._reports = MapReports(
             self._link.queue_message, name=calls.name, context=calls.context_key, items=total, batch_size=size
         )
@@ -181,8 +180,8 @@ class ResultStream(Iterator[Any]):
                 result = self._take()
             except StopIteration:
                 self._finish()
-                if self._keeping is not None and self._keeping.inbox.error is not None:
-                    raise self._keeping.inbox.error from None
+                if self._keeping is not None and self._keeping.error is not None:
+                    raise self._keeping.error from None
                 raise
             except KeyboardInterrupt:
                 sys.stderr.write(f"\n{self.interrupted()}\n")
@@ -262,8 +261,8 @@ class ResultStream(Iterator[Any]):
         while True:
             if self._arrived:
                 self._collect_arrived_results()
-            if self._keeping is not None and self._keeping.inbox.error is not None:
-                raise self._keeping.inbox.error  # later results are not stored in the file
+            if self._keeping is not None and self._keeping.error is not None:
+                raise self._keeping.error  # later results are not stored in the file
             # With a window of 1, the program receives a result before the next item is read.
             if not self._is_stopped and (window.most_calls > 1 or self._next not in self._ready):
                 self._fill()
@@ -284,7 +283,7 @@ class ResultStream(Iterator[Any]):
 
     def _hand_over(self, end: CallEnd | _UnsentItem | KeptItem) -> Any:
         if isinstance(end, KeptItem):
-            value, size = end.value(), end.items
+            value, size = end.file.value_at(end.at), end.items
             if isinstance(self._follow, MapProgress):
                 self._follow.kept_taken += size
         elif isinstance(end, _UnsentItem):
@@ -428,24 +427,20 @@ class ResultStream(Iterator[Any]):
     def _send(self, batch: _Batch) -> None:
         if not batch.packed:
             return
-        total = 0
         places = list(itertools.islice(self._places, len(batch.packed)))
         self._reports.sent(len(batch.packed))
         submission = batch.submissions or self._calls.submission()
         if self._keeping is None:
             calls = self._link.submit_many(submission, batch.packed, self._inbox)
         else:
-            inbox = self._keeping.inbox
-            with inbox.sending:
-                calls = self._link.submit_many(submission, batch.packed, inbox)
-                inbox.sent(calls, list(zip(batch.keys, places, strict=False)))
-        for call, payload, place in zip(calls, batch.packed, places, strict=True):
-            size = size_of(payload)
-            self._window.in_flight[call] = (place, size)
-            total += size
-        self._window.sent(total)
+            with self._keeping.sending:
+                calls = self._link.submit_many(submission, batch.packed, self._keeping)
+                self._keeping.sent(calls, list(zip(batch.keys, places, strict=False)))
+        sizes = [size_of(payload) for payload in batch.packed]
+        self._window.in_flight.update(zip(calls, zip(places, sizes, strict=True), strict=True))
+        self._window.sent(sum(sizes))
         if batch.last != (self._batch_size or 1):  # only the last batch may have fewer items
-            self._short[call] = batch.last
+            self._short[calls[-1]] = batch.last
 
     def _finish(self) -> None:
         self._closed = True
@@ -454,7 +449,7 @@ class ResultStream(Iterator[Any]):
             self._inputs.close()
         self._inputs = iter(())
         if self._keeping is not None:
-            self._keeping.inbox.close()
+            self._keeping.close()
         self._reports.close()
         if isinstance(self._follow, MapProgress):
             self._follow.close()

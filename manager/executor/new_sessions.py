@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.config import format_site_toml, load_sites, write_sites
+from stoker.config import format_site_toml, load_sites, read_sites, write_sites
 from stoker.contexts.folders import state_folder
 from stoker.errors import ConfigError, SessionError
 from stoker.folders import working_folder
@@ -97,11 +97,11 @@ def kept_session(
     links = [link for link in (state_folder() / "sessions").glob("*") if is_session_folder(link)]
     for link in sorted(links, key=lambda link: (link.name != before, -link.lstat().st_mtime)):
         folder = SessionFolder(link.resolve())
-        if not detached.is_detached(folder) or detached.over(folder):
+        if not detached.is_detached(folder) or folder.over():
             continue
         with suppress(SessionError, ConfigError):  # skip a damaged session
             name = detached.name_of(folder)
-            there = {key: format_site_toml(one) for key, one in detached.sites_of(folder).items()}
+            there = {key: format_site_toml(one) for key, one in read_sites(folder.sites).items()}
             if there == texts and (name == before or detached.is_up(folder)):
                 return KeptSession(name, folder.path, started=False)
     made = make(sites)

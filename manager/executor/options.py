@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
 import os
@@ -20,6 +19,7 @@ from parsl.monitoring.radios.base import RadioConfig
 from parsl.providers.base import ExecutionProvider
 from typeguard import TypeCheckError
 
+from stoker.config_errors import did_you_mean
 from stoker.contexts.encoder import Family
 from stoker.contexts.factory import as_recipe, recipe_of
 from stoker.contexts.folders import ProgramFolder
@@ -63,8 +63,8 @@ def _is_path(value: Any) -> bool:
 def check_load_arguments(*, run_dir: Any, retries: Any, options: Mapping[str, Any]) -> None:
     unknown = next((name for name in options if name not in _PARSLS), "")
     if unknown:
-        near = difflib.get_close_matches(unknown, [*_LOADS, *_PARSLS], n=1)
-        hint = f"did you mean {near[0]}?" if near else f"it accepts these options of Parsl: {', '.join(_PARSLS)}"
+        accepted = f"it accepts these options of Parsl: {', '.join(_PARSLS)}"
+        hint = did_you_mean(unknown, (*_LOADS, *_PARSLS), otherwise=accepted)
         raise ConfigError(f"stoker.load has no option {unknown}; {hint}", key=unknown)
     strategy = options.get("strategy")
     check("strategy", strategy, strategy in _STRATEGIES, 'one of "simple", "htex_auto_scale", "none"')
@@ -200,8 +200,7 @@ class Wants(msgspec.Struct, frozen=True):
         recipe, *longer = self.family.serving(input_length(self.family, self.features, args, kwargs))
         known = self.of_lengths.get(recipe.key)
         if known is None:
-            keys = tuple(RecipeKey(each.key) for each in longer)
-            options = msgspec.structs.replace(self.options, variants=keys)
+            options = msgspec.structs.replace(self.options, variants=tuple(RecipeKey(each.key) for each in longer))
             chosen = {"recipe": recipe, "variants": tuple(longer), "options": options, "family": None}
             known = self.of_lengths[recipe.key] = msgspec.structs.replace(self, **chosen, of_lengths={})
         return known
@@ -266,8 +265,7 @@ def read_parsl_spec(spec: Any) -> Recipe:
 
 
 def _unknown(unknown: list[str]) -> SpecificationError:
-    nearest = difflib.get_close_matches(unknown[0], KEYS, n=1)
-    hint = f"did you mean {nearest[0]}?" if nearest else "the context declares the devices that a call needs"
+    hint = did_you_mean(unknown[0], KEYS, otherwise="the context declares the devices that a call needs")
     valid = "\n".join(f"  {key:11} {text}" for key, text in KEYS.items())
     what = f"{unknown[0]} is not a key" if len(unknown) == 1 else f"{', '.join(unknown)} are not keys"
     message = f"parsl_resource_specification: {what}; {hint}\nthe keys are\n{valid}"

@@ -179,8 +179,7 @@ class PieceInbox:
     def _end(self) -> None:
         self._is_over, self._digests = True, array("Q")
         self._changed.notify_all()
-        waiters, self._waiters = self._waiters, []
-        wake_tasks(waiters)
+        wake_tasks(self.take_waiters())
 
     # ---- for the program
 

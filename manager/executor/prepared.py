@@ -309,8 +309,7 @@ def _pickle_function(
 ) -> FunctionBlob:  # fmt: skip
     name = name_of(own(function))
     try:
-        value = (function, takes_context, SourceLines())
-        data = dumps_code(value, what="function", by_name=by_name, also=also)
+        data = dumps_code((function, takes_context, SourceLines()), what="function", by_name=by_name, also=also)
     except SerializationError as error:
         raise SerializationError(f"function {name}: {error}", what="function", function=name) from error
     if before is not None and before.blob == data:

@@ -76,11 +76,6 @@ class MapProgress:
         if now - self._drawn >= self._pause_s:
             self._draw(now)
 
-    @property
-    def shown(self) -> int:
-        shown = self._done + max(self._kept, self.kept_taken)
-        return shown if self._total is None else min(shown, self._total)
-
     def close(self) -> None:
         self._draw(time.monotonic(), last=True)
         if self.live is not None:
@@ -102,7 +97,9 @@ class MapProgress:
         elapsed = now - self._started
         per_s = self._pace.per_second(now) if not last else self._done / max(elapsed, 1e-9)
         rate = f"{per_s:,.1f}/s" if elapsed > 0.5 and per_s else ""
-        shown = self.shown if not last else self._done + self.kept_taken
+        shown = self._done + (self.kept_taken if last else max(self._kept, self.kept_taken))
+        if self._total is not None and not last:
+            shown = min(shown, self._total)
         rest = 0 if self._total is None else self._total - shown
         left = format_time_left(self._pace.left_s(rest, now)) if rest and not last else ""
         of = shown if self._total is None else f"{shown}/{self._total}"

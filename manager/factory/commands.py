@@ -26,6 +26,7 @@ log = logging.getLogger("stoker.factory")
 _HIDDEN = ("SLURM_", "SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_", "SRUN_")
 _SHOWN = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"}
 """Variables that select a Slurm installation."""
+_AT_ONCE = 100
 _AFTER_KILL_S = 2.0
 _MOST_CHARACTERS = 600
 _TAIL_BYTES = 4096
@@ -112,6 +113,10 @@ class CommandRunner:
 
     def shell(self, line: str) -> CommandResult:
         return self.run(["/bin/sh", "-c", line], name=line.split()[0])
+
+
+def in_chunks(jobs: Sequence[str]) -> list[Sequence[str]]:
+    return [jobs[start : start + _AT_ONCE] for start in range(0, len(jobs), _AT_ONCE)]
 
 
 def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:

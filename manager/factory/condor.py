@@ -21,7 +21,7 @@ import msgspec
 from stoker.manager.factory import condor_ads, condor_description
 from stoker.manager.factory.allowed_nodes import placed
 from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble, SubmissionRefused, Unanswered, job_name
-from stoker.manager.factory.commands import CommandResult, CommandRunner, last_lines
+from stoker.manager.factory.commands import CommandResult, CommandRunner, in_chunks, last_lines
 from stoker.manager.factory.condor_ads import Ad, JobStatus
 from stoker.manager.factory.pacing import Listing, Pacer
 from stoker.protocol.blocks import ANYWHERE, AllowedNodes, BlockPhase
@@ -30,7 +30,6 @@ from stoker.site import Site
 
 log = logging.getLogger("stoker.factory")
 
-_AT_ONCE = 100
 _ANALYZE_EVERY_S = 300.0
 _ANALYZE_AGAIN_S = 60.0
 """Seconds until an analysis without result is repeated."""
@@ -89,8 +88,7 @@ class CondorBatch:
         name, site = job_name(self._session, block), placed(self._site, allowed)
         script = condor_description.script(site, command=self._command(block))
         keys = [os.path.relpath(self._key(block), self._folder)] if self._key is not None else []
-        files = [*self._files, *keys]
-        text = condor_description.describe(site, session=self._session, block=block, files=files)
+        text = condor_description.describe(site, session=self._session, block=block, files=[*self._files, *keys])
         for suffix, content in (("sub", text), ("sh", script)):
             (self._folder / f"{name}.{suffix}").write_text(content, errors="surrogateescape")
         (self._folder / f"{name}.sh").chmod(0o700)
@@ -152,7 +150,7 @@ class CondorBatch:
 
     def _ends_from_history(self, jobs: Sequence[str]) -> dict[str, BatchJobStatus]:
         ends = dict.fromkeys(jobs, _GONE_FROM_QUEUE)
-        for some in _in_chunks(jobs) if self._has_history else ():
+        for some in in_chunks(jobs) if self._has_history else ():
             try:
                 ads = self._read_ads(["condor_history", *_JSON, "-limit", str(len(some)), *some])
             except BatchTrouble as error:
@@ -219,7 +217,7 @@ class CondorBatch:
     def _condor_rm(self, jobs: Sequence[str], *options: str) -> list[CommandResult]:
         if jobs:
             self._listing.forget()
-        return [self._commands.run(["condor_rm", *options, *some]) for some in _in_chunks(jobs)]
+        return [self._commands.run(["condor_rm", *options, *some]) for some in in_chunks(jobs)]
 
 
 def warnings(err: str) -> list[str]:
@@ -239,7 +237,3 @@ def failure(words: str) -> BatchTrouble | SubmissionRefused:
 
 
 _JSON = ("-json", "-attributes", ",".join(condor_ads.ATTRIBUTES))
-
-
-def _in_chunks(jobs: Sequence[str]) -> list[Sequence[str]]:
-    return [jobs[start : start + _AT_ONCE] for start in range(0, len(jobs), _AT_ONCE)]

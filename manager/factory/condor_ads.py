@@ -20,7 +20,7 @@ import msgspec
 from stoker.manager.factory.batch import BatchJobStatus, BatchTrouble
 from stoker.manager.factory.condor_description import BLOCK, BY_OWNER, SOURCE, SPOOLING, WALLTIME
 from stoker.protocol.blocks import BlockPhase, LossReason
-from stoker.units import show_bytes, show_seconds
+from stoker.units import show_bytes, show_line, show_seconds
 
 Ad = Mapping[str, Any]
 
@@ -156,7 +156,7 @@ def waits_s(ad: Ad) -> float:
     return now_s - float(ad.get("EnteredCurrentStatus") or now_s) if now_s else 0.0
 
 
-def was_evicted(ad: Ad, *, ran: bool = False) -> bool:
+def was_evicted(ad: Ad, *, ran: bool) -> bool:
     """True if an idle job has run and was not held afterwards. A slot that rejects the job also leaves a
     VacateReasonCode.
     """
@@ -181,7 +181,7 @@ def loss_reason_of_hold(ad: Ad, *, prefix: str = "") -> LossReason:
     return LossReason.OUT_OF_MEMORY if _cause_of_hold(ad, prefix=prefix) == _MEMORY else LossReason.HELD
 
 
-def _cause_of_hold(ad: Ad, *, prefix: str = "") -> str:
+def _cause_of_hold(ad: Ad, *, prefix: str) -> str:
     """Return the cause of a hold; empty if a person or a file transfer caused the hold."""
     code, sub = ad.get(f"{prefix}HoldReasonCode"), ad.get(f"{prefix}HoldReasonSubCode")
     if code in (BY_OWNER, SPOOLING, None):
@@ -282,7 +282,7 @@ def _end_reason(ad: Ad) -> str:
             return f"out of walltime ({show_seconds(float(ad.get(WALLTIME, 0)))})"
         held = ad.get("HoldReason") or ad.get("LastHoldReason")  # HTCondor's version decides which attribute is set
         if ad.get("LastJobStatus") == JobStatus.HELD and held:
-            return f"held by HTCondor: {_line(held)}"
+            return f"held by HTCondor: {show_line(str(held))}"
         return f"removed {why}".strip()
     if ad.get("ExitBySignal"):
         return f"killed by {_signal(ad.get('ExitSignal', 0))}"
@@ -296,7 +296,7 @@ def _describe_eviction(ad: Ad) -> str:
     else:
         what = "preempted" if loss is LossReason.PREEMPTED else "evicted"
         what += f" from {slot}" if slot else ""
-    return ": ".join([what, *filter(None, [_line(ad.get("VacateReason", ""))])])
+    return ": ".join([what, *filter(None, [show_line(str(ad.get("VacateReason", "")))])])
 
 
 def _rejection_reason(ad: Ad) -> str:
@@ -304,11 +304,12 @@ def _rejection_reason(ad: Ad) -> str:
     waits_since = float(ad.get("EnteredCurrentStatus") or 0)
     if float(ad.get("LastRejMatchTime") or waits_since) < waits_since:
         return ""
-    return _line(ad.get("LastRejMatchReason", "")).partition(" |")[0]  # numbered diagnoses follow the vertical bar
+    reason = show_line(str(ad.get("LastRejMatchReason", "")))
+    return reason.partition(" |")[0]  # numbered diagnoses follow the vertical bar
 
 
 def _held(ad: Ad, *, since_s: float, held_s: float) -> Verdict:
-    reason = f"held: {_line(ad.get('HoldReason', 'HTCondor does not say why'))}"
+    reason = f"held: {show_line(str(ad.get('HoldReason', 'HTCondor does not say why')))}"
     has_run = ad.get("NumJobStarts") or ad.get("LastJobStatus") == JobStatus.RUNNING
     stays = ad.get("HoldReasonCode") in (BY_OWNER, SPOOLING) or since_s < held_s
     phase = BlockPhase.PENDING if stays else BlockPhase.ENDED
@@ -318,10 +319,6 @@ def _held(ad: Ad, *, since_s: float, held_s: float) -> Verdict:
 def _slots(what: str, text: str) -> int | None:
     found = re.search(rf"^\s*(\d+)(?: slots)? {what}", text, re.MULTILINE)
     return int(found[1]) if found else None
-
-
-def _line(text: Any) -> str:
-    return " ".join(str(text).split())
 
 
 def _signal(number: int) -> str:

@@ -54,12 +54,8 @@ class KubernetesBatch:
                 self._call_api(self._provider.cancel, [job])
 
     def find(self) -> Mapping[str, BlockId]:
-        found = {}
-        for name in self._list_pods_by_name():
-            block = block_of(name.rpartition(".")[0], session=self._session)
-            if block is not None:
-                found[name] = block
-        return found
+        pods = self._list_pods_by_name()
+        return {name: block for name in pods if (block := block_of(name.rpartition(".")[0], session=self._session))}
 
     def _list_pods_by_name(self) -> dict[str, Any]:
         listed = self._call_api(self._provider.kube_client.list_namespaced_pod, namespace=self._provider.namespace)

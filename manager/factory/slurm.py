@@ -17,7 +17,7 @@ import msgspec
 
 from stoker.manager.factory import slurm_output
 from stoker.manager.factory.batch import BatchJobStatus, block_of, job_name
-from stoker.manager.factory.commands import last_lines
+from stoker.manager.factory.commands import in_chunks, last_lines
 from stoker.manager.factory.pacing import Listing, Pacer
 from stoker.manager.factory.slurm_output import AccountedJob
 from stoker.manager.factory.submitting import Submitter
@@ -31,7 +31,6 @@ _TRIES = 3
 _VACATED = ("queued again by Slurm", LossReason.VACATED)
 _ONE_BY_ONE = 3
 """Up to this number of jobs, each job gets its own `scontrol`."""
-_AT_ONCE = 100
 
 
 @dataclass(slots=True)
@@ -132,8 +131,8 @@ class SlurmBatch:
     def cancel(self, jobs: Sequence[str]) -> None:
         self._cancelled.update(jobs)
         self._listing.forget()
-        for start in range(0, len(jobs), _AT_ONCE):
-            self._check(["scancel", *jobs[start : start + _AT_ONCE]], allow=_UNKNOWN)
+        for some in in_chunks(jobs):
+            self._check(["scancel", *some], allow=_UNKNOWN)
 
     def cancel_named(self, blocks: Sequence[BlockId]) -> None:
         self._listing.forget()

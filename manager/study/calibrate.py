@@ -113,8 +113,7 @@ class RecordedSession:
         self.recipes = {key: context.recipe for key, context in state.contexts.items()}
         self.advice = {key: dict(context.advice) for key, context in state.contexts.items() if context.advice}
         for pilot in state.pilots.values():
-            devices = tuple(device.facts for device in pilot.devices.values())
-            self.stays[pilot.id] = RecordedStay(devices, since)
+            self.stays[pilot.id] = RecordedStay(tuple(device.facts for device in pilot.devices.values()), since)
         for call in state.calls.values():
             key, priority = call.group.context.recipe.key, call.group.options.priority
             self.asked[call.id] = Arrival(call.submitted_at, key, items_of(call.spec), priority=priority)
@@ -158,9 +157,8 @@ class RecordedSession:
         if isinstance(message, to_manager.DefineRecipe):
             self.recipes.setdefault(message.recipe.key, message.recipe)
         elif isinstance(message, to_manager.Submit):
-            priority = message.options.priority
             for spec in message.calls:
-                call = Arrival(now, message.recipe, items_of(spec), priority=priority)
+                call = Arrival(now, message.recipe, items_of(spec), priority=message.options.priority)
                 self.asked.setdefault(spec.call, call)
 
     def _on_pilot_message(self, now: float, pilot: str, message: to_manager.FromPilot) -> None:

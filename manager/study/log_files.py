@@ -79,8 +79,7 @@ def read_log(path: Path) -> tuple[EventLog, dict[str, Any]]:
 def _numbers(column: array[Any], type: str) -> Any:
     import pyarrow as pa
 
-    whole = pa.Array.from_buffers(_arrow_type(column), len(column), [None, pa.py_buffer(column)])
-    return whole.cast(type)
+    return pa.Array.from_buffers(_arrow_type(column), len(column), [None, pa.py_buffer(column)]).cast(type)
 
 
 def _decode_event_numbers(chunk: Any, path: Path) -> list[int]:
@@ -106,9 +105,9 @@ _SHORT_GAP_S = 0.002  # Seconds; a longer gap between calls is drawn if it also 
 TraceEvent = dict[str, Any]
 
 
-def write_timeline(path: Path, log: EventLog, curves: Curves, *, most_calls: int = MOST_CALLS) -> None:
+def write_timeline(path: Path, log: EventLog, curves: Curves) -> None:
     """Write the timeline of a run atomically, gzipped if the name ends in `.gz`."""
-    write_events(path, events_of(log, curves, most_calls=most_calls))
+    write_events(path, events_of(log, curves))
 
 
 def write_events(path: Path, events: Iterable[TraceEvent]) -> None:

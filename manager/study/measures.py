@@ -40,12 +40,12 @@ class Steps:
         place = bisect_right(self.at_s, at_s)
         return self.values[place - 1] if place else 0.0
 
-    def integral(self, *, from_s: float = 0.0, until_s: float) -> float:
-        total, before, value = 0.0, from_s, self.value(from_s)
-        for place in range(bisect_right(self.at_s, from_s), bisect_right(self.at_s, until_s)):
+    def integral(self, *, until_s: float) -> float:
+        total = before = value = 0.0
+        for place in range(bisect_right(self.at_s, until_s)):
             total += value * (self.at_s[place] - before)
             before, value = self.at_s[place], self.values[place]
-        return total + value * max(0.0, until_s - before)
+        return total + value * (until_s - before)
 
 
 class Measures(msgspec.Struct, frozen=True):
@@ -78,16 +78,8 @@ class Measures(msgspec.Struct, frozen=True):
     late: tuple[int, ...] = ()
 
     @property
-    def missed(self) -> int:
-        return len(self.late)
-
-    @property
     def violations(self) -> float | None:
-        return self.missed / self.deadlines if self.deadlines else None
-
-    @property
-    def makespan_s(self) -> float:
-        return self.ended_at - self.began_at
+        return len(self.late) / self.deadlines if self.deadlines else None
 
 
 def measure(log: EventLog, *, until_s: float | None = None) -> Measures:

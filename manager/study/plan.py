@@ -195,6 +195,5 @@ def _capacity(blocks: int, lost_per_s: float, *, until_s: float, seed: int) -> t
 def _range(values: Sequence[float]) -> Range:
     ordered = sorted(values)
     if math.isinf(ordered[-1]):  # infinity cannot be interpolated
-        places = (round(share * (len(ordered) - 1)) for share in (0.1, 0.5, 0.9))
-        return Range(*(ordered[place] for place in places))
+        return Range(*(ordered[round(share * (len(ordered) - 1))] for share in (0.1, 0.5, 0.9)))
     return Range(*(quantile(ordered, share) for share in (0.1, 0.5, 0.9)))

@@ -148,9 +148,7 @@ def _times(waits: Axes, turnarounds: Axes, runs: Runs) -> None:
     waits.set_ylabel("share of calls")
 
 
-def _plot_distribution(
-    axes: Axes, runs: Runs, times_of: Callable[[Curves], Sequence[float]], *, words: str
-) -> None:  # fmt: skip
+def _plot_distribution(axes: Axes, runs: Runs, times_of: Callable[[Curves], Sequence[float]], *, words: str) -> None:
     lines = []
     for label, of_policy, look in _styled_runs(runs):
         known = [times_of(run) for run in of_policy if times_of(run)]

@@ -111,8 +111,7 @@ def results_of(
 def write(
     folder: Path, scenario: Scenario, runs: Sequence[FinishedRun], results: StudyResults
 ) -> Iterator[WrittenFiles]:
-    logs = tuple(sorted(run.log for run in runs))
-    yield WrittenFiles("logs", logs, "one event per row, for polars or pandas")
+    yield WrittenFiles("logs", tuple(sorted(run.log for run in runs)), "one event per row, for polars or pandas")
     names = (name_of_copy(name, alone=f"{POLICIES}/{number}") for number, name in enumerate(scenario.policies))
     kept = replace(scenario, policies=tuple(names))
     yield WrittenFiles("scenario", (_text(folder / SCENARIO, scenario_to_toml(kept)),), "what was simulated")

@@ -25,13 +25,13 @@ from stoker.manager.sim.bound import lower_bound
 from stoker.manager.sim.check import in_order, refuse_impossible
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import RunOutcome, Simulation, SimulationError
-from stoker.manager.sim.workload import context_names_of_workload, expand_family_names, of_lengths
+from stoker.manager.sim.workload import Trace, arrivals, context_names_of_workload, expand_family_names, of_lengths
 from stoker.manager.sim.world import World, limited
 from stoker.manager.study.log_files import write_log
 from stoker.manager.study.measures import Figures, compute_run_figures, measure
 from stoker.manager.study.plots import Curves, make_run_curves
 from stoker.manager.study.scenario import CallDetail, Scenario, label
-from stoker.manager.study.traces import arrivals_of
+from stoker.manager.study.traces import read_trace
 from stoker.tracebacks import user_traceback_lines
 from stoker.units import show_seconds
 
@@ -152,20 +152,23 @@ class FinishedRun(msgspec.Struct, frozen=True):
     wall_s: float
 
 
+def _ignore_progress(*_: Any) -> None:
+    pass
+
+
 def run_all(
     scenario: Scenario, *, policies: Sequence[str], seeds: Sequence[int], folder: Path, jobs: int = 1,
-    tell: TellProgress | None = None,
+    tell: TellProgress = _ignore_progress,
 ) -> Generator[FinishedRun, None, None]:  # fmt: skip
     """Simulate every policy and seed, and yield each run at its end. Only the first policy's runs get a lower bound."""
     todo = [_PlannedRun(policy, seed, number == 0) for seed in seeds for number, policy in enumerate(policies)]
     do = functools.partial(_simulate_run, scenario=scenario, folder=folder)
-    hear = tell or _ignore_progress
     if jobs <= 1 or len(todo) == 1:
-        yield from (do(run, hear) for run in todo)
+        yield from (do(run, tell) for run in todo)
         return
     try:
         with Workers(do, count=min(jobs, len(todo))) as workers:
-            yield from workers.each(todo, hear=hear)
+            yield from workers.each(todo, hear=tell)
     except DiedError as error:
         memory = "; perhaps the memory was full: try fewer --jobs" if error.code == -9 else ""
         raise SimulationError(f"{error.task}: the process that simulated it died ({error.how}){memory}") from None
@@ -190,10 +193,6 @@ def _simulate_run(run: _PlannedRun, tell: TellProgress, *, scenario: Scenario, f
     except Exception as error:  # a user's policy may raise anything
         lines = "\n".join(user_traceback_lines(error)) or traceback.format_exc()
         raise SimulationError(f"{run} failed:\n{lines}", policy=run.policy, seed=run.seed) from error
-
-
-def _ignore_progress(*_: Any) -> None:
-    pass
 
 
 def simulate_once(
@@ -222,8 +221,11 @@ def simulate_once(
 
 
 def _calls(scenario: Scenario, world: World, *, seed: int) -> Iterator[Arrival]:
-    known = {*world.contexts, *(model.family for model in world.contexts.values())}
-    calls = arrivals_of(scenario.workload, seed=seed, folder=Path(), contexts=known)
+    workload, known = scenario.workload, {*world.contexts, *(model.family for model in world.contexts.values())}
+    if isinstance(workload, Trace):
+        calls = read_trace(workload, folder=Path(), contexts=known)
+    else:
+        calls = arrivals(workload, seed=seed)
     return in_order(world, of_lengths(world, calls))
 
 

@@ -13,7 +13,7 @@ import os
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -40,14 +40,14 @@ class Override(NamedTuple):
 _NAMED = (("world", "contexts"), ("world", "devices"))  # Tables with named entries, to which `--set` adds no entry
 
 
-def apply_override(data: dict[str, Any], text: str, *, top: Collection[str], world: Collection[str]) -> Override:
-    """Change one setting of `data` in place. `top`, `world`: names of the settings of a scenario and of its world."""
+def apply_override(data: dict[str, Any], text: str) -> Override:
+    """Change one setting of `data` in place."""
     key, equals, value = text.partition("=")
     written = [part.strip() for part in key.split(".")]
     if not equals or not all(written):
         raise ConfigError(f"--set {text}: write key=value, as in --set world.links.shared='2 GB/s'", key="set")
     parts = [part.strip("\"'") for part in written]
-    if parts[0] not in top and parts[0] in world:
+    if parts[0] not in _TOP and parts[0] in _WORLD:
         parts.insert(0, "world")
     here: Any = data
     for place, part in enumerate(parts):
@@ -192,7 +192,7 @@ def load_scenario(path: str | os.PathLike[str], *, changes: Sequence[str] = ()) 
 def parse_scenario(text: str, *, file: str, folder: Path, changes: Sequence[str] = ()) -> Scenario:
     """`file`: the file's name in error messages."""
     data = parse_toml(text, file=file)
-    made = [apply_override(data, change, top=_TOP, world=_WORLD) for change in changes]
+    made = [apply_override(data, change) for change in changes]
     _make_absolute(data, folder)
     inline_step_profiles(data, folder)
     try:

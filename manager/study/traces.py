@@ -26,7 +26,7 @@ from stoker.config_errors import did_you_mean
 from stoker.decoding import HEAD_BYTES, describe_invalid_utf8, describe_non_text_format, invalid_byte_message
 from stoker.errors import ConfigError
 from stoker.manager.sim.client import Arrival
-from stoker.manager.sim.workload import Trace, TraceFormat, Workload, arrivals
+from stoker.manager.sim.workload import Trace, TraceFormat
 
 _WHOLE = re.compile(r"\s*[+-]?[0-9]{1,18}\s*")
 _NUMBER = re.compile(r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?\s*")
@@ -164,14 +164,6 @@ _OTHERWISE = frozenset({"gang", "objective", "variants"})
 _COLUMNS = (*(name for name in Arrival.__struct_fields__ if name not in _OTHERWISE), "gang_least", "gang_most")
 
 
-def arrivals_of(
-    workload: Workload, *, seed: int, folder: Path, contexts: Collection[str] = ()
-) -> Iterator[Arrival]:  # fmt: skip
-    if isinstance(workload, Trace):
-        return read_trace(workload, folder=folder, contexts=contexts)
-    return arrivals(workload, seed=seed)
-
-
 def read_trace(trace: Trace, *, folder: Path, contexts: Collection[str] = ()) -> Iterator[Arrival]:
     """Return the calls of a trace in order of time. Raises ConfigError, for a wrong later row during the iteration."""
     path = (folder / Path(trace.file).expanduser()).absolute()
@@ -247,8 +239,7 @@ def _read_philly_trace(path: Path, trace: Trace, names: _TraceContexts) -> Itera
 
 def _read_elasticflow_trace(path: Path, trace: Trace, names: _TraceContexts) -> Iterator[Arrival]:
     clock = _RowClock("submission_time")
-    needs = ("submission_time", "model_name", "deadline", "num_gpu", "duration")
-    for row in read_table(path, needs=needs):
+    for row in read_table(path, needs=("submission_time", "model_name", "deadline", "num_gpu", "duration")):
         submitted_s, deadline_s = row.number("submission_time"), row.number("deadline")
         if deadline_s <= submitted_s:
             raise row.wrong("deadline", f"{deadline_s:g} s is not after the submission at {submitted_s:g} s")

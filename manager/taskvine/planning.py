@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from stoker.manager.factory import condor_description as description
 from stoker.manager.factory.batch import job_name
+from stoker.manager.factory.pilot_command import walltime_s
 from stoker.pilot.taskvine.engine import NEVER_IDLE_S, VinePlan
 from stoker.site import ProviderKind, Site
 
@@ -65,14 +66,14 @@ def _batch_options(site: Site, *, session: str) -> str:
             ("account", provider.account),
             ("qos", provider.qos),
             ("constraint", provider.constraint),
-            ("time", str(_minutes_rounded_up(provider.walltime_s))),
+            ("time", str(walltime_s(site) // 60)),
             ("gres", f"gpu:{provider.gpus}" if provider.gpus else ""),
         )
         marks = [f"--job-name={job_name(session, WORKER)}"] if session else []
         words = [f"--{name}={shlex.quote(value)}" for name, value in given if value]
         return " ".join([*words, *provider.options, *marks])
     if provider.kind is ProviderKind.CONDOR:
-        lines = [f"+MaxWallTime = {_minutes_rounded_up(provider.walltime_s)}"]
+        lines = [f"+MaxWallTime = {walltime_s(site) // 60}"]
         if provider.account:
             lines.append(f"accounting_group = {provider.account}")
         if provider.gpu_type:
@@ -81,7 +82,3 @@ def _batch_options(site: Site, *, session: str) -> str:
         marks = [f"+{name} = {description.quoted(value)}" for name, value in known_by] if session else []
         return "\n".join([*lines, *provider.options, *marks])
     return ""
-
-
-def _minutes_rounded_up(seconds: float) -> int:
-    return -int(-seconds // 60)

@@ -162,12 +162,11 @@ def test_doctor_fails_if_a_requirement_is_missing(stoker: Stoker, monkeypatch: p
     assert 'pip install "no-such-package >=2" "rich <1"' in result.output
 
 
-def test_doctor_check_that_raises_is_reported_as_a_finding(monkeypatch: pytest.MonkeyPatch):
+def test_doctor_check_that_raises_is_reported_as_a_finding():
     def unlucky() -> list[Finding]:
         raise OSError("no such luck")
 
-    monkeypatch.setattr(doctor, "CHECKS", (doctor.Check("unlucky", "Is there luck?", unlucky),))
-    (finding,) = doctor.examine()
+    (finding,) = doctor.examine([doctor.Check("unlucky", "Is there luck?", unlucky)])
     assert finding.text == "unlucky could not be checked (Is there luck?): OSError: no such luck"
 
 

@@ -73,9 +73,7 @@ def numbers_of(text: str) -> tuple[str, list[LineNumber]]:
 
 _COUNTS = {"step": "total_steps", "epoch": "total_epochs"}
 _TOTALS = {total: count for count, total in _COUNTS.items()}
-_RATES = {
-    "steps_per_second": "steps_per_s", "tokens_per_second": "tokens_per_s", "samples_per_second": "samples_per_s",
-}  # fmt: skip
+_RATES = {"steps_per_second": "steps_per_s", "tokens_per_second": "tokens_per_s", "samples_per_second": "samples_per_s"}
 _TIMES = {"elapsed_seconds": "elapsed_s", "seconds_left": "eta_s", "seconds_per_step": "step_s"}
 _PLAIN = {"loss": "loss", "learning_rate": "learning_rate"}
 METRICS = (*(name for pair in _COUNTS.items() for name in pair), *_PLAIN, *_RATES, *_TIMES)

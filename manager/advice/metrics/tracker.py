@@ -93,7 +93,7 @@ class MetricTracker:
 
 
 def newest_metrics(
-    newest_first: Iterable[str], *, read_line: Callable[[str], LineMetrics | None] = read_metrics
+    newest_first: Iterable[str], *, read_line: Callable[[str], LineMetrics | None]
 ) -> tuple[list[LineMetrics], int]:
     """Return the metrics of the newest lines, oldest first, and the number of lines read. Counts of learned formats are
     used only if the rules find none."""

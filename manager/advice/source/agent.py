@@ -85,7 +85,7 @@ def _parse_fact_value(field: str, value: object) -> Scalar | None:
             value = int(value)
         elif field not in MANDATORY and value.lower() in ("none", "null", "n/a", "unknown", ""):
             return None
-    return value if isinstance(value, str | int) and len(str(value)) > 0 and fits(field, value) else None
+    return value if isinstance(value, str | int) and fits(field, value) else None
 
 
 # ---- the loop
@@ -137,7 +137,8 @@ def _answer(conversation: Conversation, tools: _FileTools, source: SourceText) -
     nonsense = 0
     for _ in range(_TURNS):
         text = conversation.ask(messages)
-        final = _final_answer(text)
+        _, marked, after = text.rpartition("Final Answer:")
+        final = parse_first_json_object(after) if marked or after.strip().startswith(("{", "```")) else None
         if final is not None:
             return final
         action = _ACTION.search(text)
@@ -184,8 +185,3 @@ class _FileTools:
         piece = whole[(at - 1) * _PAGE : at * _PAGE]
         self.shown[name] = whole[: max(len(self.shown.get(name, "")), at * _PAGE)]
         return piece if pages == 1 else f"{piece}\n(page {at} of {pages})"
-
-
-def _final_answer(text: str) -> dict[str, object] | None:
-    _, marked, after = text.rpartition("Final Answer:")
-    return parse_first_json_object(after) if marked or after.strip().startswith(("{", "```")) else None

@@ -99,10 +99,7 @@ class SourceText(msgspec.Struct, frozen=True):
 
 
 def extract_facts(
-    source: SourceText,
-    *,
-    arguments: Mapping[str, Any] | None = None,
-    folders: Iterable[str | PathLike[str]] = (),
+    source: SourceText, *, arguments: Mapping[str, Any] | None = None, folders: Iterable[str | PathLike[str]] = ()
 ) -> WorkloadFacts:
     """Return the facts of a source. `arguments`: of the entry function, by parameter name. `folders`: the user's
     folders; without them no file is read."""

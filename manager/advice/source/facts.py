@@ -149,14 +149,8 @@ FRAMEWORKS = {
 }  # fmt: skip
 
 _MODEL_WORDS = (
-    "pretrained_model_name_or_path",
-    "model_name_or_path",
-    "model_name",
-    "model_id",
-    "path",
-    "model",
-    "name",
-)
+    "pretrained_model_name_or_path", "model_name_or_path", "model_name", "model_id", "path", "model", "name",
+)  # fmt: skip
 _MODEL = ("model", 0, _MODEL_WORDS, 0.9)
 _DATA = ("data", 0, ("path", "filepath_or_buffer"), 0.5)
 _ARGUMENTS: dict[str, tuple[tuple[str, int, tuple[str, ...], float], ...]] = {
@@ -253,7 +247,7 @@ class FactRecogniser:
             self._loops += 1
             self._more(f"loop {self._loops}", times)
 
-    def record_framework_of_module(self, top: str, where: str, sure: float = 1.0) -> None:
+    def record_framework_of_module(self, top: str, where: str, sure: float) -> None:
         if top in FRAMEWORKS:
             framework, certainty = FRAMEWORKS[top]
             self.keep("framework", framework, where, certainty * sure)

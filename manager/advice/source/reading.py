@@ -282,9 +282,7 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv, ast.Pow: operator.pow,
 }  # fmt: skip
-_CONVERTS: dict[str, Callable[..., Any]] = {
-    "int": int, "float": float, "str": str, "max": max, "min": min, "len": len,
-}  # fmt: skip
+_CONVERTS: dict[str, Callable[..., Any]] = {"int": int, "float": float, "str": str, "max": max, "min": min, "len": len}
 _COMPUTED: dict[str, Callable[..., Any]] = {
     **_CONVERTS, "range": range, "tqdm.trange": range, "tqdm.auto.trange": range, "os.path.join": os.path.join,
     "pathlib.Path": os.path.join, "os.path.abspath": os.path.join, "os.path.dirname": os.path.dirname,

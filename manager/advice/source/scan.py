@@ -134,8 +134,7 @@ class Scanner:
         name = node.target.id if isinstance(node.target, ast.Name) else ""
         self._bind(node.target, None, scope)
         if iterated is not None and isinstance(iterated.value, range | list):
-            times = Known(len(iterated.value), iterated.where, iterated.sure * scope.sure)
-            self.recogniser.loop(name, times)
+            self.recogniser.loop(name, Known(len(iterated.value), iterated.where, iterated.sure * scope.sure))
             first = iterated.value[0] if isinstance(iterated.value, list) and iterated.value else None
             if name and first is not None:  # _bind would record a loop variable as a setting
                 scope.names[name] = first.scaled(0.7)
@@ -187,10 +186,6 @@ class Scanner:
                 self.recogniser.record_framework_of_module(name.dotted.partition(".")[0], where, 0.95)
 
     # ---- names
-
-    def _name(self, name: str, scope: Scope) -> Known | None:
-        found = scope.names.get(name)
-        return found if found is not None else self._global(scope.module, name)
 
     def _global(self, module: SourceModule, name: str) -> Known | None:
         """Return the value of a global variable, after a scan of the statements that bind it."""
@@ -250,7 +245,8 @@ class Scanner:
             case ast.Constant(value=None | str() | int() | float() as value):
                 return Known(value, where)
             case ast.Name(id=name):
-                return self._name(name, scope)
+                found = scope.names.get(name)
+                return found if found is not None else self._global(scope.module, name)
             case ast.Attribute(value=base, attr=name):
                 return self._attribute(self.value(base, scope), name, where)
             case ast.Call():
