@@ -53,8 +53,7 @@ def fetch(agent: Agent, order: FetchObject) -> None:
     fetching = agent.fetches.setdefault(order.object.name, OngoingFetch(order))
     fetching.order = order
     if order.origin:  # look for the origin in a thread, because the file system may not answer
-        find = threading.Thread(target=_find_origin, args=(agent, fetching, order), name="objects-origin", daemon=True)
-        find.start()
+        threading.Thread(target=_find_origin, args=(agent, fetching, order), name="objects-origin", daemon=True).start()
     else:
         _offer(agent, fetching, order, [])
 

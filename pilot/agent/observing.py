@@ -247,6 +247,7 @@ def _device_bytes_by_library(agent: Agent, device: PilotDevice, reading: Reading
 # ---- probes
 
 _TICK_S = 0.02
+_FIRST_PROBES_S = 15.0
 NO_PROBE = "never"
 _OWN = ("-P", "-m", "stoker.pilot.devices.probe")
 
@@ -272,18 +273,17 @@ def probe_command_for_library(options: PilotOptions, devices: Iterable[PilotDevi
 
 
 def begin_probe(agent: Agent, name: DeviceId) -> None:
-    device = agent.devices[name]
 
     def probe() -> None:
-        answer, said = run_probe(probe_command(agent.options), name, visible((device,)))
+        answer, said = run_probe(probe_command(agent.options), name, visible((agent.devices[name],)))
         agent.later(lambda: agent.handle(events.Probed(name, answer, said)))
 
     threading.Thread(target=probe, name=f"probe-{name}", daemon=True).start()
 
 
-def wait_for_probes(agent: Agent, *, limit_s: float, interrupted: Callable[[], bool]) -> None:
-    """Wait at most `limit_s` until every device has been probed, so that no context loads on a faulty device."""
-    until = time.monotonic() + limit_s
+def wait_for_probes(agent: Agent, *, interrupted: Callable[[], bool]) -> None:
+    """Wait at most 15 s until every device has been probed, so that no context loads on a faulty device."""
+    until = time.monotonic() + _FIRST_PROBES_S
     while not probes.is_every_device_examined(agent.state):
         if time.monotonic() > until or interrupted():
             return
@@ -298,6 +298,4 @@ def report_driver_health(agent: Agent) -> None:
     for device in agent.devices.values():
         monitor = agent.monitors.get(device.uuid)
         if monitor is not None:
-            agent.handle(
-                events.DriverReported(device.facts.device, monitor.take_fault() or "", monitor.hangs(now) or "")
-            )
+            agent.handle(events.DriverReported(device.facts.device, monitor.take_fault(), monitor.hangs(now)))
