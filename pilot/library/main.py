@@ -122,7 +122,7 @@ def serve(number: int) -> None:
             own = process.ClearedFolder(inside(f"tmp-{slot}"))
             output = ThreadTail(settings.log, call_output_path(settings.folder, slot), ended=marker.ended)
             if not process.unshare_working_folder():
-                server.side_by_side.mark_folder_as_shared()
+                server.side_by_side.is_one_folder = True
         return Runner(
             settings, slot=slot, marker=marker, tail=output, context=context, report=server.outbox.report,
             workplace=process.SlotFolders(inside(f"slot-{slot}"), temporary=own, links=links), lane=server.lane,

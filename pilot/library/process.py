@@ -156,11 +156,11 @@ def context_file_paths(recipe: Recipe, objects: Mapping[str, str]) -> dict[str, 
 class SlotFolders:
     """The folders of one slot. `temporary` is cleared after each call."""
 
-    def __init__(self, own: str, *, temporary: ClearedFolder, links: Mapping[str, str] | None = None) -> None:
+    def __init__(self, own: str, *, temporary: ClearedFolder, links: Mapping[str, str]) -> None:
         self.temporary = temporary
         self._own_path = own
         self._own: ClearedFolder | None = None
-        self._links = dict(links or {})
+        self._links = links
         self._umask = umask_now()
         self._seen: dict[ProgramFolder, bool] = {}
         self._home: ProgramFolder | None = None
@@ -374,8 +374,7 @@ class ProcessGuard:
             try:
                 clear_temporary_folder(self._temporary)
             except Exception as error:
-                text = f"{self._temporary.path} could not be cleared: {error}"
-                return LibraryFault(infrastructure.NOT_CLEARED, text)
+                return LibraryFault(infrastructure.NOT_CLEARED, f"{self._temporary.path} could not be cleared: {error}")
         return None
 
 
