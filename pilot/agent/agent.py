@@ -200,7 +200,7 @@ class Peers:
                 split_address(session.read().address.removeprefix("tcp://"))[0]
             )
         self.key = b""
-        with suppress(OSError, ValueError, KeyError):
+        with suppress(OSError, ValueError):
             self.key = read_key(session.key_file("transfer"))
         # Libraries derive the keys of gangs from this secret. They cannot transfer objects with it.
         self.gang_key = hmac.digest(self.key, b"gangs", "sha256") if self.key else b""

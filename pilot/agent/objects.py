@@ -259,8 +259,7 @@ def _retry_exchange(exchange: Callable[[], _T], what: str) -> _T:
 
 def _upload_result(agent: Agent, library: LibraryId, end: CallEnd) -> CallEnd:
     ref = end.payload
-    if not isinstance(ref, ObjectRef):
-        return end
+    assert isinstance(ref, ObjectRef)
     path = Path(ref.source)
 
     def hand_in() -> str:

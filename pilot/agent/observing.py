@@ -89,7 +89,11 @@ def query_seconds_until_job_end(environ: Mapping[str, str]) -> float:
     if job := environ.get("SLURM_JOB_ID", ""):
         if task := environ.get("SLURM_ARRAY_TASK_ID", ""):  # SLURM_JOB_ID of one task may be the id of the whole array
             job = f"{environ.get('SLURM_ARRAY_JOB_ID', job)}_{task}"
-        return _until(_run(["squeue", "-h", "-j", job, "-o", "%e"]).partition("\n")[0])
+        end = _run(["squeue", "-h", "-j", job, "-o", "%e"]).partition("\n")[0].strip()
+        try:
+            return max(0.0, datetime.fromisoformat(end).timestamp() - time.time())
+        except ValueError:
+            return NO_END
     if job := environ.get("LSB_JOBID", ""):
         found = re.match(r"\s*(\d+):(\d+)", _run(["bjobs", "-noheader", "-o", "time_left", job]))  # hours and minutes
         return 3600.0 * int(found[1]) + 60.0 * int(found[2]) if found else NO_END
@@ -110,13 +114,6 @@ def _condor(file: str, now: float) -> float:
     if passed_s >= limit_s:
         passed_s = max(0.0, now - written)
     return max(0.0, limit_s - passed_s)
-
-
-def _until(text: str) -> float:
-    try:
-        return max(0.0, datetime.fromisoformat(text.strip()).timestamp() - time.time())
-    except ValueError:
-        return NO_END
 
 
 def _run(command: list[str]) -> str:

@@ -72,9 +72,7 @@ class Function:
 
     def open_arguments(self, data: Buffer) -> Any:
         """Unpickle a call's arguments. Modules sent with the arguments override those sent with the function."""
-        if data[:1] != WITH_MODULES:
-            return payloads.loads(data)
-        return loads_code(data, under=self._modules)[0]
+        return loads_code(data, under=self._modules)[0] if data[:1] == WITH_MODULES else payloads.loads(data)
 
     def took(self, seconds: float) -> None:
         self.mean_s = seconds if not self.mean_s else 0.7 * self.mean_s + 0.3 * seconds

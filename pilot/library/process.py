@@ -84,9 +84,7 @@ class ClearedFolder:
     @property
     def short_path(self) -> str:
         """A path of the folder that is short enough for Unix sockets."""
-        if len(os.fsencode(self.path)) <= _LONGEST:
-            return self.path
-        return f"/proc/{os.getpid()}/fd/{self._open}"
+        return self.path if len(os.fsencode(self.path)) <= _LONGEST else f"/proc/{os.getpid()}/fd/{self._open}"
 
     def names(self) -> list[str]:
         """Return the names of the entries that `clear` removes."""
@@ -287,13 +285,11 @@ class ProcessGuard:
         """False if the loader used up the file descriptors. A new library would have the same problem, so this library
         does not exit.
         """
-        self._outputs: dict[int, tuple[int, tuple[int, int] | None]] = {}
-        if self._has_spare_descriptors:
-            self._outputs = {
-                number: (fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 3), _identity(number))
-                for number in (0, 1, 2)
-                if _identity(number)
-            }
+        self._outputs = {
+            number: (fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 3), _identity(number))
+            for number in (0, 1, 2)
+            if self._has_spare_descriptors and _identity(number)
+        }
         poll = select.poll()
         for number in self._outputs:
             poll.register(number, 0)

@@ -166,8 +166,7 @@ class Runner:
 
     def _advise(self, error: BaseException) -> None:
         with suppress(Exception):  # a user's exception class may reject notes or raise
-            advice = self._workplace.advice(error)
-            if advice:
+            if advice := self._workplace.advice(error):
                 error.add_note(advice)
 
     def _evicted(self, call: CallId, *, state: bytes = b"") -> CallProgress:
