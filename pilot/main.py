@@ -24,7 +24,7 @@ from stoker.contexts.folders import SNAPSHOTS
 from stoker.errors import ConfigError, StokerError
 from stoker.log_files import log_to_file
 from stoker.pilot.agent import objects, observing
-from stoker.pilot.agent.agent import PROBE_EVERY_S, Agent, ManagerLink, Peers, PilotOptions
+from stoker.pilot.agent.agent import Agent, ManagerLink, Peers, PilotOptions
 from stoker.pilot.agent.loop import TOLD_TO_GO, Loop
 from stoker.pilot.agent.scratch import Scratch, base_folder
 from stoker.pilot.cache import ObjectCache, store
@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         ("--source", str, "", "NAME", "the site of the block"),
         ("--walltime-s", float, 0.0, "S", "walltime of the job in seconds, from the start of the pilot"),
         ("--probe", str, "", "COMMAND", "the command that probes a device; never: no probes"),
-        ("--probe-every", float, PROBE_EVERY_S, "S", "seconds between two probes of a device; 0: only at the start"),
+        ("--probe-every", float, 300.0, "S", "seconds between two probes of a device; 0: only at the start"),
         ("--asked-gpus", int, 0, "N", "number of GPUs per node that the job requested"),
         ("--driver-limit", float, DRIVER_LIMIT_S, "S", "seconds after which a silent GPU driver counts as hung"),
         ("--environment", str, "", "NAME=FILE", "the archive of the environment, to offer to other pilots"),
@@ -180,7 +180,6 @@ def _agent(
         objects=str(session.objects),
         is_carried=session.is_carried,
         sleeper_bytes=cpu.sleeper_bytes(found.offered),
-        lease_s=options.lease_s,
         grace_s=options.grace_s,
         probed=observing.devices_to_probe(options, found.offered),
         probe_every_s=options.probe_every_s,

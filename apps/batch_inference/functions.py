@@ -58,10 +58,9 @@ class BatchAnswer(msgspec.Struct, frozen=True):
 def answer(model: CausalLM, request: ApiRequest) -> BatchAnswer:
     """Answer one request, with an error if the model refuses it."""
     begun, request = time.perf_counter(), set_request_adapter(model, request)
-    choices: list[Choice] = []
     try:
-        for place, prompt in enumerate(build_prompts(model, request)):
-            choices.append(complete(model, request, prompt, place=place))
+        prompts = enumerate(build_prompts(model, request))
+        choices = [complete(model, request, prompt, place=place) for place, prompt in prompts]
     except ValueError as refused:
         return _ended(request, begun, refused=refused)
     return _ended(request, begun, choices=choices)

@@ -96,12 +96,9 @@ def read_models(given: Iterable[str], *, file: str = "", engine: str = "auto") -
         if name in named or (not name and every):
             which = f"{name} is" if name else "two models are"
             raise ConfigError(f"--model {text}: {which} given twice; each name has one model", key="model")
+        path = str(Path(path).absolute()) if os.path.exists(path) else path
         if name:
-            named[name] = _absolute_path_if_exists(path)
+            named[name] = path
         else:
-            every = _absolute_path_if_exists(path)
+            every = path
     return ModelPaths(named=named, every=every, settings=settings, engine=engine)
-
-
-def _absolute_path_if_exists(path: str) -> str:
-    return str(Path(path).absolute()) if os.path.exists(path) else path

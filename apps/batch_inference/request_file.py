@@ -78,7 +78,7 @@ def check_file(path: Path, *, admit: Admit, max_tokens: int = 0) -> CheckedFile:
         custom_ids[found.custom_id] = line.number
         counts[found.endpoint, found.model] += 1
     if not custom_ids and not refused:
-        raise ConfigError(f"{path}: has no requests", file=str(path))
+        raise ConfigError.in_file(path, "has no requests")
     return CheckedFile(
         path, digest.hexdigest()[:16], custom_ids, tuple(refused), dict(counts), ignored=tuple(sorted(ignored))
     )
@@ -94,11 +94,8 @@ def read_requests(checked: CheckedFile, *, max_tokens: int = 0) -> Iterator[ApiR
         found = parse_request_line(line, seen={}, admit=lambda _request: None, max_tokens=max_tokens)
         custom_id, number = next(left, ("", 0))
         if isinstance(found, RefusedLine) or (found.custom_id, line.number) != (custom_id, number):
-            raise ConfigError(
-                f"{checked.path}: line {line.number}: has changed since the file was checked; run again, and do"
-                " not change the file meanwhile",
-                file=str(checked.path), line=line.number,
-            )  # fmt: skip
+            what = "has changed since the file was checked; run again, and do not change the file meanwhile"
+            raise ConfigError.in_file(checked.path, what, line=line.number)
         yield found
 
 

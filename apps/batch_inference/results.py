@@ -6,7 +6,6 @@ The log of a run has a record for each request that a model answered or refused.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,6 @@ from stoker.apps.common.openai_answers import answer_body, embedding_body
 from stoker.apps.common.openai_requests import ApiError
 from stoker.errors import StokerError
 from stoker.run_folder import Record, RecordLog
-
-_DIGITS = 24
 
 
 def make_answer_line(answer: BatchAnswer, *, digest: str) -> dict[str, Any]:
@@ -51,11 +48,11 @@ def _line(custom_id: str | None, *, name: str, status: int, body: dict[str, Any]
 
 def _name(key: str) -> str:
     """Return an id for a request. The id is the same whenever the same file runs again."""
-    return hashlib.sha256(key.encode()).hexdigest()[:_DIGITS]
+    return hashlib.sha256(key.encode()).hexdigest()[:24]
 
 
 KEY = ("custom_id",)
-Failed = Mapping[str, ApiError]
+Failures = dict[str, ApiError]
 """Errors of failed calls by `custom_id`."""
 
 
@@ -97,7 +94,7 @@ def write_responses(path: Path, checked: CheckedFile, log: RecordLog, totals: Ba
     write_lines(path, (_line_of(log, custom_id) for custom_id in answered))
 
 
-def error_lines(checked: CheckedFile, log: RecordLog, totals: BatchTotals, failed: Failed) -> list[dict[str, Any]]:
+def error_lines(checked: CheckedFile, log: RecordLog, totals: BatchTotals, failed: Failures) -> list[dict[str, Any]]:
     """Return the output lines of requests without an answer, in the order of the file."""
     lines = {
         one.line: make_error_line(one.custom_id, one.error, key=f"{checked.digest} {one.line}")

@@ -23,6 +23,7 @@ from stoker.apps.batch_inference.request_file import CheckedFile, check_file, re
 from stoker.apps.batch_inference.results import (
     KEY,
     BatchTotals,
+    Failures,
     count_totals,
     error_lines,
     make_call_failed_error,
@@ -43,7 +44,6 @@ from stoker.sessions import StokerApp
 RESPONSES, ERRORS = "responses.jsonl", "errors.jsonl"
 _SHOWN_ERRORS = 5
 Recipes = Mapping[tuple[Endpoint, str], Recipe]
-Failures = dict[str, ApiError]
 
 
 def check(options: BatchOptions, *, json: bool) -> int:
@@ -81,8 +81,7 @@ def run(options: BatchOptions, *, json: bool) -> int:
         failed = _infer(work, options, checked, models=models, recipes=recipes)
         return _results(work, options, checked, failed)
 
-    out = Path(options.out) if options.out else None
-    return execute(spec, make, RunChoice(out, fresh=options.fresh, json=json))
+    return execute(spec, make, RunChoice(Path(options.out) if options.out else None, fresh=options.fresh, json=json))
 
 
 def _infer(

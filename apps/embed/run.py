@@ -69,9 +69,8 @@ def write_parquet(path: Path, items: Iterable[DataItem], log: Records, failed: R
 
 def write_npy(path: Path, items: Iterable[DataItem], log: Records, failed: Records, *, rows: int) -> None:
     """Write a float32 array `[rows, width]` in NumPy's format (version 1.0), in file order."""
-    width = (
-        next((len(vector) for _, vector, _ in _read_vectors_or_errors(items, log, failed) if vector), 0) // _FLOAT_BYTES
-    )
+    first = next((vector for _, vector, _ in _read_vectors_or_errors(items, log, failed) if vector), b"")
+    width = len(first) // _FLOAT_BYTES
     missing = struct.pack("<f", float("nan")) * width
     with path.open("wb") as file:
         file.write(_npy_header(rows, width))

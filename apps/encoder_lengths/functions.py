@@ -26,7 +26,4 @@ class LengthsRequest(msgspec.Struct, frozen=True):
 
 @app
 def measure_lengths(model: EncoderModel, request: LengthsRequest) -> EncoderProfile:
-    return model.profile_lengths(
-        step=request.step, dtype=request.dtype, compiled=request.compiled,
-        told=lambda done, total: progress(done, total),
-    )  # fmt: skip
+    return model.profile_lengths(step=request.step, dtype=request.dtype, compiled=request.compiled, told=progress)

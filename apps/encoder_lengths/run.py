@@ -84,9 +84,9 @@ _READ_ROWS = 200_000
 """Number of rows from which the sample is drawn."""
 
 
-def sample_texts(path: Path, column: str, *, seed: int = 1) -> list[str]:
+def sample_texts(path: Path, column: str) -> list[str]:
     """Return a uniform sample of the texts in a file's first rows. Raises ConfigError."""
-    chance, found, count = random.Random(seed), list[str](), 0
+    chance, found, count = random.Random(1), list[str](), 0
     for row in itertools.islice(read_rows(path), _READ_ROWS):
         text = _text(row, column, path=path)
         if not text:
@@ -97,7 +97,7 @@ def sample_texts(path: Path, column: str, *, seed: int = 1) -> list[str]:
         elif (place := chance.randrange(count)) < SAMPLE:
             found[place] = text
     if not found:
-        raise ConfigError(f"{path}: no row has a text in {column}", file=str(path), key=column)
+        raise ConfigError.in_file(path, f"no row has a text in {column}", key=column)
     return found
 
 

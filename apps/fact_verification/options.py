@@ -71,7 +71,7 @@ def read_claims(path: Path) -> list[Claim]:
             raise make_row_error(f"id {claim.id} was already used in {first.place}", row, path=path, key="id")
         claims[claim.id] = claim
     if not claims:
-        raise ConfigError(f"{path}: has no claims", file=str(path))
+        raise ConfigError.in_file(path, "has no claims")
     return list(claims.values())
 
 
@@ -191,7 +191,7 @@ def read_prompts(path: Path) -> list[PromptTemplate]:
         prompts = read_toml(path, _PromptsFile).prompts
     refuse_duplicates("prompts", [(prompt.name, prompt.digest) for prompt in prompts], file=path)
     if not prompts:
-        raise ConfigError(f"{path}: has no templates; write them as [[prompts]] with name and text", file=str(path))
+        raise ConfigError.in_file(path, "has no templates; write them as [[prompts]] with name and text")
     return prompts
 
 
@@ -223,15 +223,14 @@ def choose_prompts(options: VerificationOptions, claims: Sequence[Claim]) -> lis
     else:
         path = SHIPPED_EVIDENCE if all(claim.evidence for claim in claims) else SHIPPED
     prompts = read_prompts(path)
-    for prompt in prompts:
-        bare = next((claim for claim in claims if not claim.evidence), None)
-        if prompt.has_evidence_placeholder and bare is not None:
-            raise ConfigError(
-                f"{options.claims_path}: {bare.place}: claim {bare.id} has no evidence, and the template {prompt.name}"
-                f" of {path} has a placeholder for evidence; add evidence as text, or use a template without"
-                " {evidence}",
-                file=str(options.claims_path), key="evidence",
-            )  # fmt: skip
+    prompt = next((prompt for prompt in prompts if prompt.has_evidence_placeholder), None)
+    bare = next((claim for claim in claims if not claim.evidence), None)
+    if prompt is not None and bare is not None:
+        problem = (
+            f"{bare.place}: claim {bare.id} has no evidence, and the template {prompt.name} of {path} has a"
+            " placeholder for evidence; add evidence as text, or use a template without {evidence}"
+        )
+        raise ConfigError.in_file(options.claims_path, problem, key="evidence")
     return prompts
 
 
@@ -239,9 +238,8 @@ def parameters(
     options: VerificationOptions, *, model: str, prompts: Sequence[PromptTemplate], claims: Sequence[Claim]
 ) -> dict[str, Any]:
     """Return the parameters that identify a run."""
-    names = ("batch_size", "tensor_batch", "snapshot")
     return {
         "model": model, "prompts": {prompt.name: prompt.digest for prompt in prompts},
         "claims": {"count": len(claims), "digest": digest_claims(claims)}, "awareness": options.awareness.value,
-        **{name: getattr(options, name) for name in names},
+        **{name: getattr(options, name) for name in ("batch_size", "tensor_batch", "snapshot")},
     }  # fmt: skip

@@ -34,13 +34,13 @@ Z_95 = 1.959963984540054
 """The 97.5 % quantile of the normal distribution."""
 
 
-def wilson(right: int, total: int, *, z: float = Z_95) -> tuple[float, float]:
+def wilson(right: int, total: int) -> tuple[float, float]:
     """Return Wilson's score interval of the ratio `right` / `total`, or (0, 1) if `total` is 0."""
     if total == 0:
         return 0.0, 1.0
-    share, square = right / total, z * z
+    share, square = right / total, Z_95 * Z_95
     middle = (share + square / (2 * total)) / (1 + square / total)
-    half = z / (1 + square / total) * math.sqrt(share * (1 - share) / total + square / (4 * total * total))
+    half = Z_95 / (1 + square / total) * math.sqrt(share * (1 - share) / total + square / (4 * total * total))
     # Without rounding errors, the lower bound is 0 if no answer is right, and the upper bound is 1 if all are right.
     low = 0.0 if right == 0 else max(0.0, middle - half)
     high = 1.0 if right == total else min(1.0, middle + half)
@@ -307,10 +307,9 @@ def cost_lines(attempt: Attempt) -> list[str]:
     if attempt.origin:
         lines.append(f"the model was loaded from: {attempt.origin}")
     if facts.loads and facts.found_hot:
-        alone = facts.load_s * attempt.calls
         lines.append(
             f"if each of the {attempt.calls} calls had loaded its context, the loads would have taken"
-            f" {show_seconds(alone)} of device time"
+            f" {show_seconds(facts.load_s * attempt.calls)} of device time"
         )
     return lines
 

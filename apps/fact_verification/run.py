@@ -155,9 +155,8 @@ def explain(error: StokerError, calls: Sequence[VerificationCall], *, file: Path
     prompt, claims = calls[number]
     first, last = claims[0], claims[-1]
     which = f"claim {first.id}" if first is last else f"claims {first.id} to {last.id} ({len(claims)})"
-    return StokerError(
-        f"{file}: {first.place}: {which} with the template {prompt.name}: {error}", file=str(file), key="claim"
-    )
+    problem = f"{first.place}: {which} with the template {prompt.name}: {error}"
+    return StokerError.in_file(file, problem, key="claim")
 
 
 def _next_steps(options: VerificationOptions, attempt: Attempt, *, everything: int, prompts: int) -> list[str]:

@@ -157,5 +157,4 @@ def read_sweep(path: Path, *, data: Path | None = None, limit: int = 0) -> Sweep
 def _placed(model: SweepModel, *, folder: Path) -> SweepModel:
     """Resolve the path of a model relative to the sweep file. A missing path may be a hub name."""
     there = folder / model.path
-    found = str(there.absolute()) if model.path and there.exists() else model.path
-    return msgspec.structs.replace(model, path=found)
+    return msgspec.structs.replace(model, path=str(there.absolute())) if model.path and there.exists() else model

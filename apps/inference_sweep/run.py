@@ -23,14 +23,7 @@ from stoker.apps.common.models_file import model_digest_or_name
 from stoker.apps.common.runner import Attempt, OpenRun, Outcome, Records, RunSpec, execute
 from stoker.apps.inference_sweep import APP
 from stoker.apps.inference_sweep.functions import Request, WrittenTexts, generate
-from stoker.apps.inference_sweep.plan import (
-    EXAMPLE,
-    Combination,
-    Sweep,
-    SweepModel,
-    SweepOptions,
-    read_sweep,
-)
+from stoker.apps.inference_sweep.plan import EXAMPLE, Combination, Sweep, SweepModel, SweepOptions, read_sweep
 from stoker.contexts import Recipe
 from stoker.datafile import write_rows
 from stoker.errors import StokerError
@@ -44,7 +37,6 @@ COLUMNS: dict[str, type] = {
     "model": str, "prompt": str, "max_new_tokens": int, "temperature": float, "id": str, "input": str, "output": str,
     "infer_s": float, "started_at": float, "worker": str, "error": str,
 }  # fmt: skip
-
 
 SentRows = dict[int, tuple[Combination, tuple[str, ...]]]
 """The combination and the row ids of each call in flight, by the call's number."""

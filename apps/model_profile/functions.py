@@ -25,5 +25,5 @@ class MeasuredModel(msgspec.Struct, frozen=True):
 
 @app
 def measure_steps(model: CausalLM, quick: bool) -> MeasuredModel:
-    found = model.profile(quick=quick, told=lambda done, total: progress(done, total))
+    found = model.profile(quick=quick, told=progress)
     return MeasuredModel(msgspec.to_builtins(found), model.wait_until_times_taken(timeout_s=_SEND_LIMIT_S))

@@ -88,10 +88,6 @@ class BoardEntry(msgspec.Struct, kw_only=True):
     why: str = ""
     at: float = 0.0
 
-    @property
-    def actual_or_forecast_end_at(self) -> float | None:
-        return self.ended_at if self.phase.is_over else self.ends_at
-
     def in_time(self, now: float) -> bool | None:
         """True if the job meets its deadline; None without a deadline, or while the forecast is too close to it."""
         if self.deadline_at is None:
@@ -130,7 +126,7 @@ def read_entry(folder: Path) -> BoardEntry | None:
 def read_board(root: Path = RUNS) -> list[BoardRow]:
     """Return every job in a folder, in order of submission. Raises ConfigError if the path is a file."""
     if root.exists() and not root.is_dir():
-        raise ConfigError(f"{root}: is not a folder of runs", file=str(root))
+        raise ConfigError.in_file(root, "is not a folder of runs")
     folders = [root, *sorted(root.iterdir())] if root.is_dir() else []
     seen = []
     for folder in folders:
@@ -171,16 +167,14 @@ class SubmissionOptions(msgspec.Struct, frozen=True, kw_only=True):
     models: Path = Path("models.toml")
 
 
-def job_table(entries: Sequence[BoardEntry], *, now: float, indent: str = "  ") -> list[str]:
+def job_table(entries: Sequence[BoardEntry], *, now: float) -> list[str]:
     """Return a line per job, in columns. Below a waiting or failed job, add the reason."""
     rows = [_row(entry, now=now) for entry in entries]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for entry, row in zip(entries, rows, strict=True):
-        cells = "  ".join(map(str.ljust, row, widths)).rstrip()
-        lines.append(indent + cells)
-        if entry.why:
-            lines += [f"{indent}    {line}" for line in entry.why.splitlines()]
+        lines.append("  " + "  ".join(map(str.ljust, row, widths)).rstrip())
+        lines += [f"      {line}" for line in entry.why.splitlines()]
     return lines
 
 
@@ -205,7 +199,7 @@ def format_job_board(seen: Sequence[BoardRow], *, now: float, most_over: int | N
 
 
 def due(entry: BoardEntry, *, now: float) -> str:
-    deadline, end = entry.deadline_at, entry.actual_or_forecast_end_at
+    deadline, end = entry.deadline_at, entry.ended_at if entry.phase.is_over else entry.ends_at
     if entry.phase in (Phase.FAILED, Phase.DROPPED, Phase.STOPPED):
         return f"deadline {clock(deadline, now=now)}" if deadline is not None else ""
     word = "ended" if entry.phase is Phase.DONE else "ends"
@@ -317,8 +311,5 @@ class Display:
 
 @contextlib.contextmanager
 def open_job_display(screen: Screen, *, drops: bool, json: bool) -> Iterator[Display]:
-    if json or not console.is_terminal():
-        yield Display(screen, drops=drops, place=None)
-        return
-    with console.redrawn() as place:
+    with console.redrawn() if console.is_terminal() and not json else contextlib.nullcontext() as place:
         yield Display(screen, drops=drops, place=place)

@@ -97,8 +97,7 @@ def why(outcome: JobOutcome) -> list[str]:
     on = f" on {count(devices, 'device')}" if devices else ""
     parts = [f"{show_seconds(bank_s)} with the prompt bank"] if spent and bank_s >= 0.01 * ran_s else []
     if result is not None and result.iterations:
-        each_s = iterating_s / result.iterations
-        parts.append(f"{count(result.iterations, 'iteration')} of {show_seconds(each_s)}")
+        parts.append(f"{count(result.iterations, 'iteration')} of {show_seconds(iterating_s / result.iterations)}")
     parts += [f"{show_seconds(evaluating_s)} of evaluations"] if spent and evaluating_s >= 0.01 * ran_s else []
     said.append(f"ran {show_seconds(ran_s)}{on}" + (f": {', '.join(parts)}" if parts else ""))
     if entry.restarts:

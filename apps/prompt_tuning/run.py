@@ -103,8 +103,7 @@ def check_jobs(files: Sequence[Path], options: SubmissionOptions) -> dict[str, C
         job = read_job(file)
         name = job.name or file.stem
         if name in readies:
-            problem = f"two jobs are called {name}; give one of them another `name`"
-            raise ConfigError(f"{file}: {problem}", file=str(file), key="name")
+            raise ConfigError.in_file(file, f"two jobs are called {name}; give one of them another `name`", key="name")
         limit_gang_to_batch(job, options.gang)
         readies[name] = check(job)
         if options.serve:
@@ -185,8 +184,7 @@ def choose_tuning_site(given: str) -> Site | str | None:
 
 
 def _finish(jobs: Sequence[SubmittedJob], options: SubmissionOptions, *, screen: Screen, json: bool) -> int:
-    outcomes = [report.read_outcome(job.folder.path) for job in jobs]
-    found = [one for one in outcomes if one is not None]
+    found = [one for job in jobs if (one := report.read_outcome(job.folder.path)) is not None]
     done = all(job.entry.phase is Phase.DONE for job in jobs)
     served, error = None, None
     if options.serve and done:
@@ -218,7 +216,7 @@ def submit_detached(files: Sequence[Path], options: SubmissionOptions, *, json: 
         options.out.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        raise ConfigError(f"{log}: cannot be written: {error.strerror}", file=str(log)) from None
+        raise ConfigError.in_file(log, f"cannot be written: {error.strerror}") from None
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

@@ -32,7 +32,7 @@ def check_prompt_can_be_served(options: SubmissionOptions, ready: CheckedJob) ->
     """Raise ConfigError if the prompt of a job cannot be added to the models file."""
     folder = options.models.parent
     if not folder.is_dir():
-        raise ConfigError(f"{folder}: no such folder, so --models {options.models} cannot be written", file=str(folder))
+        raise ConfigError.in_file(folder, f"no such folder, so --models {options.models} cannot be written")
     _find_or_add_base_model(_read(options.models), options, ready)
 
 
@@ -51,7 +51,7 @@ def add_prompt_to_models_file(options: SubmissionOptions, ready: CheckedJob, *, 
             parse_models(text, file=str(file), folder=folder)
             opened.write(text.removeprefix(before))
     except OSError as error:
-        raise ConfigError(f"{file}: cannot be written: {error.strerror}", file=str(file)) from None
+        raise ConfigError.in_file(file, f"cannot be written: {error.strerror}") from None
     where = ["--session", options.session] if options.session else [options.site] if options.site else []
     return ServedPrompt(options.serve, base, str(file), shlex.join(["stoker", "serve", *where, str(file)]))
 
@@ -62,9 +62,8 @@ def _find_or_add_base_model(text: str, options: SubmissionOptions, ready: Checke
     folder = file.absolute().parent
     models = parse_models(text, file=str(file), folder=folder) if text.strip() else {}
     if name in models:
-        raise ConfigError(
-            f"{file}: [models.{name}] exists; give --serve another name, or remove the entry", file=str(file), key=name
-        )
+        what = f"[models.{name}] exists; give --serve another name, or remove the entry"
+        raise ConfigError.in_file(file, what, key=name)
     model = ready.job.model or default_model()
     for each, settings in models.items():
         writes = settings.kind is ModelKind.CHAT and settings.engine != "static"
@@ -94,4 +93,4 @@ def _read(file: Path) -> str:
     except FileNotFoundError:
         return ""
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: cannot be read: {error}", file=str(file)) from None
+        raise ConfigError.in_file(file, f"cannot be read: {error}") from None

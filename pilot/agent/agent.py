@@ -16,7 +16,7 @@ import os
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -32,19 +32,11 @@ from stoker.pilot.agent.offers import BOARD, OfferInspector
 from stoker.pilot.agent.process import AgentPoller, LibraryProcess, Zygotes
 from stoker.pilot.agent.scratch import Parent, Scratch
 from stoker.pilot.cache import CacheFetch, ObjectCache, Pin, ServedCache
+from stoker.pilot.core import events
 from stoker.pilot.core.commands import Command
-from stoker.pilot.core.events import (
-    Event,
-    FromLibrary,
-    LibraryBytesInvalid,
-    LibrarySocketClosed,
-    ManagerAway,
-    UnacknowledgedFacts,
-)
 from stoker.pilot.core.reactor import EventQueue, PilotCore
 from stoker.pilot.core.state import CoreState, PilotFacts, Timers
 from stoker.pilot.devices import PilotDevice, monitor
-from stoker.pilot.devices.gpu import DRIVER_LIMIT_S
 from stoker.pilot.devices.monitor import GpuMonitor, OomKills, anonymous_bytes
 from stoker.pilot.transfer import wire as transfer_wire
 from stoker.pilot.transfer.fetch import SEED_FILE, read_key
@@ -57,7 +49,6 @@ from stoker.protocol.to_pilot import FetchObject, ToPilot
 from stoker.protocol.wire import Outbox
 
 # ---- link
-
 
 log = logging.getLogger("stoker.pilot")
 
@@ -141,10 +132,12 @@ class ManagerLink:
         for frame in self.outbox.unacked():
             self.dealer.send(frame)
 
-    def before(self) -> UnacknowledgedFacts:
-        return collect_unacknowledged_facts(self.outbox.unacked())
+    def hello_due(self, objects: Sequence[str]) -> events.HelloDue:
+        """Send the queued frames, and return the event for a hello. `objects`: names of cached objects."""
+        self.flush()
+        return events.HelloDue(collect_unacknowledged_facts(self.outbox.unacked()), self.outbox.acknowledged, objects)
 
-    def away(self, now: float) -> ManagerAway:
+    def away(self, now: float) -> events.ManagerAway:
         session_over = ""
         if now >= self._search_at:
             self._search_at = now + _SEARCH_S
@@ -157,9 +150,9 @@ class ManagerLink:
                 else:
                     self.dealer.move_to(address)  # the address changes if the manager restarts
         refuses_key = self.dealer.failed_handshakes >= _REFUSED_HANDSHAKES
-        return ManagerAway(now - self.dealer.lost_at, refuses_key=refuses_key, session_over=session_over)
+        return events.ManagerAway(now - self.dealer.lost_at, refuses_key=refuses_key, session_over=session_over)
 
-    def part(self, hear: Callable[[ToPilot], None], *, pause: Callable[[], object]) -> None:
+    def part(self, handle: Callable[[events.Event], None], *, pause: Callable[[], object]) -> None:
         """Send the last frames, and wait up to 1 s for their acknowledgement."""
         if not self.dealer.connected:
             return
@@ -170,11 +163,11 @@ class ManagerLink:
                 pause()
             self.dealer.came_back()
             for message in self.receive():
-                hear(message)
+                handle(events.FromManager(message))
 
 
-def collect_unacknowledged_facts(frames: Iterable[bytes]) -> UnacknowledgedFacts:
-    known = UnacknowledgedFacts()
+def collect_unacknowledged_facts(frames: Iterable[bytes]) -> events.UnacknowledgedFacts:
+    known = events.UnacknowledgedFacts()
     decode = wire.from_pilot()
     for frame in frames:
         for message in decode(frame).messages:
@@ -207,7 +200,7 @@ class Peers:
                 split_address(session.read().address.removeprefix("tcp://"))[0]
             )
         self.key = b""
-        with suppress(OSError, ValueError, KeyError):
+        with suppress(OSError, ValueError):
             self.key = read_key(session.key_file("transfer"))
         # Libraries derive the keys of gangs from this secret. They cannot transfer objects with it.
         self.gang_key = hmac.digest(self.key, b"gangs", "sha256") if self.key else b""
@@ -252,21 +245,16 @@ class OngoingFetch:
 # ---- agent
 
 
-GRACE_S = 2.0  # seconds that running calls may continue after a signal from the batch system
-PROBE_EVERY_S = 300.0  # seconds between two probes of a device that no library uses
-
-
 class PilotOptions(msgspec.Struct, frozen=True):
     pilot: str
-    block: str = ""
-    lease_s: float = 60.0
-    grace_s: float = GRACE_S
-    walltime_s: float = 0.0  # walltime of the job in seconds, from the site file; 0 if unknown
-    probe: str = ""  # command that probes a device (see `observing`); empty: Stoker's probe on GPUs
-    probe_every_s: float = PROBE_EVERY_S
-    in_batch: bool = False  # True in a batch job: the pilot exits when its parent process ends
-    driver_limit_s: float = DRIVER_LIMIT_S  # seconds without an answer after which a GPU driver counts as hung
-    umask: int = -1  # umask of libraries; -1: umask of the pilot
+    block: str
+    grace_s: float
+    walltime_s: float  # walltime of the job in seconds, from the site file; 0 if unknown
+    probe: str  # command that probes a device (see `observing`); empty: Stoker's probe on GPUs
+    probe_every_s: float  # seconds between two probes of a device that no library uses
+    in_batch: bool  # True in a batch job: the pilot exits when its parent process ends
+    driver_limit_s: float  # seconds without an answer after which a GPU driver counts as hung
+    umask: int  # umask of libraries
 
 
 class Agent:
@@ -313,20 +301,20 @@ class Agent:
 
     # ---- events
 
-    def handle(self, event: Event) -> None:
+    def handle(self, event: events.Event) -> None:
         self._queue.handle(event)
 
     def hear(self, process: LibraryProcess, *, to_end: bool = False) -> None:
         """Pass messages of a library to the core. With `to_end`, read until the end of the socket."""
         said, is_open = process.receive(to_end=to_end)
         if said:
-            self.handle(FromLibrary(process.library, said))
+            self.handle(events.FromLibrary(process.library, said))
         if process.garbled:
             self.wires.unwatch(process)
-            self.handle(LibraryBytesInvalid(process.library, process.garbled))
+            self.handle(events.LibraryBytesInvalid(process.library, process.garbled))
         elif not is_open:
             self.wires.unwatch(process)
-            self.handle(LibrarySocketClosed(process.library))
+            self.handle(events.LibrarySocketClosed(process.library))
 
     def later(self, action: Callable[[], None]) -> None:
         """Run `action` in the thread of the loop. Any thread may call this method."""

@@ -53,7 +53,6 @@ TOLD_TO_GO = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the pilot drains 
 _TICK_S = 1.0
 _LEAVING_TICK_S = 0.1
 _REPEATED_SIGNAL_S = 1.0  # seconds in which a repeated signal is ignored: srun and Slurm both send the signal
-_PROBE_S = 15.0
 
 
 class Loop:
@@ -79,7 +78,7 @@ class Loop:
         agent, link = self.agent, self.agent.link
         observing.report_remaining_walltime(agent)
         try:
-            observing.wait_for_probes(agent, limit_s=_PROBE_S, interrupted=lambda: bool(self._signals))
+            observing.wait_for_probes(agent, interrupted=lambda: bool(self._signals))
             while not agent.is_over:
                 self._wait()
                 if self._has_changes and link.dealer.came_back():
@@ -175,9 +174,7 @@ class Loop:
             agent.handle(events.Tick(serves_peers=agent.peers.is_serving))
 
     def _greet(self) -> None:
-        agent, link = self.agent, self.agent.link
-        link.flush()
-        agent.handle(events.HelloDue(link.before(), link.outbox.acknowledged, list(agent.cache.sizes())))
+        self.agent.handle(self.agent.link.hello_due(list(self.agent.cache.sizes())))
 
     # ---- the end
 
@@ -195,10 +192,10 @@ class Loop:
             self._signals.append((signal.Signals(number).name, bool(before)))
 
     def _say_farewell(self) -> None:
-        agent, link = self.agent, self.agent.link
+        agent = self.agent
         agent.handle(events.Farewell({number: process.ran() for number, process in agent.processes.items()}))
         if agent.state.says_farewell:
-            link.part(lambda message: agent.handle(events.FromManager(message)), pause=lambda: agent.wires.wait(0.02))
+            agent.link.part(agent.handle, pause=lambda: agent.wires.wait(0.02))
 
     def _close(self) -> None:
         agent = self.agent

@@ -53,8 +53,7 @@ def fetch(agent: Agent, order: FetchObject) -> None:
     fetching = agent.fetches.setdefault(order.object.name, OngoingFetch(order))
     fetching.order = order
     if order.origin:  # look for the origin in a thread, because the file system may not answer
-        find = threading.Thread(target=_find_origin, args=(agent, fetching, order), name="objects-origin", daemon=True)
-        find.start()
+        threading.Thread(target=_find_origin, args=(agent, fetching, order), name="objects-origin", daemon=True).start()
     else:
         _offer(agent, fetching, order, [])
 
@@ -260,8 +259,7 @@ def _retry_exchange(exchange: Callable[[], _T], what: str) -> _T:
 
 def _upload_result(agent: Agent, library: LibraryId, end: CallEnd) -> CallEnd:
     ref = end.payload
-    if not isinstance(ref, ObjectRef):
-        return end
+    assert isinstance(ref, ObjectRef)
     path = Path(ref.source)
 
     def hand_in() -> str:

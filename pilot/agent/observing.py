@@ -89,7 +89,11 @@ def query_seconds_until_job_end(environ: Mapping[str, str]) -> float:
     if job := environ.get("SLURM_JOB_ID", ""):
         if task := environ.get("SLURM_ARRAY_TASK_ID", ""):  # SLURM_JOB_ID of one task may be the id of the whole array
             job = f"{environ.get('SLURM_ARRAY_JOB_ID', job)}_{task}"
-        return _until(_run(["squeue", "-h", "-j", job, "-o", "%e"]).partition("\n")[0])
+        end = _run(["squeue", "-h", "-j", job, "-o", "%e"]).partition("\n")[0].strip()
+        try:
+            return max(0.0, datetime.fromisoformat(end).timestamp() - time.time())
+        except ValueError:
+            return NO_END
     if job := environ.get("LSB_JOBID", ""):
         found = re.match(r"\s*(\d+):(\d+)", _run(["bjobs", "-noheader", "-o", "time_left", job]))  # hours and minutes
         return 3600.0 * int(found[1]) + 60.0 * int(found[2]) if found else NO_END
@@ -110,13 +114,6 @@ def _condor(file: str, now: float) -> float:
     if passed_s >= limit_s:
         passed_s = max(0.0, now - written)
     return max(0.0, limit_s - passed_s)
-
-
-def _until(text: str) -> float:
-    try:
-        return max(0.0, datetime.fromisoformat(text.strip()).timestamp() - time.time())
-    except ValueError:
-        return NO_END
 
 
 def _run(command: list[str]) -> str:
@@ -247,6 +244,7 @@ def _device_bytes_by_library(agent: Agent, device: PilotDevice, reading: Reading
 # ---- probes
 
 _TICK_S = 0.02
+_FIRST_PROBES_S = 15.0
 NO_PROBE = "never"
 _OWN = ("-P", "-m", "stoker.pilot.devices.probe")
 
@@ -272,18 +270,17 @@ def probe_command_for_library(options: PilotOptions, devices: Iterable[PilotDevi
 
 
 def begin_probe(agent: Agent, name: DeviceId) -> None:
-    device = agent.devices[name]
 
     def probe() -> None:
-        answer, said = run_probe(probe_command(agent.options), name, visible((device,)))
+        answer, said = run_probe(probe_command(agent.options), name, visible((agent.devices[name],)))
         agent.later(lambda: agent.handle(events.Probed(name, answer, said)))
 
     threading.Thread(target=probe, name=f"probe-{name}", daemon=True).start()
 
 
-def wait_for_probes(agent: Agent, *, limit_s: float, interrupted: Callable[[], bool]) -> None:
-    """Wait at most `limit_s` until every device has been probed, so that no context loads on a faulty device."""
-    until = time.monotonic() + limit_s
+def wait_for_probes(agent: Agent, *, interrupted: Callable[[], bool]) -> None:
+    """Wait at most 15 s until every device has been probed, so that no context loads on a faulty device."""
+    until = time.monotonic() + _FIRST_PROBES_S
     while not probes.is_every_device_examined(agent.state):
         if time.monotonic() > until or interrupted():
             return
@@ -298,6 +295,4 @@ def report_driver_health(agent: Agent) -> None:
     for device in agent.devices.values():
         monitor = agent.monitors.get(device.uuid)
         if monitor is not None:
-            agent.handle(
-                events.DriverReported(device.facts.device, monitor.take_fault() or "", monitor.hangs(now) or "")
-            )
+            agent.handle(events.DriverReported(device.facts.device, monitor.take_fault(), monitor.hangs(now)))

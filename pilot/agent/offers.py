@@ -55,7 +55,8 @@ class OfferInspector:
         library, now = self._state.libraries.get(order.library), self._clock()
         if library is None or not order.calls:
             return OfferInspected(order)
-        engines_here, beside = self._read(library), self._libraries_beside(library)
+        engines_here, mine = self._read(library), set(library.devices)
+        beside = [each for each in self._state.libraries.values() if not mine.isdisjoint(each.devices)]
         self._drop_prompts_taken_by_engines(engines_here)
         self._forget(beside)
         new = _unread_prompt(order, now)
@@ -118,10 +119,6 @@ class OfferInspector:
             else:
                 return found
         return found
-
-    def _libraries_beside(self, library: PilotLibrary) -> list[PilotLibrary]:
-        mine = set(library.devices)
-        return [each for each in self._state.libraries.values() if not mine.isdisjoint(each.devices)]
 
     # ---- costs and memory
 

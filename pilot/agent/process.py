@@ -191,8 +191,6 @@ class AgentPoller:
         self._batches.setdefault(library, []).append(message)
 
     def send_batched_messages(self) -> None:
-        if not self._batches:
-            return
         batches, self._batches = self._batches, {}
         for library, messages in batches.items():
             library.send(messages)
@@ -226,8 +224,7 @@ class Zygotes:
         self._used_at[key] = time.monotonic()
         if is_new := key not in self._by_preload:
             log = self._logs / f"zygote-{next(self._numbers)}.log"
-            zygote = Zygote(key, log=log, scratch=self._scratch, environ=os.environ, umask=self._umask)
-            self._by_preload[key] = zygote
+            self._by_preload[key] = Zygote(key, log=log, scratch=self._scratch, environ=os.environ, umask=self._umask)
         return self._by_preload[key], is_new
 
     def __iter__(self) -> Iterator[Zygote]:

@@ -63,8 +63,7 @@ class CacheFetch:
                 look = next(filter(None, (disk.link(path, draft, self._ref) for path in paths)), "")
                 if look:
                     with suppress(ChangedError):
-                        manifest = self._fetch.manifest
-                        return self._cache.enter(self._ref, draft, manifest=manifest, look=look), _NOTHING
+                        return self._cache.enter(self._ref, draft, manifest=self._fetch.manifest, look=look), _NOTHING
                 self._cache.make_disk_room(self._ref, draft)
                 return self._fetch_into_cache(draft, alone_s)
         except OSError as error:

@@ -16,7 +16,6 @@ import msgspec
 
 from stoker import locks
 from stoker.contexts.recipe import ObjectRef
-from stoker.decoding import UNREADABLE
 from stoker.whole_files import draft_of
 
 # ---- objects
@@ -131,14 +130,6 @@ class EntryFacts(msgspec.Struct, frozen=True):
     size_bytes: int
     look: str = ""
     boot: str = ""
-
-
-def read_facts(file: Path) -> EntryFacts | None:
-    """Return the facts in the file of an entry or a claim; None if unreadable."""
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=EntryFacts)
-    except (OSError, *UNREADABLE):
-        return None
 
 
 def write_file_atomically(file: Path, data: bytes) -> None:

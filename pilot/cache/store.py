@@ -34,9 +34,10 @@ import msgspec
 
 from stoker import locks
 from stoker.contexts.recipe import ObjectRef
+from stoker.decoding import read_json
 from stoker.errors import ContextError
 from stoker.pilot.cache import disk
-from stoker.pilot.cache.disk import EntryFacts, read_facts, write_file_atomically
+from stoker.pilot.cache.disk import EntryFacts, write_file_atomically
 from stoker.pilot.core.objects import CachedObject, Shortage, encode_as_file_name, make_room
 from stoker.units import show_bytes
 
@@ -97,8 +98,7 @@ class ObjectCache:
     def __init__(self, folder: Path, *, bound_bytes: int, kept_s: float = KEPT_S) -> None:
         self.folder = folder
         self._bound = bound_bytes
-        names = ("objects", "entries", "manifests", "drafts", "safe")
-        self._folders = [folder / name for name in names]
+        self._folders = [folder / name for name in ("objects", "entries", "manifests", "drafts", "safe")]
         self._objects, self._entries, self._manifests, self._drafts, self._safe = self._folders
         self._lock = threading.Lock()
         self._unsynced: list[Path] = []
@@ -285,7 +285,7 @@ class ObjectCache:
         found = []
         for file in self._entries.glob("[!.]*"):
             with suppress(OSError):  # another pilot removed the entry
-                if (facts := read_facts(file)) is not None:
+                if (facts := read_json(file, EntryFacts)) is not None:
                     found.append(CacheEntry(file, facts, file.stat().st_mtime))
         return found
 
@@ -294,7 +294,7 @@ class ObjectCache:
         return [
             CachedObject(facts.name, facts.size_bytes, 0.0, pinned=True)
             for claim in self._drafts.glob("*.lock")
-            if (facts := read_facts(claim)) is not None and facts.name != ref.name and locks.is_locked(claim)
+            if (facts := read_json(claim, EntryFacts)) is not None and facts.name != ref.name and locks.is_locked(claim)
         ]
 
     def _lookup(self, place: Path, entry: Path) -> Pin | None:
@@ -302,7 +302,7 @@ class ObjectCache:
             descriptor = os.open(entry, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
-        facts = read_facts(entry)
+        facts = read_json(entry, EntryFacts)
         is_intact = facts is not None and disk.stat_signature(place) == facts.look
         if is_intact and facts and (facts.boot in ("", disk.boot()) or (self._safe / place.name).exists()):
             locks.wait(descriptor, shared=True)
@@ -344,7 +344,7 @@ class ObjectCache:
                     look = disk.stat_signature(place)
                     disk.flush(place)
                     with self._locked():
-                        facts = read_facts(self._entries / place.name)
+                        facts = read_json(self._entries / place.name, EntryFacts)
                         if facts is not None and facts.look == look:
                             (self._safe / place.name).touch()
                 except OSError as error:

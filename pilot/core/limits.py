@@ -191,8 +191,7 @@ def _settle(state: CoreState, library: PilotLibrary, *, at: float) -> None:
         wanted = min(int(uses * (1 + _STEP)), held + room)
         if wanted <= held and not library.is_over:
             library.is_over = True
-            text = f"lib-{number} uses more device memory than the pilot can reserve"
-            state.log(text, Severity.WARNING)
+            state.log(f"lib-{number} uses more device memory than the pilot can reserve", Severity.WARNING)
     if wanted != held:
         ledger.resize(number, memory_bytes=wanted)
         state.tell(LibraryResized(number, wanted, measured=True))

@@ -112,8 +112,7 @@ def _reserve_if_free(state: CoreState, library: PilotLibrary, memory_bytes: int)
 
 
 def _is_process_limit_reached(state: CoreState, device: DeviceId, others: Iterable[PilotLibrary]) -> bool:
-    most = state.devices[device].processes
-    return 0 < most <= sum(other.has_process for other in others)
+    return 0 < state.devices[device].processes <= sum(other.has_process for other in others)
 
 
 def _libraries_on(state: CoreState, device: DeviceId) -> list[PilotLibrary]:
@@ -166,8 +165,7 @@ def refuse_resize(state: CoreState, library: PilotLibrary, why: str, *, ordered_
 
 
 def report_unchanged_size(state: CoreState, library: PilotLibrary, *, ordered_bytes: int) -> None:
-    held = budget_bytes(state, library)
-    state.tell(LibraryResized(library.number, held, ordered_bytes=ordered_bytes))
+    state.tell(LibraryResized(library.number, budget_bytes(state, library), ordered_bytes=ordered_bytes))
 
 
 def record_library_resize(state: CoreState, library: PilotLibrary, message: Resized) -> None:

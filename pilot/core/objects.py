@@ -43,8 +43,7 @@ def plan_objects(state: CoreState, library: PilotLibrary) -> None:
     """Record objects whose sources the manager will name. No fetch starts before the cache has been searched."""
     for ref in library.recipe.objects:
         if ref.name in library.ordered.planned:
-            found = state.wants.setdefault(ref.name, Want(ref, is_begun=False))
-            found.libraries[library.number] = None
+            state.wants.setdefault(ref.name, Want(ref, is_begun=False)).libraries[library.number] = None
 
 
 def report_cached_objects(state: CoreState, names: Iterable[str]) -> None:

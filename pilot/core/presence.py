@@ -95,8 +95,7 @@ def send_heartbeat(state: CoreState, event: events.UsageMeasured) -> None:
     for number, resident in event.resident_bytes.items():
         if (library := state.libraries.get(number)) is not None:
             library.resident_bytes = resident
-            cpu_s = event.cpu_s.get(number, 0.0)
-            uses.append(to_manager.LibraryUse(number, resident, library.device_bytes, cpu_s))
+            uses.append(to_manager.LibraryUse(number, resident, library.device_bytes, event.cpu_s.get(number, 0.0)))
     state.out.append(SendHeartbeat(to_manager.Heartbeat(tuple(uses), event.cache_bytes, event.refused_frames)))
     for number, line in event.lines.items():
         library = state.libraries.get(number)

@@ -41,7 +41,7 @@ def blame(library: PilotLibrary, failure: Failure, *, printed: bool = False) -> 
 
 
 # ---- calls of libraries
-def hold_calls(library: PilotLibrary, calls: Iterable[CallId], *, limit_s: float = 0.0, streams: bool = False) -> None:
+def hold_calls(library: PilotLibrary, calls: Iterable[CallId], *, limit_s: float, streams: bool) -> None:
     """Record that a library holds these calls. `streams`: True if the calls return results in pieces."""
     library.held.update(dict.fromkeys(calls, limit_s))
     library.has_limits |= limit_s > 0
@@ -144,8 +144,7 @@ def send_calls_to_process(state: CoreState, library: PilotLibrary, order: RunCal
     for spec in order.calls:
         ref = spec.payload
         if type(ref) is ObjectRef:
-            here = library.arguments.get(spec.call)
-            paths[ref.name] = here or ref.source or f"{state.facts.objects}/{ref.name}"
+            paths[ref.name] = library.arguments.get(spec.call) or ref.source or f"{state.facts.objects}/{ref.name}"
     run = Run(
         function=order.function, calls=order.calls, options=order.options, function_blob=order.function_blob,
         gang=order.gang, objects=paths, waited_s=order.waited_s,
@@ -273,6 +272,5 @@ def resend_pieces(state: CoreState) -> None:
 
 def _resend_window(state: CoreState, library: PilotLibrary, call: CallId, window: PieceWindow) -> None:
     if window.items:
-        items = list(window.items)
-        passed = to_manager.CallYielded(library.number, call, window.run, window.first, items, waits=True)
+        passed = to_manager.CallYielded(library.number, call, window.run, window.first, list(window.items), waits=True)
         state.out.append(SendPieces(passed))

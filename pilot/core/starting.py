@@ -142,8 +142,7 @@ def handle_missing_objects(state: CoreState, library: PilotLibrary, lack: FetchF
 
 def stop_waiting_for_snapshots(state: CoreState, library: PilotLibrary) -> None:
     if library.stage is Stage.FETCHING and library.awaits_forms:
-        wait_s = library.ordered.snapshot_wait_s
-        _start_without_snapshots(state, library, f"no snapshot arrived within {wait_s:.1f} s")
+        _start_without_snapshots(state, library, f"no snapshot arrived within {library.ordered.snapshot_wait_s:.1f} s")
 
 
 def fail_start(state: CoreState, library: PilotLibrary, lack: FetchFailure) -> None:

@@ -80,8 +80,7 @@ class Ledger:
             return f"{memory_bytes} bytes cannot be reserved"
         for device in devices:
             if memory_bytes > self.capacity[device]:
-                capacity = show_bytes(self.capacity[device])
-                return f"{device} has {capacity} in all, {show_bytes(memory_bytes)} are needed"
+                return f"{device} has {show_bytes(self.capacity[device])} in all, {show_bytes(memory_bytes)} are needed"
         return ""
 
     def why_not(self, devices: tuple[DeviceId, ...], memory_bytes: int) -> str:

@@ -104,12 +104,8 @@ def next_turns(requests: Iterable[TurnRequest], busy: Collection[DeviceId]) -> l
 
 
 def _rank(request: TurnRequest) -> tuple[float, float, LibraryId]:
-    library, _, due_at, since = request
-    if due_at < since:
-        due_at = since
-    elif due_at > since + PATIENCE_S:
-        due_at = since + PATIENCE_S
-    return due_at, since, library
+    due_at = max(request.since, min(request.due_at, request.since + PATIENCE_S))
+    return due_at, request.since, request.library
 
 
 # ---- one more request

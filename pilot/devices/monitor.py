@@ -26,8 +26,6 @@ from stoker.pilot.devices.cpu import PilotDevice, cgroups, read_number_from_file
 # ---- memory of GPUs
 
 _FIRST_NAMESPACE = "pid:[4026531836]"  # Linux's initial PID namespace (PROC_PID_INIT_INO), equal on all machines
-
-
 _K = TypeVar("_K")
 
 

@@ -12,6 +12,7 @@ kernel (PTX), because a node may lack PyTorch, and PyTorch starts slowly.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import signal
 import subprocess
@@ -95,7 +96,7 @@ class Gpu:
     """The first GPU that this process sees, with a CUDA context."""
 
     def __init__(self, driver: Any) -> None:
-        self._driver = driver
+        self._call = functools.partial(check, driver)
         device, context = ctypes.c_int(), ctypes.c_void_p()
         self._call("cuDeviceGet", ctypes.byref(device), 0)
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
@@ -125,9 +126,6 @@ class Gpu:
         place = ctypes.c_uint64()
         self._call("cuMemAlloc_v2", ctypes.byref(place), ctypes.c_size_t(count))
         return place
-
-    def _call(self, name: str, *arguments: Any) -> None:
-        check(self._driver, name, *arguments)
 
 
 def check(driver: Any, name: str, *arguments: Any) -> None:

@@ -104,7 +104,7 @@ class LogTail:
             sys.stderr = open_log_stream(2)
 
     def begin(self) -> int:
-        if _clock() - self._taken_at > _GAP_S and not _has_length(1, self.start):
+        if _clock() - self._taken_at > _GAP_S and not _has_length(self.start):
             self.start = max(self.start, self._size())
         return self.start
 
@@ -113,7 +113,7 @@ class LogTail:
         _flush(sys.stderr)
         self._taken_at = _clock()
         start = self.start
-        if _has_length(1, start):
+        if _has_length(start):
             return None
         size = self._size()
         if size <= start:
@@ -230,9 +230,9 @@ class _Router:
         self.flush()
 
 
-def _has_length(file: int, length: int) -> bool:
+def _has_length(length: int) -> bool:
     try:
-        return os.lseek(file, 0, os.SEEK_END) == length
+        return os.lseek(1, 0, os.SEEK_END) == length
     except OSError:  # a call has closed the descriptor, or replaced it by a pipe
         return False
 

@@ -26,7 +26,6 @@ from stoker.protocol.to_agent import BatchReport, Reports, RunEvicted, RunsEnded
 
 # ---- settings
 
-
 _TEXT_MOST = 40_000
 _TAIL_LINES = 20
 
@@ -203,9 +202,8 @@ class LibraryOutbox:
         self.send(pieces)
 
     def _send(self, messages: list[Any]) -> None:
-        data = pack(messages)
         try:
-            self._sock.sendall(data)
+            self._sock.sendall(pack(messages))
         except OSError as error:
             ended: list[int] = [m.progress.call for m in messages if isinstance(m, RunEvicted)]
             ended += [end.call for m in messages if isinstance(m, RunsEnded) for end in m.ends]

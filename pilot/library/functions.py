@@ -6,6 +6,7 @@ Slots share one `sys.modules`, so calls with different versions of a module run 
 from __future__ import annotations
 
 import contextlib
+import functools
 import mmap
 import os
 import threading
@@ -18,7 +19,7 @@ from typing import Any
 import msgspec
 
 from stoker.contexts import payloads
-from stoker.contexts.folders import ProgramFolder, is_visible_here
+from stoker.contexts.folders import is_visible_here
 from stoker.contexts.payload_layout import WITH_MODULES, Buffer
 from stoker.contexts.payloads import carried_module_versions, loads_code
 from stoker.contexts.recipe import ObjectRef
@@ -29,6 +30,7 @@ from stoker.pilot.library.connection import Settings
 from stoker.protocol.calls import INLINE_LIMIT_BYTES, CallSpec, Failure, FailureKind, Payload
 from stoker.protocol.to_library import Run
 from stoker.protocol.to_pilot import FunctionBlob
+from stoker.whole_files import write_all
 
 # ---- functions
 
@@ -70,9 +72,7 @@ class Function:
 
     def open_arguments(self, data: Buffer) -> Any:
         """Unpickle a call's arguments. Modules sent with the arguments override those sent with the function."""
-        if data[:1] != WITH_MODULES:
-            return payloads.loads(data)
-        return loads_code(data, under=self._modules)[0]
+        return loads_code(data, under=self._modules)[0] if data[:1] == WITH_MODULES else payloads.loads(data)
 
     def took(self, seconds: float) -> None:
         self.mean_s = seconds if not self.mean_s else 0.7 * self.mean_s + 0.3 * seconds
@@ -156,8 +156,7 @@ class Packer:
     def _tell(self, error: BaseException, what_was: str) -> None:
         text = f"{what_was.rpartition(' ')[0]} could not be unpickled on {self._settings.pilot}"
         if isinstance(error, ImportError):
-            kind = type(error).__name__
-            raise self.error(f"{text}: {kind}: {error}; its imports must be installed there") from error
+            raise self.error(f"{text}: {type(error).__name__}: {error}; its imports must be installed there") from error
         if isinstance(error, SerializationError):
             raise self.error(f"{text}: {error}") from error
         with contextlib.suppress(Exception):  # a user's exception class may reject notes
@@ -207,9 +206,7 @@ class Packer:
         try:
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as file:
                 for part in parts:
-                    rest = memoryview(part)
-                    while rest:
-                        rest = rest[file.write(rest) :]
+                    write_all(file.fileno(), part)
         except OSError as error:
             path.unlink(missing_ok=True)
             text = f"a result of {size} bytes could not be written to {path}: {error}; free disk space there"
@@ -238,11 +235,8 @@ class CallCompatibility:
         self._running: dict[int, _Versions] = {}
         self._next_versions: tuple[RunnableCall, _Versions] | None = None
         self._has_waiting_call = False
-        self._is_one_folder = False
-        self._seen: dict[ProgramFolder, bool] = {}
-
-    def mark_folder_as_shared(self) -> None:
-        self._is_one_folder = True
+        self.is_one_folder = False  # True if all slots share one working folder
+        self._is_visible_here = functools.cache(is_visible_here)
 
     def take(self, queue: FirstCome[RunnableCall], slot: int) -> RunnableCall | None:
         """Return the next call for a slot, or None if no call may begin yet."""
@@ -276,11 +270,9 @@ class CallCompatibility:
         where = work.run.objects.get(payload.name) or payload.source if isinstance(payload, ObjectRef) else payload
         if brought := carried_module_versions(where):
             versions = {**versions, **brought}
-        if self._is_one_folder:
+        if self.is_one_folder:
             folder, home = work.run.options.folder, work.run.options.home
-            if home is not None and not folder and home not in self._seen:
-                self._seen[home] = is_visible_here(home)
-            is_named = folder or (home is not None and self._seen[home])
+            is_named = folder or (home is not None and self._is_visible_here(home))
             versions = {**versions, _FOLDER: f"{folder} {home}" if is_named else str(work.spec.call)}
         self._next_versions = work, versions
         return versions

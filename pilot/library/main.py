@@ -25,6 +25,7 @@ from stoker.decoding import UNREADABLE
 from stoker.errors import ProtocolError
 from stoker.pilot.core import infrastructure
 from stoker.pilot.core.infrastructure import is_unwritable_disk_error
+from stoker.pilot.devices.cpu import read_value
 from stoker.pilot.library import connection, process
 from stoker.pilot.library.call_records import LogTail, Marker, ThreadTail, call_output_path, route
 from stoker.pilot.library.connection import BatchReports, FrameReader, Settings
@@ -122,7 +123,7 @@ def serve(number: int) -> None:
             own = process.ClearedFolder(inside(f"tmp-{slot}"))
             output = ThreadTail(settings.log, call_output_path(settings.folder, slot), ended=marker.ended)
             if not process.unshare_working_folder():
-                server.side_by_side.mark_folder_as_shared()
+                server.side_by_side.is_one_folder = True
         return Runner(
             settings, slot=slot, marker=marker, tail=output, context=context, report=server.outbox.report,
             workplace=process.SlotFolders(inside(f"slot-{slot}"), temporary=own, links=links), lane=server.lane,
@@ -264,13 +265,8 @@ def _return_freed_memory() -> None:
 
 def host_memory() -> tuple[int, int]:
     """Return the current and the peak host memory of this process, in bytes."""
-    found = {"VmRSS:": 0, "VmHWM:": 0}
-    with open("/proc/self/status") as file:
-        for line in file:
-            name, _, rest = line.partition("\t")
-            if name in found:
-                found[name] = int(rest.split()[0]) * 1024
-    return found["VmRSS:"], max(found.values())
+    resident, peak = (1024 * read_value(Path("/proc/self/status"), name) for name in ("VmRSS:", "VmHWM:"))
+    return resident, max(resident, peak)
 
 
 def device_memory(devices: tuple[str, ...]) -> int:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any
 
+from stoker.connections import join_address
 from stoker.contexts import payloads
 from stoker.contexts.ambient import CallStop, Gang, RelayedTexts
 from stoker.errors import GangBroken
@@ -28,7 +29,6 @@ from stoker.protocol.to_library import Taken
 from stoker.units import show_seconds
 
 # ---- meetings
-
 
 _KEPT = 64  # maximum number of stored addresses that no call has requested yet
 
@@ -84,10 +84,8 @@ class GangMeetings:
             ) from error
         port = listener.getsockname()[1]
         self._send_message(Listens(call=call, port=port))
-        shown = f"[{self._host}]" if ":" in self._host else self._host
-        return Gang(
-            rank=0, size=place.size, rendezvous=f"{shown}:{port}", listener=listener, key=self._gang_key_of_call(call)
-        )
+        rendezvous, key = join_address(self._host, port), self._gang_key_of_call(call)
+        return Gang(rank=0, size=place.size, rendezvous=rendezvous, listener=listener, key=key)
 
     def _gang_key_of_call(self, call: CallId) -> bytes:
         return hmac.digest(self._key, f"call {call}".encode(), "sha256")

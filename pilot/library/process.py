@@ -84,9 +84,7 @@ class ClearedFolder:
     @property
     def short_path(self) -> str:
         """A path of the folder that is short enough for Unix sockets."""
-        if len(os.fsencode(self.path)) <= _LONGEST:
-            return self.path
-        return f"/proc/{os.getpid()}/fd/{self._open}"
+        return self.path if len(os.fsencode(self.path)) <= _LONGEST else f"/proc/{os.getpid()}/fd/{self._open}"
 
     def names(self) -> list[str]:
         """Return the names of the entries that `clear` removes."""
@@ -156,11 +154,11 @@ def context_file_paths(recipe: Recipe, objects: Mapping[str, str]) -> dict[str, 
 class SlotFolders:
     """The folders of one slot. `temporary` is cleared after each call."""
 
-    def __init__(self, own: str, *, temporary: ClearedFolder, links: Mapping[str, str] | None = None) -> None:
+    def __init__(self, own: str, *, temporary: ClearedFolder, links: Mapping[str, str]) -> None:
         self.temporary = temporary
         self._own_path = own
         self._own: ClearedFolder | None = None
-        self._links = dict(links or {})
+        self._links = links
         self._umask = umask_now()
         self._seen: dict[ProgramFolder, bool] = {}
         self._home: ProgramFolder | None = None
@@ -287,13 +285,11 @@ class ProcessGuard:
         """False if the loader used up the file descriptors. A new library would have the same problem, so this library
         does not exit.
         """
-        self._outputs: dict[int, tuple[int, tuple[int, int] | None]] = {}
-        if self._has_spare_descriptors:
-            self._outputs = {
-                number: (fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 3), _identity(number))
-                for number in (0, 1, 2)
-                if _identity(number)
-            }
+        self._outputs = {
+            number: (fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 3), _identity(number))
+            for number in (0, 1, 2)
+            if self._has_spare_descriptors and _identity(number)
+        }
         poll = select.poll()
         for number in self._outputs:
             poll.register(number, 0)
@@ -374,8 +370,7 @@ class ProcessGuard:
             try:
                 clear_temporary_folder(self._temporary)
             except Exception as error:
-                text = f"{self._temporary.path} could not be cleared: {error}"
-                return LibraryFault(infrastructure.NOT_CLEARED, text)
+                return LibraryFault(infrastructure.NOT_CLEARED, f"{self._temporary.path} could not be cleared: {error}")
         return None
 
 

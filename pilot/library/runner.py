@@ -24,22 +24,8 @@ from stoker.pilot.library.call_records import NOWHERE, LogTail, Marker, ThreadTa
 from stoker.pilot.library.connection import Settings
 from stoker.pilot.library.failures import in_short
 from stoker.pilot.library.functions import Packer, RunnableCall, TransferError
-from stoker.pilot.library.process import (
-    LibraryFault,
-    ProcessGuard,
-    ScratchGuard,
-    SlotFolders,
-    exit_user_forked_child,
-)
-from stoker.protocol.calls import (
-    PIECE_BYTES,
-    CallEnd,
-    CallProgress,
-    Failure,
-    FailureKind,
-    Objective,
-    Payload,
-)
+from stoker.pilot.library.process import LibraryFault, ProcessGuard, ScratchGuard, SlotFolders, exit_user_forked_child
+from stoker.protocol.calls import PIECE_BYTES, CallEnd, CallProgress, Failure, FailureKind, Objective, Payload
 from stoker.protocol.ids import CallId
 from stoker.units import show_bytes
 
@@ -180,8 +166,7 @@ class Runner:
 
     def _advise(self, error: BaseException) -> None:
         with suppress(Exception):  # a user's exception class may reject notes or raise
-            advice = self._workplace.advice(error)
-            if advice:
+            if advice := self._workplace.advice(error):
                 error.add_note(advice)
 
     def _evicted(self, call: CallId, *, state: bytes = b"") -> CallProgress:
@@ -194,7 +179,10 @@ class Runner:
         if type(result) is CoroutineType:
             result = run(pieces.run_in_event_loop, result, self.stop)
         if not work.run.options.stream:
-            return run(self._as_list, result) if pieces.yields(result) else result
+            if not pieces.yields(result):
+                return result
+            self._may_checkpoint = False
+            return run(pieces.as_list, result, self.stop)
         if not (hasattr(result, "__next__") or hasattr(result, "__anext__")):
             raise TypeError(
                 f"{work.function.name} was called with stream=True and returned a"
@@ -215,10 +203,6 @@ class Runner:
         if not run(pieces.drain, result, self._put, self.stop):
             raise Evicted
         return None
-
-    def _as_list(self, result: Any) -> list[Any]:
-        self._may_checkpoint = False
-        return pieces.as_list(result, self.stop)
 
     def _put(self, piece: Any) -> bool:
         if os.getpid() != self._pid:
@@ -274,8 +258,7 @@ class Runner:
         if found is None:
             return None
         failure = self._settings.failure(FailureKind.INFRASTRUCTURE, found.text)
-        failed = ", ".join(self._place.devices) if found.row.probed else ""
-        return msgspec.structs.replace(failure, device=failed)
+        return msgspec.structs.replace(failure, device=", ".join(self._place.devices) if found.row.probed else "")
 
     def _progress(self, done: float, total: float, metric: float, state: bytes) -> bool:
         if os.getpid() != self._pid:  # a forked process reports no progress

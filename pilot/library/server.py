@@ -55,7 +55,6 @@ class LibraryServer:
     ) -> None:  # fmt: skip
         self._sock = sock
         self._move = move
-        self._context = context
         self._guard = guard
         self._allowed = calls_allowed
         self._reader = reader or connection.FrameReader(sock)

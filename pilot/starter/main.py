@@ -72,16 +72,10 @@ class Serving:
     def __init__(self, name: str, archive: Path, *, seed: str, key: bytes) -> None:
         self._name, self._archive, self._seed, self._key = name, archive, seed, key
         self._draft = archive.with_name(f".{archive.name}.draft")
-        self._served = _ServedArchive(name)
         self._lost: set[str] = set()
         self._found_no_source = False
-        self._fetch = ObjectFetch(
-            name,
-            key=key,
-            lost=lambda source, _why: self._lost.add(source.address),
-            begun=lambda copy: setattr(self._served, "copy", copy),
-        )
-        self._server = ObjectServer(self._served, key=key, host=wire.local_address_for_host(split_address(seed)[0]))
+        self._fetch = ObjectFetch(name, key=key, lost=lambda source, _why: self._lost.add(source.address))
+        self._server = ObjectServer(self, key=key, host=wire.local_address_for_host(split_address(seed)[0]))
         self._whole = threading.Event()
         self._closed = threading.Event()
 
@@ -110,28 +104,23 @@ class Serving:
                 return
 
     def _meet(self) -> list[str]:
-        lost = sorted(self._lost - {self._seed})
+        copy, lost = self._fetch.copy, sorted(self._lost - {self._seed})
         no_use = bool(lost) and not self._fetch.outcome().peer_bytes
         found = meet(
-            self._name, self._server.address, have=self._served.pieces(), wants=not self._whole.is_set(), lost=lost,
+            self._name, self._server.address,
+            have=pack_piece_bits(list(copy.arrivals), len(copy.pieces)) if copy is not None else b"",
+            wants=not self._whole.is_set(), lost=lost,
             alone=no_use and (len(lost) >= TRIES or self._found_no_source), again_s=_REPORT_PAUSES_S[-1],
             seed=self._seed, key=self._key,
         )  # fmt: skip
         self._found_no_source = not found
         return found
 
-
-class _ServedArchive:
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self.copy: ObjectCopy | None = None
-
-    def pieces(self) -> bytes:
-        return pack_piece_bits(list(self.copy.arrivals), len(self.copy.pieces)) if self.copy is not None else b""
+    # ---- serving other starters
 
     @contextmanager
     def lend(self, name: str) -> Iterator[ObjectCopy | None]:
-        yield self.copy if name == self._name else None
+        yield self._fetch.copy if name == self._name else None
 
     def expects(self, name: str) -> bool:
         return name == self._name

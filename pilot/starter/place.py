@@ -31,8 +31,6 @@ Getter = Callable[[Path], object]  # a function that writes the archive to a pat
 KEEP_BYTES = 20_000_000_000  # maximum size of all environments together
 KEPT_S = 14 * 86400.0  # default seconds after which an unused environment is removed
 _NAMES = 5  # number of folder names to try, because other users may own some of these folders
-
-
 OTHER_SCRATCH = "set [pilot] scratch (--scratch) or STOKER_SCRATCH to another folder"
 
 
@@ -50,26 +48,18 @@ def scratch_path(given: str) -> Path:
 
 
 def base_folder(given: str) -> Path:
-    """Return this user's scratch folder on this node."""
-    first = scratch_path(given)
+    """Return this user's scratch folder on this node. If other users own its name, add -2 to -5 to the name."""
+    first, why = scratch_path(given), "it belongs to another user"
     try:
-        base, why = create_private_folder(first), "it belongs to another user"
+        for folder in (first, *(first.with_name(f"{first.name}-{number}") for number in range(2, _NAMES + 1))):
+            with suppress(FileExistsError):  # a file has this name
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if folder.lstat().st_uid == os.getuid() and folder.is_dir() and not folder.is_symlink():
+                folder.chmod(0o700)
+                return folder
     except OSError as error:
-        base, why = None, str(error)
-    if base is None:
-        raise StartError(f"no scratch folder could be created at {first}: {why}; {OTHER_SCRATCH}")
-    return base
-
-
-def create_private_folder(first: Path) -> Path | None:
-    """Return a private folder at `first`, or else at `first`-2 to -5; None if all are taken."""
-    for folder in (first, *(first.with_name(f"{first.name}-{number}") for number in range(2, _NAMES + 1))):
-        with suppress(FileExistsError):  # a file has this name
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if folder.lstat().st_uid == os.getuid() and folder.is_dir() and not folder.is_symlink():
-            folder.chmod(0o700)
-            return folder
-    return None
+        why = str(error)
+    raise StartError(f"no scratch folder could be created at {first}: {why}; {OTHER_SCRATCH}")
 
 
 class Environments:
@@ -264,12 +254,12 @@ def finish(folder: Path, *, version: str, named: str, base: Path) -> None:
             (folder / name).symlink_to(target)
 
 
-def environ_for(folder: Path, *, begun: str = "") -> dict[str, str]:
+def environ_for(folder: Path, *, begun: str) -> dict[str, str]:
     environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONHOME", "PYTHONPATH")}
     environ["VIRTUAL_ENV"] = str(folder)
     environ["PATH"] = os.pathsep.join([str(folder / "bin"), environ.get("PATH") or "/usr/local/bin:/usr/bin:/bin"])
-    places = [place for place in environ.pop("LD_LIBRARY_PATH", "").split(os.pathsep) if place]
-    places = [place for place in places if not begun or not place.startswith(begun)]
+    places = environ.pop("LD_LIBRARY_PATH", "").split(os.pathsep)
+    places = [place for place in places if place and not (begun and place.startswith(begun))]
     if (folder / "base" / _MARK).exists():
         places.insert(0, str(folder / "base" / "lib" / "bundled"))
     return environ | ({"LD_LIBRARY_PATH": os.pathsep.join(places)} if places else {})

@@ -27,6 +27,7 @@ from stoker.errors import SessionError
 from stoker.pilot.taskvine import library, messages
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_pilot import FunctionBlob
+from stoker.whole_files import write_whole
 
 FACTORY_PERIOD_S = 5
 """Seconds between two checks of the factory for missing workers (TaskVine's default: 30)."""
@@ -96,8 +97,7 @@ def init_script(plan: VinePlan) -> str:
 
 
 def write(plan: VinePlan, folder: SessionFolder, *, site: str) -> None:
-    with os.fdopen(os.open(_file(folder, site), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(msgspec.json.format(msgspec.json.encode(plan)))
+    write_whole(_file(folder, site), msgspec.json.format(msgspec.json.encode(plan)))
 
 
 def read(folder: SessionFolder, *, site: str) -> VinePlan:

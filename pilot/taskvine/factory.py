@@ -65,7 +65,7 @@ _BATCH_GRACE_S = 20.0
 class VineFactory:
     def __init__(
         self, plan: VinePlan, programs: tuple[str, str], *, port: int, folder: Path, password: Path, log_file: Path,
-        session: str, host: str = "",
+        session: str, host: str,
     ) -> None:  # fmt: skip
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.log_file = log_file

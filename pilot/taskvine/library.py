@@ -57,7 +57,7 @@ class CallStopped(BaseException):
 class CallWatch:
     """Stops calls that run in the main thread. `dying` is called with the reason before the process exits."""
 
-    def __init__(self, dying: Callable[[str], None], *, memory_bytes: int = 0) -> None:
+    def __init__(self, dying: Callable[[str], None], *, memory_bytes: int) -> None:
         self.reason = ""
         """Why the latest call was stopped; else empty."""
         self._before_exit = dying
@@ -113,7 +113,6 @@ class CallWatch:
 
 
 # ---- the library
-
 
 _EXIT_DELAY_S = 0.5
 _PR_SET_PDEATHSIG = 1
@@ -251,8 +250,7 @@ class VineLibrary:
         if function is None:
             blob = (folder / messages.FUNCTION_FILE).read_bytes()
             function = self._functions.find(order.function, FunctionBlob(order.function, order.function_name, blob))
-        if function is None:
-            raise RuntimeError(f"function {order.function} was not sent to this library")
+        assert function is not None
         run = Run(
             function=order.function,
             calls=order.calls,
@@ -290,8 +288,7 @@ class VineLibrary:
             kind, message = FailureKind.CANCELLED, "it was cancelled while it ran"
             if self._watch.reason == messages.OVER_LIMIT:
                 kind, message = FailureKind.TIMEOUT, f"the call ran longer than its limit, {run.options.limit_s:g} s"
-            failure = Failure(kind, message, pilot=self._setup.pilot, log=self._log)
-            return CallEnd(spec.call, ok=False, failure=failure)
+            return CallEnd(spec.call, ok=False, failure=Failure(kind, message, pilot=self._setup.pilot, log=self._log))
         return end if isinstance(end, CallEnd) else CallEnd(spec.call, ok=False)
 
     # ---- notes and prints

@@ -18,7 +18,6 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from types import FrameType
 
 from stoker.errors import ConfigError, StokerError
 from stoker.folders import working_folder_if_exists
@@ -32,6 +31,7 @@ from stoker.pilot.taskvine.factory import VineFactory, find_programs, taskvine
 from stoker.pilot.taskvine.pool import ANY_BYTES, VinePool, slots_of
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.to_manager import DeviceFacts
+from stoker.whole_files import write_whole
 
 log = logging.getLogger("stoker.pilot")
 
@@ -68,7 +68,7 @@ class PoolLoop:
     def run(self) -> int:
         for how in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if signal.getsignal(how) is not signal.SIG_IGN:
-                signal.signal(how, self._on_signal)
+                signal.signal(how, lambda number, _frame: self._signals.append(signal.Signals(number).name))
         try:
             while not self._pool.is_over:
                 heard = self._hear()
@@ -173,22 +173,15 @@ class PoolLoop:
         self._factory.want(self._wanted)
 
     def _greet(self) -> None:
-        if not self._devices:
-            return  # devices are unknown before the first worker
-        self._link.flush()
-        self._pool.handle(events.HelloDue(self._link.before(), self._link.outbox.acknowledged, ()))
+        if self._devices:  # unknown before the first worker
+            self._pool.handle(self._link.hello_due(()))
 
     # ---- the end
-
-    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        self._signals.append(signal.Signals(number).name)
 
     def _say_farewell(self) -> None:
         self._pool.farewell()
         if self._pool.state.says_farewell:
-            self._link.part(
-                lambda message: self._pool.handle(events.FromManager(message)), pause=lambda: self._poll.poll(20)
-            )
+            self._link.part(self._pool.handle, pause=lambda: self._poll.poll(20))
 
     def _close(self) -> None:
         self._engine.close()
@@ -231,8 +224,7 @@ def _run(session: SessionFolder, *, site: str, block: str, host: str) -> int:
     programs = find_programs()
     password = session.key_file("taskvine").with_suffix("")  # written once per session
     if not password.exists():
-        with os.fdopen(os.open(password, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.write(secrets.token_hex(32))
+        write_whole(password, secrets.token_hex(32).encode())
     engine = VineManager(taskvine(), orders, folder=own, password=password)
     log.info("TaskVine's manager listens on port %d of %s", engine.port, socket.gethostname())
     objects, path = str(session.objects), working_folder_if_exists()

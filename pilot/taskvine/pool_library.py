@@ -51,8 +51,6 @@ def verdict(ordered: StartLibrary, note: Note | None, *, said: str, loading: boo
 ORDER_S = 0.05
 """Seconds that an order of several short calls should take."""
 MOST_CALLS = 64
-
-
 _NO_CALLS = messages.PoolOrder(0)
 
 

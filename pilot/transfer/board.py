@@ -118,8 +118,7 @@ class ObjectCopy:
         if not self._folder:
             yield self._root
             return
-        name = self.manifest.entries[part.entry].name
-        file = os.open(name, how | os.O_CLOEXEC, dir_fd=self._root)
+        file = os.open(self.manifest.entries[part.entry].name, how | os.O_CLOEXEC, dir_fd=self._root)
         try:
             yield file
         finally:

@@ -400,8 +400,6 @@ class ObjectFetch:
 # ---- single exchanges
 
 _CHUNK = 1 << 20
-
-
 SEED_FILE = "seed.address"  # file in the session's folder with the `host:port` of the listening seed
 
 

@@ -32,7 +32,7 @@ from stoker.pilot.transfer.fetch import SEED_FILE, read_key
 from stoker.pilot.transfer.meeting import SeedMeetings, answer
 from stoker.pilot.transfer.server import ObjectServer
 from stoker.protocol.session import SessionFolder
-from stoker.whole_files import draft_of, write_whole
+from stoker.whole_files import draft_of, write_all, write_whole
 
 log = logging.getLogger("stoker.transfer")
 
@@ -111,8 +111,7 @@ def _receive(channel: wire.Channel, into: Path, size: int) -> str:
             channel.receive_body(chunk)
             whole.update(chunk)
             size -= len(chunk)
-            while chunk:
-                chunk = chunk[file.write(chunk) :]
+            write_all(file.fileno(), chunk)
     return whole.hexdigest()
 
 

@@ -36,12 +36,12 @@ _REMEMBERED = 256
 class Sending:
     """The pieces that a server is sending or has sent. Thread-safe."""
 
-    def __init__(self, *, spares: Spares = lambda _name, _index, _host: 0.0) -> None:
+    def __init__(self, *, spares: Spares) -> None:
         self._spares = spares
         self._lock = threading.Lock()
         self._objects: dict[str, _Object] = {}
 
-    def begin(self, copy: ObjectCopy, index: int, *, host: str = "") -> bool:
+    def begin(self, copy: ObjectCopy, index: int, *, host: str) -> bool:
         """Record that a piece is being sent. Return False if no further peer may receive the piece now."""
         with self._lock:
             object, sent, wait_s = self._piece_sending_state(copy, index, host)
@@ -64,7 +64,7 @@ class Sending:
             if len(self._objects) > _REMEMBERED:
                 self._objects = {name: one for name, one in self._objects.items() if one.under_way}
 
-    def free_in(self, copy: ObjectCopy, index: int, *, host: str = "") -> float:
+    def free_in(self, copy: ObjectCopy, index: int, *, host: str) -> float:
         """Return the seconds until a further peer may receive a piece."""
         with self._lock:
             return self._piece_sending_state(copy, index, host)[2]

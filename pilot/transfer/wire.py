@@ -206,8 +206,7 @@ def _set_timeout(sock: socket.socket, seconds: float) -> None:
 
 def _receive_exactly(sock: socket.socket, count: int) -> bytes:
     data = bytearray(count)
-    got = sock.recv_into(data, count, socket.MSG_WAITALL)
-    if got < count:
+    if sock.recv_into(data, count, socket.MSG_WAITALL) < count:
         raise PeerError("it closed the connection before it proved its key")
     return bytes(data)
 

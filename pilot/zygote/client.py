@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -203,12 +204,9 @@ class Zygote:
         self._drop_unsent()
         self._sock.close()
 
-    def wait(self, timeout_s: float) -> bool:
-        try:
+    def wait(self, timeout_s: float) -> None:
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
 
     def stop(self) -> None:
         """Kill the zygote. `receive` then returns None."""

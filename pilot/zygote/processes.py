@@ -71,6 +71,7 @@ def remove_system_v_segments(pids: Container[int], *, since: float) -> int:
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_KILL_LIMIT_S = 2.0
 _stuck: set[int] = set()  # process ids of killed children that did not end in time
 
 
@@ -127,7 +128,7 @@ def kill_all(pids: Iterable[int], how: int = signal.SIGKILL) -> None:
             os.kill(pid, how)
 
 
-def kill_stray_children(known: Collection[int], *, of_main: bool = False, wait_s: float = 2.0) -> set[int]:
+def kill_stray_children(known: Collection[int], *, of_main: bool = False) -> set[int]:
     """Kill all children that are not `known`, and their descendants, except resource trackers. Return the killed
     children.
 
@@ -135,7 +136,7 @@ def kill_stray_children(known: Collection[int], *, of_main: bool = False, wait_s
     only once for a child that the kernel cannot end (a hung driver).
     """
     killed: set[int] = set()
-    until = time.monotonic() + wait_s
+    until = time.monotonic() + _KILL_LIMIT_S
     while True:
         here = children(os.getpid(), of_main=of_main)
         strays = [pid for pid in here if pid not in known and not is_resource_tracker(pid)]

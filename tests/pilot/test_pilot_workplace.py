@@ -236,7 +236,7 @@ def test_two_programs_run_in_turn_if_threads_share_a_folder(tmp_path: Path) -> N
     for call, options in enumerate((one, one, other, unseen(tmp_path / "own"), unseen(tmp_path / "own"))):
         queue.add(call, work(call, options))  # type: ignore[arg-type]
     turns = CallCompatibility()
-    turns.mark_folder_as_shared()
+    turns.is_one_folder = True
     assert [taken.spec.call if (taken := turns.take(queue, slot)) else None for slot in range(3)] == [0, 1, None]
     turns.end(0)
     assert turns.take(queue, 0) is None
