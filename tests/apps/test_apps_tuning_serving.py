@@ -84,7 +84,7 @@ def test_prompt_tuned_on_another_base_model_is_refused(here, ready):
         (BASE, ["--serve", "small"], "models.toml: [models.small] exists; give --serve another name"),
         ("[models.small", ["--serve", "facts"], "models.toml: line 1: "),
         (BASE, ["--serve", "facts", "--models", "none/models.toml"], "none: no such folder"),
-        (BASE, ["facts.toml", "--serve", "facts"], "--serve facts names one tuned prompt; submit one job instead of 2 jobs"),
+        (BASE, ["facts.toml", "--serve", "facts"], "names one tuned prompt; submit one job instead of 2 jobs"),
         (BASE, ["--models", "models.toml"], "--models is the file of --serve; give --serve NAME too"),
     ],
 )
