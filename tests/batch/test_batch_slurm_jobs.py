@@ -159,7 +159,7 @@ def test_pilot_that_cannot_connect_to_the_manager_is_reported(make_cluster, worl
     said = probe(world, cluster.on_head(), wait_s=8)
     assert said.returncode == 1, said.stdout
     assert "the probe runs, but its pilot has not reached 127.0.0.1:" in said.stdout
-    assert "name their common network: [session] interface" in said.stdout
+    assert "name a common network: [session] interface" in said.stdout
     until(lambda: not [job for job in cluster.queue() if "stoker" in job[1]], what="the probe's job is cancelled")
     until(lambda: world.left() == [], what="nothing left")
 
