@@ -142,7 +142,7 @@ def test_up_fails_if_slurm_refuses_the_job_unless_no_wait_is_given(slurm, world)
 def test_probe_checks_that_nodes_reach_this_host_and_cleans_up(slurm, world):
     write_site(world.path)
     said = stoker(world, "doctor", "lab.toml", "--probe", "--wait", "60")
-    assert re.search(r"ok +compute nodes reach this host on 127\.0\.0\.1:\d+ \(asked a", said.stdout), said.stdout
+    assert re.search(r"ok +compute nodes reach this host on 127\.0\.0\.1:\d+ \(a pilot on ", said.stdout), said.stdout
     assert "submits one job of at most a minute to site lab" in said.stderr
     assert slurm_jobs() == []
     assert world.left() == []
