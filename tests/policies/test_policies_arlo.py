@@ -13,12 +13,7 @@ from hypothesis import strategies as st
 from stoker.manager.core import story
 from stoker.manager.core.nouns import CallState, LibraryState
 from stoker.manager.policies.arlo import arlo
-from stoker.manager.policies.arlo.allocation import (
-    LatencyTable,
-    NotEnoughDevicesError,
-    RuntimeDemand,
-    allocate,
-)
+from stoker.manager.policies.arlo.allocation import LatencyTable, NotEnoughDevicesError, RuntimeDemand, allocate
 from stoker.manager.policies.provisioning import TakeWhatComes
 from stoker.protocol.calls import Objective
 
