@@ -36,7 +36,7 @@ def shorten_long_logs(agent: Agent) -> None:
     refused = set[Path]()  # logs on file systems that cannot punch a hole in a file
     while True:
         time.sleep(_LOGS_EVERY_S)
-        for path in [agent.log_file(number) for number in list(agent.processes)]:
+        for path in [Path(agent.state.log_of(number)) for number in list(agent.processes)]:
             try:
                 if path not in refused and free_file_middle(path, most_bytes=OUTPUT_BYTES):
                     log.warning("%s is too long: its middle is removed", path)
@@ -59,7 +59,6 @@ class Loop:
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
         agent.carry_out = functools.partial(carry_out, agent)
-        agent.check_standing = functools.partial(check_job, agent)
         threading.Thread(target=shorten_long_logs, args=(agent,), name="logs", daemon=True).start()
         self._signals: list[tuple[str, bool]] = []  # names of new signals, each with True if the signal is a repetition
         self._signal_at = 0.0
