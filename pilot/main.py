@@ -110,8 +110,7 @@ def _make(given: argparse.Namespace) -> Agent:
         log.error("%s", found.lacks)
     devices = found.offered
     base = base_folder(given.scratch)
-    bound_bytes = parse_bytes(given.cache_size)
-    cache = ObjectCache(base / "cache", bound_bytes=bound_bytes, kept_s=given.cache_age)
+    cache = ObjectCache(base / "cache", bound_bytes=parse_bytes(given.cache_size), kept_s=given.cache_age)
     store.remove_evicted_snapshots(cache)
     store.remove_stale_snapshots(cache, kept_s=given.cache_age)
     os.environ.setdefault(SNAPSHOTS, str(store.snapshot_folder_beside(cache)))  # libraries read this variable
@@ -119,19 +118,8 @@ def _make(given: argparse.Namespace) -> Agent:
     signal.pthread_sigmask(signal.SIG_BLOCK, TOLD_TO_GO)  # a signal that ended the pilot here would leave files behind
     scratch = Scratch(base, pilot=pilot)
     try:
-        options = PilotOptions(
-            pilot=pilot,
-            block=given.block,
-            grace_s=given.grace,
-            walltime_s=given.walltime_s,
-            probe=given.probe,
-            probe_every_s=given.probe_every,
-            in_batch=bool(given.source),
-            driver_limit_s=given.driver_limit,
-            umask=umask,
-        )
-        agent = _agent(options, session, found, scratch, cache, bound_bytes=bound_bytes)
-        agent.monitors = monitor.watch(devices, limit_s=options.driver_limit_s)
+        agent = _agent(given, session, found, scratch, cache, pilot=pilot, umask=umask)
+        agent.monitors = monitor.watch(devices, limit_s=given.driver_limit)
         objects.share_environment_archive(agent, given.environment)
     except BaseException:
         scratch.remove()
@@ -151,38 +139,34 @@ def _make(given: argparse.Namespace) -> Agent:
 
 
 def _agent(
-    options: PilotOptions,
-    session: SessionFolder,
-    found: GrantedDevices,
-    scratch: Scratch,
-    cache: ObjectCache,
-    *,
-    bound_bytes: int,
-) -> Agent:
-    host, logs = socket.gethostname(), session.pilot(options.pilot)
-    link = ManagerLink(session, pilot=options.pilot, block=options.block)
+    given: argparse.Namespace, session: SessionFolder, found: GrantedDevices, scratch: Scratch, cache: ObjectCache, *,
+    pilot: str, umask: int,
+) -> Agent:  # fmt: skip
+    host, logs = socket.gethostname(), session.pilot(pilot)
+    options = PilotOptions(given.walltime_s, probe=given.probe, in_batch=bool(given.source), umask=umask)
+    link = ManagerLink(session, pilot=pilot, block=given.block)
     peers = Peers(session, cache)
     facts = PilotFacts(
-        pilot=options.pilot,
+        pilot=pilot,
         session=link.session.session,
         host=host,
         pid=os.getpid(),
         devices=tuple(device.facts for device in found.offered),
-        block=options.block,
+        block=given.block,
         troubles=found.troubles,
         lacks=found.lacks,
         address=peers.host,
         peer=peers.address,
         cache=cache.identity,
-        cache_bound_bytes=bound_bytes,
+        cache_bound_bytes=cache.bound_bytes,
         logs=str(logs),
         folder=f"{host}:{logs}" if session.is_carried else str(logs),
         objects=str(session.objects),
         is_carried=session.is_carried,
         sleeper_bytes=cpu.sleeper_bytes(found.offered),
-        grace_s=options.grace_s,
+        grace_s=given.grace,
         probed=observing.devices_to_probe(options, found.offered),
-        probe_every_s=options.probe_every_s,
+        probe_every_s=given.probe_every,
         node=observing.batch_system_node_name(os.environ),
     )
     return Agent(

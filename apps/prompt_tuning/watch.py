@@ -170,7 +170,6 @@ class SubmittedJob:
         self.ready = ready
         self.folder = folder
         self.future: AppCallFuture | None = None
-        self.tuned: Tuned | None = None
         self._start = start
         self._kept = b""
         self._ended_at: float | None = None
@@ -224,10 +223,10 @@ class SubmittedJob:
         ended = {"ended_at": self._ended_at or self._clock.now(), "why": ""}
         error = future.exception()
         if error is None:
-            self.tuned = future.result()
-            _write_results(self.folder, self.tuned)
-            best = self.tuned.best
-            self._note(phase=Phase.DONE, iteration=self.tuned.iterations, metric=best.metric, loss=best.loss, **ended)
+            tuned = future.result()
+            _write_results(self.folder, tuned)
+            best = tuned.best
+            self._note(phase=Phase.DONE, iteration=tuned.iterations, metric=best.metric, loss=best.loss, **ended)
         else:
             phase = Phase.DROPPED if isinstance(error, CallDroppedError) else Phase.FAILED
             self._note(phase=phase, **{**ended, "why": str(error)})

@@ -18,7 +18,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -193,7 +192,6 @@ class Peers:
 
     def __init__(self, session: SessionFolder, cache: ObjectCache) -> None:
         self.served = ServedCache(cache)
-        self.carried = session.is_carried
         self.host = "127.0.0.1"  # address at which other pilots reach this machine
         with suppress(OSError, ValueError, SessionError):
             self.host = transfer_wire.local_address_for_host(
@@ -246,14 +244,9 @@ class OngoingFetch:
 
 
 class PilotOptions(msgspec.Struct, frozen=True):
-    pilot: str
-    block: str
-    grace_s: float
     walltime_s: float  # walltime of the job in seconds, from the site file; 0 if unknown
     probe: str  # command that probes a device (see `observing`); empty: Stoker's probe on GPUs
-    probe_every_s: float  # seconds between two probes of a device that no library uses
     in_batch: bool  # True in a batch job: the pilot exits when its parent process ends
-    driver_limit_s: float  # seconds without an answer after which a GPU driver counts as hung
     umask: int  # umask of libraries
 
 
@@ -267,7 +260,6 @@ class Agent:
         self.core = PilotCore(facts)
         self.options = options
         self.session = session
-        self.logs = session.pilot(options.pilot)
         self.devices: dict[DeviceId, PilotDevice] = {device.facts.device: device for device in devices}
         self.monitors: dict[str, GpuMonitor] = {}  # the monitor of each GPU, by UUID
         self.bare_bytes: dict[DeviceId, int] = {}  # bytes in use on each GPU while no library uses the GPU
@@ -278,7 +270,7 @@ class Agent:
         self.cache = cache
         self.peers = peers
         self.link = link
-        self.zygotes = Zygotes(logs=self.logs, scratch=scratch.path, umask=options.umask)
+        self.zygotes = Zygotes(logs=session.pilot(facts.pilot), scratch=scratch.path, umask=options.umask)
         self.wires = AgentPoller()
         self.search_path = working_folder_if_exists()  # the program's folder, if the pilot was started there
         self.processes: dict[LibraryId, LibraryProcess] = {}
@@ -287,8 +279,6 @@ class Agent:
         self.offers = OfferInspector(self.core.state, board=scratch.path / BOARD)
         self.is_over = False  # True once the core has issued the command `Leave`
         self.carry_out: Callable[[Command], None] = lambda _command: None
-        self.check_standing: Callable[[], bool] = lambda: False
-        """Reports a lost scratch folder or batch job, before the core sees failures that follow."""
         self.timers = Timers()
         self._queue = EventQueue(self.core, lambda command: self.carry_out(command), clock=time.monotonic)
         self._done: deque[Callable[[], None]] = deque()
@@ -333,6 +323,3 @@ class Agent:
 
     def devices_of(self, library: LibraryId) -> tuple[PilotDevice, ...]:
         return tuple(self.devices[device] for device in self.state.libraries[library].devices)
-
-    def log_file(self, number: int) -> Path:
-        return self.logs / f"lib-{number}.log"

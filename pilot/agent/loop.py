@@ -36,7 +36,7 @@ def shorten_long_logs(agent: Agent) -> None:
     refused = set[Path]()  # logs on file systems that cannot punch a hole in a file
     while True:
         time.sleep(_LOGS_EVERY_S)
-        for path in [agent.log_file(number) for number in list(agent.processes)]:
+        for path in [Path(agent.state.log_of(number)) for number in list(agent.processes)]:
             try:
                 if path not in refused and free_file_middle(path, most_bytes=OUTPUT_BYTES):
                     log.warning("%s is too long: its middle is removed", path)
@@ -59,7 +59,6 @@ class Loop:
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
         agent.carry_out = functools.partial(carry_out, agent)
-        agent.check_standing = functools.partial(check_job, agent)
         threading.Thread(target=shorten_long_logs, args=(agent,), name="logs", daemon=True).start()
         self._signals: list[tuple[str, bool]] = []  # names of new signals, each with True if the signal is a repetition
         self._signal_at = 0.0
@@ -69,7 +68,6 @@ class Loop:
         self._due = 0.0  # time of the next timer, tick or measurement, on the monotonic clock
         self._wait_ended_at = 0.0  # time when the last wait ended; 0 before the first wait
         self._frames_fd, self._changes_fd = agent.link.dealer.filenos()
-        self._has_frames, self._has_changes = False, True
         for number in (self._frames_fd, self._changes_fd, agent.wake_read):
             agent.wires.register(number)
 
@@ -80,10 +78,10 @@ class Loop:
         try:
             observing.wait_for_probes(agent, interrupted=lambda: bool(self._signals))
             while not agent.is_over:
-                self._wait()
-                if self._has_changes and link.dealer.came_back():
+                has_frames, has_changes = self._wait()
+                if has_changes and link.dealer.came_back():
                     self._greet()
-                if self._has_frames:
+                if has_frames:
                     for message in link.receive():
                         agent.handle(events.FromManager(message))
                 if link.dealer.connected and presence.wants_hello(agent.state):
@@ -103,9 +101,10 @@ class Loop:
 
     # ---- one turn
 
-    def _wait(self) -> None:
+    def _wait(self) -> tuple[bool, bool]:
         """Wait for an event and read all input except the manager's frames. Check for frames first, because the
-        descriptor of a ZeroMQ socket reports only frames that arrive after the last use of the socket.
+        descriptor of a ZeroMQ socket reports only frames that arrive after the last use of the socket. Return whether
+        frames have arrived, and whether the connection may have changed.
         """
         agent, wires = self.agent, self.agent.wires
         has_frames, has_changes, was_woken = agent.link.dealer.has_frames(), not self._wait_ended_at, False
@@ -132,7 +131,7 @@ class Loop:
                         agent.hear(source)
         if was_woken:
             agent.run_queued_actions()
-        self._has_frames, self._has_changes = has_frames, has_changes
+        return has_frames, has_changes
 
     def _report_suspension(self, waited_s: float) -> None:
         """Report a suspension of this process before the loop checks time limits."""

@@ -23,6 +23,7 @@ from stoker.contexts.folders import snapshot_folder
 from stoker.contexts.objects import copy_object, manifest_of, object_of
 from stoker.contexts.recipe import ObjectRef
 from stoker.errors import StokerError
+from stoker.pilot.agent import observing
 from stoker.pilot.agent.agent import Agent, OngoingFetch
 from stoker.pilot.cache import CacheFetch, DiskError, InUseError, ObjectCache, Pin, disk, store
 from stoker.pilot.core import events
@@ -68,7 +69,7 @@ def stop_fetch(agent: Agent, name: str) -> None:
 def _find_origin(agent: Agent, fetching: OngoingFetch, order: FetchObject) -> None:
     path, seed, why = order.object.source, agent.peers.seed(), "there is none"
     origin = [ObjectSource(address=seed, label="the session's seed", origin=True)] if seed else []
-    if path and not (seed and agent.peers.carried):
+    if path and not (seed and agent.state.facts.is_carried):
         try:
             os.stat(path)
             origin = [ObjectSource(path=path, origin=True)]
@@ -142,7 +143,7 @@ def _failed(agent: Agent, fetching: OngoingFetch, why: str, *, ours: bool, is_in
     name = fetching.order.object.name
     if agent.fetches.get(name) is not fetching:
         return
-    agent.check_standing()
+    observing.check_job(agent)
     state, in_use = agent.state, {}
     if is_in_use and name in state.wants:
         waiting = [state.libraries[number] for number in state.wants[name].libraries if number in state.libraries]
@@ -181,7 +182,7 @@ def _pinned(agent: Agent, library: LibraryId, found: dict[str, Pin], lack: event
             one.release()
         found = {}
     if lack is not None:
-        agent.check_standing()
+        observing.check_job(agent)
     if process is not None:
         process.pins += found.values()
         agent.handle(events.Pinned(library, {name: one.path for name, one in found.items()}, lack))
@@ -275,7 +276,7 @@ def _upload_result(agent: Agent, library: LibraryId, end: CallEnd) -> CallEnd:
         end = msgspec.structs.replace(end, payload=msgspec.structs.replace(ref, source=_retry_exchange(hand_in, what)))
     except (StokerError, OSError) as error:
         log.warning("%s: %s", what, error)
-        pilot, where = agent.options.pilot, str(agent.log_file(library))
+        pilot, where = agent.state.facts.pilot, agent.state.log_of(library)
         message = f"{what.partition(': ')[2]}: {error} (on {pilot})"
         failure = Failure(FailureKind.SERIALIZATION, message, pilot=pilot, library=library, log=where)
         end = CallEnd(end.call, ok=False, run_s=end.run_s, failure=failure)

@@ -42,8 +42,8 @@ def prepare(agent: Agent, ordered: StartLibrary) -> None:
         observing.report_if_cannot_create_folders(agent, error)
         agent.handle(LibraryPrepared(number, error=str(error)))
         return
-    agent.processes[number] = LibraryProcess(number, folder=folder, log=str(agent.log_file(number)))
-    from_sources = recipe.awareness is Awareness.NONE and not agent.peers.carried
+    agent.processes[number] = LibraryProcess(number, folder=folder, log=agent.state.log_of(number))
+    from_sources = recipe.awareness is Awareness.NONE and not agent.state.facts.is_carried
     changed = [ref.source for ref in recipe.objects if disk.has_source_changed(ref)] if from_sources else []
     agent.handle(
         LibraryPrepared(
@@ -61,7 +61,7 @@ def start(agent: Agent, ordered: StartLibrary, objects: dict[str, str], *, devic
     devices = agent.devices_of(number)
     cores = tuple(dict.fromkeys(core for device in devices for core in device.cores))
     settings = connection.Settings(
-        pilot=agent.options.pilot, library=number, folder=str(process.folder), log=process.log,
+        pilot=agent.state.facts.pilot, library=number, folder=str(process.folder), log=process.log,
         objects=str(agent.session.objects), search_path=agent.search_path, host=agent.peers.host,
         gang_key=agent.peers.gang_key, turns=str(agent.scratch.path / BOARD),
         probe=observing.probe_command_for_library(agent.options, devices),
@@ -74,8 +74,8 @@ def start(agent: Agent, ordered: StartLibrary, objects: dict[str, str], *, devic
         environment={
             **visible(devices),
             "STOKER_LIBRARY": str(number),
-            "STOKER_PILOT": agent.options.pilot,
-            "PARSL_WORKER_BLOCK_ID": agent.options.block,  # for Parsl's monitoring
+            "STOKER_PILOT": agent.state.facts.pilot,
+            "PARSL_WORKER_BLOCK_ID": agent.state.facts.block,  # for Parsl's monitoring
         },
         cores=cores,
         threads=max(1, len(cores)),

@@ -97,7 +97,7 @@ class ObjectCache:
 
     def __init__(self, folder: Path, *, bound_bytes: int, kept_s: float = KEPT_S) -> None:
         self.folder = folder
-        self._bound = bound_bytes
+        self.bound_bytes = bound_bytes
         self._folders = [folder / name for name in ("objects", "entries", "manifests", "drafts", "safe")]
         self._objects, self._entries, self._manifests, self._drafts, self._safe = self._folders
         self._lock = threading.Lock()
@@ -188,13 +188,13 @@ class ObjectCache:
         with self._locked():
             listed = self._read_entries()
             here = [CachedObject(x.facts.name, x.facts.size_bytes, x.used_at, pinned=x.may_be_used) for x in listed]
-            plan = make_room([*here, *self._coming(ref)], size_bytes=ref.size_bytes, bound_bytes=self._bound)
+            plan = make_room([*here, *self._coming(ref)], size_bytes=ref.size_bytes, bound_bytes=self.bound_bytes)
             if not isinstance(plan, Shortage):
                 self._sweep(kept_s=0.0 if plan else _DRAFT_KEPT_S)
                 for name in plan:
                     self._remove(*self._place(name))
                 return
-        bound, used = show_bytes(self._bound), show_bytes(sum(entry.size_bytes for entry in here))
+        bound, used = show_bytes(self.bound_bytes), show_bytes(sum(entry.size_bytes for entry in here))
         why = (
             f"does not fit: running libraries use the cached objects ({used} of {bound}), including libraries of this"
             " user's other sessions on this host"
@@ -234,7 +234,7 @@ class ObjectCache:
             on_disk = self._free_bytes() + sum(self._by_use()[0].values())
         needed |= {ref.name: ref.size_bytes for ref in refs}
         coming = sum({ref.name: ref.size_bytes for ref in refs if ref.name not in here}.values())
-        return max(0, sum(needed.values()) - self._bound, coming - on_disk)
+        return max(0, sum(needed.values()) - self.bound_bytes, coming - on_disk)
 
     def sizes(self) -> dict[str, int]:
         return {entry.facts.name: entry.facts.size_bytes for entry in self._read_entries()}

@@ -189,7 +189,6 @@ class PilotFacts(msgspec.Struct, frozen=True, kw_only=True):
     objects: str = ""
     is_carried: bool = False
     sleeper_bytes: int = 0
-    lease_s: float = 60.0
     grace_s: float = 2.0
     probed: frozenset[DeviceId] = frozenset()
     probe_every_s: float = 300.0  # seconds between two probes of a device without libraries; 0 = never
@@ -348,7 +347,7 @@ class CoreState:
         self.welcomed_at = 0.0
         self.heartbeat_s = 5.0
         self.heartbeat_at = 0.0  # when the next heartbeat is due
-        self.lease_s = facts.lease_s
+        self.lease_s = 60.0
 
         self.ends_at = NEVER
         self.drain_at = NEVER  # when the pilot begins to drain before the end of the job

@@ -221,8 +221,7 @@ class GpuMonitor:
         self._fault = ""
         self._asked_at: float | None = None  # start of the current wait for the driver; None: no wait
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"watch-{device.facts.device}", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._run, name=f"watch-{device.facts.device}", daemon=True).start()
 
     def take_fault(self) -> str:
         """Return the fault that the driver reported since the last call, or ""."""

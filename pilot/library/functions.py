@@ -49,13 +49,11 @@ class Function:
         self._lock = threading.Lock()
         self._opened: tuple[Callable[..., Any], bool] | None = None
         self._modules = NO_MODULES
-        self._versions: Mapping[str, str] | None = None
         self._replaced = 0  # number of replaced modules in this process when the function was unpickled
 
+    @functools.cached_property
     def versions(self) -> Mapping[str, str]:
-        if self._versions is None:
-            self._versions = carried_module_versions(self._blob)
-        return self._versions
+        return carried_module_versions(self._blob)
 
     def open(self) -> tuple[Callable[..., Any], bool]:
         """Return the function, and True if its first argument is the context."""
@@ -264,7 +262,7 @@ class CallCompatibility:
     def _wanted(self, work: RunnableCall) -> _Versions:
         if self._next_versions is not None and self._next_versions[0] is work:
             return self._next_versions[1]
-        versions, payload = work.function.versions(), work.spec.payload
+        versions, payload = work.function.versions, work.spec.payload
         if self._context_versions:
             versions = {**self._context_versions, **versions}
         where = work.run.objects.get(payload.name) or payload.source if isinstance(payload, ObjectRef) else payload

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -58,7 +57,6 @@ class Fork(_Message, frozen=True, tag="fork"):
 
 class Kill(_Message, frozen=True, tag="kill"):
     library: int
-    signal: int
 
 
 ToZygote = Preload | Fork | Kill
@@ -157,8 +155,8 @@ class Zygote:
             raise
         self.libraries.add(order.library)
 
-    def kill(self, library: int, how: int = signal.SIGKILL) -> None:
-        self._order(Kill(library=library, signal=how))
+    def kill(self, library: int) -> None:
+        self._order(Kill(library))
 
     def _order(self, order: ToZygote) -> None:
         self._unsent.append((_encode(order), None))

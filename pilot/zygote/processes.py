@@ -122,10 +122,10 @@ def tree(pid: int) -> Iterator[int]:
         todo += children(one)
 
 
-def kill_all(pids: Iterable[int], how: int = signal.SIGKILL) -> None:
+def kill_all(pids: Iterable[int]) -> None:
     for pid in pids:
         with suppress(OSError):
-            os.kill(pid, how)
+            os.kill(pid, signal.SIGKILL)
 
 
 def kill_stray_children(known: Collection[int], *, of_main: bool = False) -> set[int]:

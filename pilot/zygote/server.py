@@ -242,8 +242,8 @@ class ZygoteServer:
                     self._fork(order, fds[0])
                 case client.Preload(modules=modules):
                     self._preload(modules)
-                case client.Kill(library=library, signal=how):
-                    processes.kill_all([pid for pid, here in self._libraries.items() if here == library], how)
+                case client.Kill(library=library):
+                    processes.kill_all(pid for pid, here in self._libraries.items() if here == library)
 
     def _send(self, message: client.FromZygote) -> None:
         self._sock.setblocking(True)  # the agent always reads, so this send does not block for long

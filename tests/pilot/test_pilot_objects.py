@@ -241,8 +241,8 @@ def test_result_is_uploaded_again_if_the_connection_breaks(breaks: int, ok: bool
     monkeypatch.setattr(objects, "put", put)
     monkeypatch.setattr(objects, "_PAUSES_S", (0.0,) * len(objects._PAUSES_S))
     agent: Any = SimpleNamespace(
-        options=SimpleNamespace(pilot="p"), peers=SimpleNamespace(seed=lambda: "here:1", key=b""),
-        log_file=lambda _library: tmp_path / "lib.log",
+        peers=SimpleNamespace(seed=lambda: "here:1", key=b""),
+        state=SimpleNamespace(facts=SimpleNamespace(pilot="p"), log_of=lambda _library: str(tmp_path / "lib.log")),
     )  # fmt: skip
     ref = ObjectRef("result", 6, str(tmp_path / "result"))
     end = objects._upload_result(agent, 1, CallEnd(1, True, payload=ref))  # type: ignore[arg-type]
