@@ -75,7 +75,7 @@ def test_status_shows_models_that_cannot_be_used_or_loaded() -> None:
 
 def test_status_shows_a_silent_gateway() -> None:
     (row,) = gateway_rows([NOTE], STATUS, now=280.0)
-    assert row.startswith("the gateway at http://127.0.0.1:8000 has not answered for 3 min: `stoker serve`")
+    assert row.startswith("the gateway at http://127.0.0.1:8000 has not answered for 3 min: run `stoker serve` ")
 
 
 def test_notes_are_written_read_and_removed(tmp_path) -> None:

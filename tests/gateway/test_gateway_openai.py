@@ -282,7 +282,7 @@ def test_request_that_would_be_late_is_refused_unless_it_may_wait(client):
         chat(client, model="swift", stream=True)
     assert (refused.value.status_code, refused.value.code) == (503, "objective_unreachable")
     assert int(refused.value.response.headers["retry-after"]) > 0
-    assert "the objective is 1.0 ms: it is" in refused.value.body["message"]
+    assert "the objective is 1.0 ms: the model is" in refused.value.body["message"]
     assert chat(client, model="swift", extra_headers={"Prefer": "wait=86400"}).choices
     assert text_of(chat(client, model="swift", stream=True))  # the model is loaded and idle, so the request is accepted
 
