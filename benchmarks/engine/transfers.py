@@ -194,7 +194,7 @@ def _measure(place: Path, network: Network, started: Started, *, pilots: int, si
     until(folder.file.exists, LIMIT_S, "the manager")
     started.append(_start(place, "seed", "stoker.pilot.transfer.seed", "--session", str(folder.path)))
     until((folder.path / SEED_FILE).exists, LIMIT_S, "the seed")
-    link = Link(folder, observer=False)
+    link = Link(folder)
     try:
         link.wait_joined(LIMIT_S)
         homes = [_start_pilot(place, folder, network, number, started) for number in range(1, pilots + 1)]

@@ -54,10 +54,8 @@ def matching(group: str, name: str) -> str:
 
 
 def load(group: str, name: str) -> Any:
-    """Load an entry point. Raises StokerError if the entry point is missing, broken or declared twice."""
+    """Load a known entry point. Raises StokerError if the entry point is broken or declared twice."""
     points = {point.value: point for point in _entry_points(group) if point.name == name}
-    if not points:
-        raise StokerError(f"no installed package declares {name} in {group}")
     owners = {value: point.dist.name if point.dist else value.partition(".")[0] for value, point in points.items()}
     if len(points) > 1:
         by = " and ".join(sorted(f"{owner} ({value})" for value, owner in owners.items()))

@@ -51,12 +51,12 @@ SETTLE_LIMIT_S = 2.0
 
 
 class Link:
-    """Any thread may call every method; only methods with a time limit block. An `observer` submits no calls."""
+    """Any thread may call every method; only methods with a time limit block."""
 
-    def __init__(self, folder: SessionFolder, *, observer: bool = False) -> None:
+    def __init__(self, folder: SessionFolder) -> None:
         self.folder = folder
         self.membership = Membership(folder)
-        if not observer and not self.session.is_for_this_python:
+        if not self.session.is_for_this_python:
             theirs = self.session.python
             raise self._error(
                 f"uses Python {theirs}, and this program runs under Python {PYTHON} ({sys.executable}), whose functions"
@@ -69,7 +69,6 @@ class Link:
         self.over: Exception | None = None
         self.journal_trouble = ""
         """Why the manager cannot write its journal; else empty."""
-        self._observer = observer
         self._out = Outgoing(self.waiting.calls, describe=lambda recipe: describe(recipe, folder.objects))
         self._questions = Questions()
         self._taken: deque[to_manager.PiecesTaken] = deque()
@@ -318,10 +317,10 @@ class Link:
     def _handle_connection_changes(self) -> None:
         for change in self._dealer.changes():
             if change is ConnectionChange.MADE:
-                number = self._first_id >> CLIENT_SHIFT if self.membership.was_joined and not self._observer else -1
+                number = self._first_id >> CLIENT_SHIFT if self.membership.was_joined else -1
                 hello = to_manager.ClientHello(
-                    wire.VERSION, self.session.session, self._out.received, self._observer,
-                    acknowledged=self._out.acknowledged, number=number,
+                    wire.VERSION, self.session.session, self._out.received, acknowledged=self._out.acknowledged,
+                    number=number,
                 )  # fmt: skip
                 with self._lock:
                     self._socket.send(wire.encode([hello]))

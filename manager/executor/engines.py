@@ -61,9 +61,7 @@ def refuse_unsupported_options(site: Site, wants: Wants, *, honours: frozenset[s
         if refused:
             raise ConfigError(refused)
     if site.engine is Engine.TASKVINE:
-        refusals.refuse_unsupported_call(
-            wants.recipe, wants.options, variants=wants.variants, deadline_s=wants.deadline_s
-        )
+        refusals.refuse_unsupported_call(wants.recipe, wants.options, deadline_s=wants.deadline_s)
 
 
 def prepare(

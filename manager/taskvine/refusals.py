@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from stoker.contexts.recipe import Awareness, Recipe
 from stoker.errors import ConfigError
@@ -16,13 +16,11 @@ def refuse_unsupported_site(site: Site) -> None:
     _refuse(list(_site_refusals(site)), where=f"site {site.name}: ")
 
 
-def refuse_unsupported_call(
-    recipe: Recipe, options: CallOptions, *, variants: Sequence[Recipe] = (), deadline_s: float = 0.0
-) -> None:
+def refuse_unsupported_call(recipe: Recipe, options: CallOptions, *, deadline_s: float = 0.0) -> None:
     found = [*_recipe_refusals(recipe), *_option_refusals(options)]
     if deadline_s:
         found.append("deadline: TaskVine runs calls in the order of their submission")
-    if variants or options.variants:
+    if options.variants:
         found.append("variants: TaskVine does not track which library has which context; name one context")
     _refuse(found, where=f"{recipe.name}: ")
 
@@ -88,8 +86,6 @@ def _option_refusals(options: CallOptions) -> Iterator[str]:
     for setting in ("latency_s", "ttft_s", "ttft_per_token_s", "tpot_s"):
         if getattr(options.objective, setting):
             yield f"{setting.removesuffix('_s')}: TaskVine runs calls in the order of their submission"
-    if options.objective.deadline_at:
-        yield "deadline: TaskVine runs calls in the order of their submission"
     if options.gang != (1, 1):
         yield f"gang = {options.gang}: TaskVine starts one library per call; devices= in @context gives a library more"
     if options.stream:

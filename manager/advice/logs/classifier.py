@@ -83,12 +83,12 @@ _COMPONENTS = {
 }
 
 
-def classify(located: Located, *, rules: tuple[FaultRule, ...] = ROWS, scorer: KindScorer | None = None) -> Fault:
+def classify(located: Located, *, rules: tuple[FaultRule, ...] = ROWS) -> Fault:
     by_rule = _most_certain_rule(located, rules)
     if by_rule is not None:
         sure, rule, line = by_rule
         return Fault(rule.kind, rule.component, round(sure, 3), rule.means, _proof(located, line))
-    chances = (scorer or shipped_scorer()).chances(features(located, rules))
+    chances = shipped_scorer().chances(features(located, rules))
     by_user = "user" in frame_owners(line.text for line in located.traceback)
     exception = _last_exception(located)
     plain = by_user and exception_name_in_line(exception) in _PLAIN
