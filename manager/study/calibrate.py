@@ -85,11 +85,9 @@ class _LoadedLibrary(msgspec.Struct):
 
 
 class RecordedSession:
-    """The measurements of a session, in seconds since the epoch. `since`: start of a compacted journal, else 0."""
+    """The measurements of a session, in seconds since the epoch."""
 
-    def __init__(self, session: str) -> None:
-        self.session = session
-        self.since = 0.0
+    def __init__(self) -> None:
         self.recipes: dict[str, Recipe] = {}
         self.advice: dict[str, dict[str, ContextAdvice]] = {}
         self.loads: list[RecordedLoad] = []
@@ -109,7 +107,6 @@ class RecordedSession:
         return max(self.ended.values()) - calls[0].at_s if calls else 0.0
 
     def begin(self, state: State, *, since: float) -> None:
-        self.since = since
         self.recipes = {key: context.recipe for key, context in state.contexts.items()}
         self.advice = {key: dict(context.advice) for key, context in state.contexts.items() if context.advice}
         for pilot in state.pilots.values():
@@ -205,7 +202,7 @@ class RecordedSession:
 
 def read_session(path: Path, *, session: str, policies: Policies) -> RecordedSession:
     """Return the session that a journal recorded under `policies`. Raises SessionError if no call completed."""
-    found = RecordedSession(session)
+    found = RecordedSession()
     again = JournalReplay(path, session, policies)
     if again.core is not None:
         found.begin(again.core.state, since=again.since)
@@ -228,7 +225,6 @@ M = TypeVar("M", RecordedLoad, RecordedRun)
 class Calibrated(msgspec.Struct, frozen=True):
     """The simulated world and calls of a session. `advice`: the manager's estimates before a context's first load."""
 
-    session: str
     world: World
     arrivals: tuple[Arrival, ...]
     makespan_s: float
@@ -276,7 +272,7 @@ def calibrate(recorded: RecordedSession) -> Calibrated:
         for call in sorted(calls, key=lambda call: call.at_s)
     )
     advice = {names[key]: said for key, said in recorded.advice.items() if key in names}
-    return Calibrated(recorded.session, world, arrivals, recorded.makespan_s, advice)
+    return Calibrated(world, arrivals, recorded.makespan_s, advice)
 
 
 def compare(calibrated: Calibrated, *, policies: Callable[[], Policies], seeds: Iterable[int]) -> MakespanComparison:

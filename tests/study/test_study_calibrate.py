@@ -42,7 +42,7 @@ class Watched(Simulation):
 
 def simulated(world: World, arrivals: list[Arrival], *, seed: int = 0) -> tuple[RecordedSession, float]:
     run = Watched(world, arrivals, default_policies(), seed=seed)
-    run.recorded = RecordedSession("simulated")
+    run.recorded = RecordedSession()
     return run.recorded, run.run().ended_at
 
 
