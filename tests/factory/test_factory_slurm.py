@@ -107,7 +107,7 @@ def test_full_queue_is_an_outage_and_not_a_refusal(batch: SlurmBatch, slurm: Fak
     with pytest.raises(BatchTrouble) as caught:
         batch.submit(B7)
     assert str(caught.value).startswith(err.replace("sbatch: error: ", "").replace("\n", "; "))
-    assert str(caught.value).endswith(("lower [pilot] max_blocks", "until Slurm takes jobs"))
+    assert str(caught.value).endswith(("lower [pilot] max_blocks", "until Slurm accepts jobs"))
     slurm.fault("sbatch")
     assert batch.submit(B7)
 
