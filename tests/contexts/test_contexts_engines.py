@@ -62,7 +62,7 @@ def test_smaller_memory_budget_applies_from_the_next_step_on() -> None:
     assert driver.engine.memory().held_bytes <= driver.cache_bytes
     driver.run(found)
     assert {at: [token.token for token in found[id]] for at, id in ids.items()} == expected
-    with pytest.raises(ValueError, match="no request fits"):
+    with pytest.raises(ValueError, match="too few for any request"):
         driver.engine.resize(10_000)
     driver.engine.resize(40_000)  # an idle engine shrinks too
     assert driver.engine.memory().held_bytes <= 40_000
