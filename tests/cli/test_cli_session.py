@@ -164,7 +164,7 @@ def test_logs_of_a_call_with_a_failed_load_show_the_loader_output(
     client.hear(to_client.Results)
     result = stoker.ok("logs", "c-7")
     assert result.stdout == "FileNotFoundError: no such model\n"
-    assert f"c-7 did not run: its context could not be loaded; this is the log of the failed load, {log}" in result.stderr
+    assert f"its context could not be loaded; this is the log of the failed load, {log}" in result.stderr
     assert f"its library's log is {log}" in stoker("explain", "c-7").output
 
 
