@@ -9,6 +9,7 @@ import pytest
 from live.peers import Manager, key_pair, session_folder
 
 from stoker.errors import SessionError
+from stoker.manager.cli.ask import Observer
 from stoker.manager.executor.client import Link
 from stoker.protocol import wire
 from stoker.protocol.session import PYTHON, SessionFile, SessionFolder
@@ -41,8 +42,13 @@ def test_program_of_the_same_python_joins(folder: SessionFolder, python: str) ->
 
 
 def test_read_only_clients_may_use_any_python(folder: SessionFolder) -> None:
-    written(folder, "3.0")
-    Link(folder, observer=True).close()
+    manager = Manager(folder)
+    try:
+        folder.write(msgspec.structs.replace(folder.read(), python="3.0"))
+        with Observer(folder) as observer:
+            assert observer.status().session == folder.read().session
+    finally:
+        manager.close()
 
 
 def test_manager_keeps_the_first_python_of_the_session(folder: SessionFolder) -> None:
