@@ -165,7 +165,7 @@ def render(
         out += [
             f"no pilot has joined; the first job {why.partition(': ')[2] or why}",
             "fix the site file and start another session",
-            f"the job's output: stoker logs b1 {status.session}; end this session: stoker down {status.session}",
+            f"the job's output: stoker logs b1 {status.session}; end the session: stoker down {status.session}",
         ]
         return out
     out += [

@@ -1,9 +1,8 @@
 """List the manager's steps for each event.
 
 `Core.handle(event, now) -> [Command]` is a pure function, used by the live server and the simulator. Each function
-below calls the steps of one event or message in order. A step calls no function of this file.
-
-Policies decide again about a context only when its queue has doubled, devices changed, or a timer fires.
+below calls the steps of one event or message in order. A step calls no function of this file. Policies decide again
+about a context only when its queue has doubled, its calls were requeued, devices changed, or a timer fires.
 """
 
 from __future__ import annotations

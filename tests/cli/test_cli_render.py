@@ -232,7 +232,7 @@ def test_up_reports_why_submitted_jobs_ended():
         "  ended    2 exit code 1",
         "no pilot has joined; the first job ended: exit code 1: module: command not found",
         "fix the site file and start another session",
-        "the job's output: stoker logs b1 k3v9; end this session: stoker down k3v9",
+        "the job's output: stoker logs b1 k3v9; end the session: stoker down k3v9",
     ]
 
 
