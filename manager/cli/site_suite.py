@@ -56,7 +56,9 @@ class SiteReport(msgspec.Struct, frozen=True):
 def render(report: SiteReport) -> list[str]:
     found = [", ".join(report.machines) or "no pilot came", ", ".join(report.devices)]
     out = [" · ".join(filter(None, [f"site {report.site}", report.provider, *found])), ""]
-    out += [f"  warn  {trouble}" for trouble in report.troubles]
+    for trouble in report.troubles:
+        first, *more = trouble.splitlines()
+        out += [f"  warn  {first}", *_indented(more)]
     for verdict in PromiseVerdict:
         for promise in report.promises:
             if promise.verdict is verdict:
@@ -95,6 +97,8 @@ _SUITE = "stoker.site_tests"
 _LAST_LINES = 15
 _NONE_CHOSEN = (4, 5)
 """Exit codes of pytest for a `-k` that matches no test."""
+_CTRL_C = 2
+"""Exit code of pytest after Ctrl-C."""
 
 
 def run(site: Path, *, wait_s: float | None = None, chosen: str = "") -> SiteReport:
@@ -112,11 +116,15 @@ def run(site: Path, *, wait_s: float | None = None, chosen: str = "") -> SiteRep
         if chosen and process.returncode in _NONE_CHOSEN:
             hint = "-k matches parts of names, as in -k 'snapshot or gang'"
             raise StokerError(f"no test of the site suite matches -k {chosen!r}; {hint}")
+        ended = f"pytest ended with exit code {process.returncode}"
+        said = [f"  {line}" for line in output.read_text(errors="replace").splitlines()[-_LAST_LINES:]]
         if not page.exists():
-            said = output.read_text(errors="replace").splitlines()[-_LAST_LINES:]
-            why = f"the site suite did not run (pytest ended with exit code {process.returncode}):"
-            raise StokerError("\n".join([why, *(f"  {line}" for line in said)]))
-        return msgspec.json.decode(page.read_bytes(), type=SiteReport)
+            raise StokerError("\n".join([f"the site suite did not run ({ended}):", *said]))
+        report = msgspec.json.decode(page.read_bytes(), type=SiteReport)
+        if report.interrupted and process.returncode != _CTRL_C:
+            trouble = "\n".join([f"the site suite stopped early ({ended}):", *said])
+            report = msgspec.structs.replace(report, troubles=(*report.troubles, trouble))
+        return report
 
 
 def _command(site: Path, page: Path, *, wait_s: float | None, chosen: str) -> list[str]:

@@ -165,3 +165,18 @@ def test_pytest_refuses_site_tests_with_wrong_options(given: dict[str, Any], say
     config = SimpleNamespace(addinivalue_line=lambda *_: None, getoption=given.get, option=SimpleNamespace(**given))
     with pytest.raises(pytest.UsageError, match=says):
         plugin.pytest_configure(config)  # type: ignore[arg-type]
+
+
+@pytest.mark.long
+def test_results_before_a_crash_of_the_suite_are_shown_and_the_command_fails(world):
+    process = start(world, '[pilot]\ndevices = "cpu:1"\n')
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("  ok "):
+            break
+    [suite] = world.of("pytest")
+    os.kill(suite, signal.SIGKILL)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "the site suite stopped early (pytest ended with exit code -9)" in out
+    assert "interrupted after" in out.splitlines()[-1]

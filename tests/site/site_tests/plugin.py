@@ -62,20 +62,20 @@ class Run:
         self.subject = subject
         self.told: dict[str, TriedPromise] = {}
         self.titles: dict[str, str] = {}
-        self.interrupted = False
         self._began = time.monotonic()
         self._json: str | None = config.getoption("site_json")
         self._progress = bool(config.getoption("site_progress"))
 
     def report(self) -> SiteReport:
-        missing = "the run was interrupted" if self.interrupted else "the run did not get to it"
+        missing = PromiseVerdict.NOT_TRIED
         promises = [
-            self.told.get(node) or TriedPromise(title, PromiseVerdict.NOT_TRIED, why=missing)
+            self.told.get(node) or TriedPromise(title, missing, why="the run was interrupted")
             for node, title in self.titles.items()
         ]
+        interrupted = not self.titles.keys() <= self.told.keys()
         return SiteReport(
             self.subject.site.name, self.subject.provider, self.subject.machines, self.subject.devices,
-            tuple(promises), time.monotonic() - self._began, self.interrupted, self.subject.troubles,
+            tuple(promises), time.monotonic() - self._began, interrupted, self.subject.troubles,
         )  # fmt: skip
 
     def say(self, line: str) -> None:
@@ -98,17 +98,18 @@ class Run:
         try:
             self.subject.close()
         finally:
+            self.write()
             failed = any(each.verdict is PromiseVerdict.FAILS for each in self.told.values())
             shutil.rmtree(self.subject.folder / "scratch", ignore_errors=True)
             if not failed:
                 _remove(self.subject.folder)
-            self.write()
 
 
 def _remove(folder: Path) -> None:
     for link in (state_folder() / "sessions").glob("*"):
-        if link.is_symlink() and Path(os.readlink(link)).is_relative_to(folder):
-            link.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # another process may remove it
+            if Path(os.readlink(link)).is_relative_to(folder):
+                link.unlink()
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -162,18 +163,9 @@ def _told(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestRep
     return TriedPromise(promise.title, PromiseVerdict.FAILS, call.duration, why, promise.remedy, subject.log)
 
 
-def pytest_keyboard_interrupt(excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-    _interrupted.append(excinfo.typename)
-
-
-_interrupted: list[str] = []
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    run = session.config.stash[_RUN]
-    run.interrupted = bool(_interrupted)
-    run.end()
+    session.config.stash[_RUN].end()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
