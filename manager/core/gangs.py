@@ -88,8 +88,9 @@ def _fail_if_broken_too_often(
         state.broken_runs[call.id] = call.sent_at
     if breaks < MOST_BREAKS or last is None:
         return False
-    text = f"its ranks lost their connection {breaks} times; the last time on {library.pilot.id}: {last.message}"
-    failure = msgspec.structs.replace(last, message=text, pilot=library.pilot.id, library=library.id)
+    where = library.pilot.id
+    text = f"its ranks failed or lost their connection {breaks} times; the last time on {where}: {last.message}"
+    failure = msgspec.structs.replace(last, message=text, pilot=where, library=library.id)
     ending.end_call(manager, call, msgspec.structs.replace(outcome, failure=failure))
     return True
 

@@ -231,8 +231,8 @@ class State:
         self.forecasts: dict[int, CallForecast] = {}  # Last forecast of each call
         self.trials: dict[int, Trial] = {}
         self.reserved: dict[PilotId, Pilot] = {}
-        self.breaks: dict[int, int] = {}  # By gang call: number of times that its ranks lost their connection
-        self.broken_runs: dict[int, float] = {}  # By gang call: send time of the run whose ranks lost their connection
+        self.breaks: dict[int, int] = {}  # By gang call: number of broken runs
+        self.broken_runs: dict[int, float] = {}  # By gang call: send time of the last run whose failure a rank reported
         self.timers: dict[str, float] = {}
         self.sources: dict[str, SourceState] = {}  # Sites that provide pilots, by name
         self.blocks: dict[BlockId, Block] = {}  # Open blocks that the manager requested
