@@ -161,7 +161,18 @@ def test_blocks_are_shown_by_phase_with_reason_and_expected_start():
     silent = msgspec.structs.replace(NOTHING, jobs=(block("b7", BlockPhase.RUNNING, since_s=720),))
     assert status.render(silent)[2] == (
         "  pilots    1 starting (its job runs for 12 min, no pilot yet:"
-        " read what its job printed, in the session folder's submit/)"
+        " read the job output in the session folder's submit/)"
+    )
+
+
+def test_several_blocks_without_a_pilot_are_shown_in_the_plural():
+    starting = [block(name, BlockPhase.RUNNING, since_s=since_s) for name, since_s in (("b1", 42), ("b2", 720))]
+    emptied = [block(name, BlockPhase.RUNNING, emptied_s=since_s) for name, since_s in (("b3", 60), ("b4", 5))]
+    one = msgspec.structs.replace(NOTHING, jobs=(*starting, *emptied))
+    assert status.render(one)[2] == (
+        "  pilots    2 starting (their jobs run for up to 12 min, no pilot yet:"
+        " read the job output in the session folder's submit/)"
+        " · 2 without a pilot (the pilots left up to 1 min ago; the batch system says that the jobs run)"
     )
 
 

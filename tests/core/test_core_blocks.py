@@ -45,7 +45,7 @@ def test_block_without_a_pilot_names_the_log_to_read(cluster: Make) -> None:
     c.wait(500.0)
     assert "without a pilot" not in c.story("b1")
     c.wait(220.0)
-    said = "running for 12 min without a pilot: read what its job printed"
+    said = "running for 12 min without a pilot: read the job output"
     assert said in c.story("b1")
     assert said in c.story("c-1")
     c.join("n1", block="b1")

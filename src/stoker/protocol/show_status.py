@@ -32,7 +32,7 @@ from stoker.units import show_about, show_bytes, show_line, show_seconds
 _SHOWN_JOBS = 6
 SILENT_S = 600.0
 """A job that runs this long without a pilot will probably not start one."""
-READ_JOB = "read what its job printed, in the session folder's submit/"
+READ_JOB = "read the job output in the session folder's submit/"
 
 
 def describe_blocks_without_pilot(jobs: Sequence[BlockStatus]) -> list[str]:
@@ -55,12 +55,15 @@ def describe_blocks_without_pilot(jobs: Sequence[BlockStatus]) -> list[str]:
     if starting:
         longest_s = max(job.since_s for job in starting)
         advice = f": {READ_JOB}" if longest_s > SILENT_S else ""
-        texts.append(f"{len(starting)} starting (its job runs for {show_seconds(longest_s)}, no pilot yet{advice})")
+        runs = "its job runs for" if len(starting) == 1 else "their jobs run for up to"
+        texts.append(f"{len(starting)} starting ({runs} {show_seconds(longest_s)}, no pilot yet{advice})")
     if emptied:
         longest = show_seconds(max(job.emptied_s for job in emptied))
-        texts.append(
-            f"{len(emptied)} without a pilot (the pilot left {longest} ago; the batch system says that the job runs)"
-        )
+        if len(emptied) == 1:
+            left = f"the pilot left {longest} ago; the batch system says that the job runs"
+        else:
+            left = f"the pilots left up to {longest} ago; the batch system says that the jobs run"
+        texts.append(f"{len(emptied)} without a pilot ({left})")
     if leaving:
         texts.append(f"{len(leaving)} being cancelled")
     return texts
