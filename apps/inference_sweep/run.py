@@ -87,7 +87,8 @@ def first_error(sweep: Sweep, failed: Records) -> str:
 
 
 MOST_ROWS_AHEAD = 16_000
-"""Maximum number of one model's rows in flight or not stored yet, unless `LEAST_CALLS_AHEAD` calls have more."""
+"""Maximum number of one model's rows in flight, if a call has up to 62 rows (`MOST_ROWS_AHEAD` / `LEAST_CALLS_AHEAD`).
+With larger calls, `LEAST_CALLS_AHEAD` calls are in flight. Results that wait to be stored do not count."""
 LEAST_CALLS_AHEAD, MOST_CALLS_AHEAD = 256, 2_000
 """Minimum and maximum number of one model's calls in flight. With fewer calls, devices would be idle."""
 
