@@ -67,7 +67,7 @@ def stop_fetch(agent: Agent, name: str) -> None:
 
 
 def _find_origin(agent: Agent, fetching: OngoingFetch, order: FetchObject) -> None:
-    path, seed, why = order.object.source, agent.peers.seed(), "there is none"
+    path, seed, why = order.object.source, agent.peers.seed(), ""
     origin = [ObjectSource(address=seed, label="the session's seed", origin=True)] if seed else []
     if path and not (seed and agent.state.facts.is_carried):
         try:
