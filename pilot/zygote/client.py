@@ -86,10 +86,8 @@ class Exited(_Message, frozen=True, tag="exited"):
     """`orphans`: number of the library's descendants that the zygote killed."""
 
     library: int
-    pid: int
     signal: int
     exit_code: int
-    peak_bytes: int = 0
     orphans: int = 0
 
 

@@ -168,13 +168,13 @@ def end_resource_trackers(known: Collection[int] = (), *, wait_s: float = LIMIT_
         time.sleep(0.005)
 
 
-def reap(pid: int) -> tuple[int, int, int] | None:
-    """Return an ended child's pid, status and peak memory in bytes, or None."""
+def reap(pid: int) -> tuple[int, int] | None:
+    """Return an ended child's pid and status, or None."""
     try:
-        ended, status, usage = os.wait4(pid, os.WNOHANG)
+        ended, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
         return None
-    return (ended, status, usage.ru_maxrss * 1024) if ended else None
+    return (ended, status) if ended else None
 
 
 # ---- measurements

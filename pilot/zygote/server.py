@@ -306,7 +306,7 @@ class ZygoteServer:
 
     def _reap(self) -> None:
         while (ended := processes.reap(-1)) is not None:
-            pid, status, peak = ended
+            pid, status = ended
             self._trackers.pop(pid, None)
             library = self._libraries.pop(pid, None)
             if library is None:
@@ -318,7 +318,7 @@ class ZygoteServer:
             for tracker in set(processes.child_resource_trackers()) - self._own_trackers:
                 self._trackers.setdefault(tracker, until)
             code = os.waitstatus_to_exitcode(status)
-            self._send(client.Exited(library, pid, max(0, -code), max(0, code), peak, len(orphans)))
+            self._send(client.Exited(library, max(0, -code), max(0, code), len(orphans)))
 
     def _kill_late_trackers(self) -> None:
         if self._trackers:
