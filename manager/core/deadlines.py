@@ -136,7 +136,7 @@ def send_forecasts(manager: Manager) -> None:
             manager.tell(client, Forecasts(said, manager.state.now))
 
 
-MARGIN_S = 20.0  # A pilot with short calls stops taking calls this many seconds before its walltime ends
+LEAST_DRAIN_MARGIN_S = 20.0  # A pilot with short calls stops taking calls this many seconds before its walltime ends
 MOST_OF_IT = 0.25  # Maximum share of the walltime that the drain margin may use, so that short jobs still run calls
 CAUTION = 1.5  # Safety factor on the expected run time of a call
 _GRACE_S = 2.0
@@ -216,7 +216,7 @@ def _can_load_before_drain(context: Context, kind: str, *, left_s: float, lasts_
 
 def drain_margin_s(lasts_s: float, *, run_s: float) -> float:
     """Return how many seconds before the end of its walltime a pilot stops taking calls."""
-    return min(max(MARGIN_S, CAUTION * run_s + _GRACE_S), MOST_OF_IT * lasts_s)
+    return min(max(LEAST_DRAIN_MARGIN_S, CAUTION * run_s + _GRACE_S), MOST_OF_IT * lasts_s)
 
 
 def earliest_drain_time(pilot: Pilot, now: float) -> float:

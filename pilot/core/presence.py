@@ -17,8 +17,8 @@ from stoker.units import show_seconds
 
 WELCOME_S = 5.0  # seconds without an answer after which the pilot sends its hello again
 FIRST_CONTACT_S = 60.0  # minimum seconds that a pilot waits for its first welcome
-MARGIN_S = 12.0  # seconds from the start of the drain to the end of the walltime; at most a fifth of the time left
-_EXIT = 0.25  # last fraction of the margin, in which the pilot kills libraries
+MOST_DRAIN_S = 12.0  # maximum seconds that a drain starts before the walltime ends; at most a fifth of the time left
+_EXIT = 0.25  # last fraction of the drain, in which the pilot kills libraries
 _WALLTIME_TOLERANCE_S = 2.0  # two walltimes count as equal if they differ by at most this many seconds
 FIRST_LINE_S = 4.0  # seconds after which a load counts as slow and its log lines are reported
 TOLD_RECIPE_BYTES = 65_536  # a hello includes only recipes whose loader has at most this many bytes
@@ -110,7 +110,7 @@ def record_remaining_walltime(state: CoreState, left_s: float) -> None:
     if abs(before - (state.now + left_s)) <= _WALLTIME_TOLERANCE_S:
         return
     state.ends_at = state.now + left_s
-    state.drain_at = state.ends_at - min(MARGIN_S, 0.2 * left_s)
+    state.drain_at = state.ends_at - min(MOST_DRAIN_S, 0.2 * left_s)
     state.log(f"the walltime is over in {show_seconds(left_s)}")
     if state.hellos:
         state.tell(to_manager.WalltimeUpdate(max(0.001, left_s)))
