@@ -164,7 +164,7 @@ def _agent(
         objects=str(session.objects),
         is_carried=session.is_carried,
         sleeper_bytes=cpu.sleeper_bytes(found.offered),
-        grace_s=given.grace,
+        exit_grace_s=given.grace,
         probed=observing.devices_to_probe(options, found.offered),
         probe_every_s=given.probe_every,
         node=observing.batch_system_node_name(os.environ),

@@ -101,10 +101,10 @@ class TokenTimes(msgspec.Struct):
     """The tokens of one call to an engine, in seconds of the simulation's clock (SLINFER §VI-A, eq. 1).
 
     The first token is due one TTFT after the arrival, each further token one TPOT later. A rerun delivers only tokens
-    that the program lacks. `due_at`: deadline of the first token (infinity = none). `grace_s`: duration of the load
-    that the call waited for, which moves every deadline (§IX-A). `most`: tokens of the longest answer (0 = unknown to
-    policies). `seen`: number of tokens that the program has received. `late_s`: maximum lateness of a token; negative
-    if all tokens were early.
+    that the program lacks. `due_at`: deadline of the first token (infinity = none). `load_grace_s`: duration of the
+    load that the call waited for, which moves every deadline (§IX-A). `most`: tokens of the longest answer (0 = unknown
+    to policies). `seen`: number of tokens that the program has received. `late_s`: maximum lateness of a token;
+    negative if all tokens were early.
     """
 
     came_at: float
@@ -112,7 +112,7 @@ class TokenTimes(msgspec.Struct):
     output: int
     due_at: float = math.inf
     tpot_s: float = 0.0
-    grace_s: float = 0.0
+    load_grace_s: float = 0.0
     most: int = 0
     seen: int = 0
     first_at: float = 0.0
@@ -135,7 +135,7 @@ class TokenTimes(msgspec.Struct):
 
     @property
     def is_met(self) -> bool:
-        return self.seen >= self.output and self.late_s <= self.grace_s + _ROUNDING_S
+        return self.seen >= self.output and self.late_s <= self.load_grace_s + _ROUNDING_S
 
     def add(self, ends: Sequence[float], *, made: int) -> None:
         """Add tokens that a run wrote at times `ends`, after its first `made` tokens."""
@@ -204,7 +204,7 @@ class EachCallLog:
                 note(at_s, Happened.TOKEN_MEAN, call=call, value=times.mean_tpot_s)
                 note(at_s, Happened.TOKEN_GAP, call=call, value=times.worst_gap_s)
         if times.has_objective:
-            note(at_s, Happened.TOKEN_LATE, call=call, value=times.late_s - times.grace_s if ok else math.inf)
+            note(at_s, Happened.TOKEN_LATE, call=call, value=times.late_s - times.load_grace_s if ok else math.inf)
 
     def close(self, at_s: float) -> None: ...
 

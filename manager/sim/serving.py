@@ -58,7 +58,7 @@ class ServedBatch:
     def unread(self, spec: CallSpec) -> UnreadPrompt:
         times = self._sim.tokens[spec.call]
         self._set_load_grace(times)
-        return UnreadPrompt(times.prompt, times.due_at + times.grace_s, times.tpot_s, times.most)
+        return UnreadPrompt(times.prompt, times.due_at + times.load_grace_s, times.tpot_s, times.most)
 
     def required_bytes(self, spec: CallSpec, model: EngineModel) -> int:
         features = spec.features
@@ -80,7 +80,7 @@ class ServedBatch:
         """
         library = self._library
         if not times.seen:
-            times.grace_s = library.ready_at - library.ordered_at if times.came_at < library.ready_at else 0.0
+            times.load_grace_s = library.ready_at - library.ordered_at if times.came_at < library.ready_at else 0.0
 
     def begin(self, spec: CallSpec) -> EngineRun | str:
         now = self._sim.agenda.now

@@ -140,7 +140,7 @@ class VirtualEngine:
         room = longest - times.prompt if longest else self._most_output
         most = max(times.output, min(self._most_output, room))
         self.batch.add(
-            number, prompt=times.prompt, most=most, due_at=times.due_at + times.grace_s, tpot_s=times.tpot_s
+            number, prompt=times.prompt, most=most, due_at=times.due_at + times.load_grace_s, tpot_s=times.tpot_s
         )  # fmt: skip
         self._times[number] = times
 

@@ -121,7 +121,7 @@ def handle_termination_signal(state: CoreState, event: events.SignalReceived) ->
     if event.again:
         state.leave_by = 0.0
     else:
-        lifecycle.drain(state, event.name, within_s=state.facts.grace_s, loss=LossReason.SIGNALLED)
+        lifecycle.drain(state, event.name, within_s=state.facts.exit_grace_s, loss=LossReason.SIGNALLED)
 
 
 def on_tick(state: CoreState, event: events.Tick) -> None:

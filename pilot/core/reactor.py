@@ -108,7 +108,7 @@ def react(state: CoreState, event: events.Event) -> None:
             state.is_unfit = True
             lifecycle.leave(state, reason, within_s=0.0, loss=loss)
         case events.TaskVineEnded(reason=reason):
-            lifecycle.drain(state, reason, within_s=state.facts.grace_s, code=1)
+            lifecycle.drain(state, reason, within_s=state.facts.exit_grace_s, code=1)
         case events.ObjectArrived():
             starting.object_arrived(state, event)
         case events.ObjectLost(name=name, lack=lack):

@@ -189,7 +189,7 @@ class PilotFacts(msgspec.Struct, frozen=True, kw_only=True):
     objects: str = ""
     is_carried: bool = False
     sleeper_bytes: int = 0
-    grace_s: float = 2.0
+    exit_grace_s: float = 2.0  # seconds that running calls may continue when the pilot exits
     probed: frozenset[DeviceId] = frozenset()
     probe_every_s: float = 300.0  # seconds between two probes of a device without libraries; 0 = never
     node: str = ""  # the node's name in the batch system; empty if unknown

@@ -243,8 +243,8 @@ def test_pilot_told_to_exit_gives_calls_a_short_grace_time(pilot: CoreShell) -> 
 def test_pilot_sets_no_tick_deadline_after_its_exit_deadline(pilot: CoreShell) -> None:
     """With such a deadline the pilot would loop without pause until its last process ends."""
     state = pilot.ready().run(1).give(events.SignalReceived("it got SIGTERM")).core.state
-    assert presence.next_tick_deadline(state) == pilot.now + state.facts.grace_s
-    pilot.wait(state.facts.grace_s).give(events.Tick())
+    assert presence.next_tick_deadline(state) == pilot.now + state.facts.exit_grace_s
+    pilot.wait(state.facts.exit_grace_s).give(events.Tick())
     assert presence.next_tick_deadline(state) == float("inf")
 
 
