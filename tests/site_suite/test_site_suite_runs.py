@@ -168,7 +168,7 @@ def test_pytest_refuses_site_tests_with_wrong_options(given: dict[str, Any], say
 
 
 @pytest.mark.long
-def test_results_before_a_crash_of_the_suite_are_shown_and_the_command_fails(world):
+def test_results_before_a_crash_of_the_suite_are_shown(world):
     process = start(world, '[pilot]\ndevices = "cpu:1"\n')
     assert process.stderr is not None
     for line in process.stderr:
