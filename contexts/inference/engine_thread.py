@@ -132,7 +132,7 @@ class EngineThread:
     """An engine (created at first use), its thread, and the requests of all slots. Computes within `computing()`.
 
     `stepped` is called after each step with its seconds, from accepting requests until the tokens are sent, without
-    waits for the device.
+    waits for other libraries' turns. The handover of a turn counts (`LibraryTurns.begin`).
     """
 
     def __init__(
@@ -349,9 +349,9 @@ class EngineThread:
                     continue
                 if turns is not None:
                     due_at = min((each.due_at for each in self._open.values()), default=inf) if turns.shared else inf
-                    asked = time.monotonic()
-                    turns.begin(due_at=due_at, step_s=self._step_s, work=self._engine_work)
-                    began += time.monotonic() - asked
+                    accepted_s = time.monotonic() - began
+                    handover_s = turns.begin(due_at=due_at, step_s=self._step_s, work=self._engine_work)
+                    began = time.monotonic() - accepted_s - handover_s
                 with self._computing():
                     if self._open:
                         self._step()

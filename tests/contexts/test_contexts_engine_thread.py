@@ -424,8 +424,9 @@ class NotedTurns:
     def __init__(self) -> None:
         self.done = list[str]()
 
-    def begin(self, *, due_at: float, step_s: float, work: Callable[[], EngineWork]) -> None:
+    def begin(self, *, due_at: float, step_s: float, work: Callable[[], EngineWork]) -> float:
         self.done.append(f"begins with {len(work().prompts)} prompts")
+        return 1000.0
 
     def end(self) -> None:
         self.done.append("hands on")
@@ -443,16 +444,17 @@ class NotedTurns:
 
 def test_engine_ends_its_device_turn_before_it_publishes_its_work() -> None:
     """The engine stops even if its turns cannot be closed."""
-    engine, turns = GatedEngine(), NotedTurns()
+    engine, turns, steps_s = GatedEngine(), NotedTurns(), list[float]()
     engine.let.release(2)
     set_device_share_factory(lambda: turns)
     try:
-        thread = EngineThread(lambda: engine)
+        thread = EngineThread(lambda: engine, stepped=steps_s.append)
         assert len(list(thread.submit((1,), Sampling(max_new_tokens=2)).tokens())) == 2
         thread.close()
     finally:
         set_device_share_factory(None)
     assert engine.stopped
+    assert [1000 <= step_s < 1100 for step_s in steps_s] == [True, True], "a step's time contains the handover"
     assert turns.done[-5:] == [
         "begins with 1 prompts", "begins with 0 prompts", "hands on", "writes 1 requests", "leaves",
     ]  # fmt: skip

@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -332,3 +333,17 @@ def test_corrupt_engine_work_is_read_as_no_work() -> None:
         wrong = data.copy()
         wrong[chance.randrange(size)] ^= 1 << chance.randrange(8)
         assert unpacked(bytes(wrong)) is None
+
+
+def test_wait_for_the_turn_of_another_library_is_no_handover(tmp_path: Path) -> None:
+    first, second = (LibraryTurns(tmp_path / "turns", LibraryId(number), GPU) for number in (1, 2))
+    assert not second.shared  # joins the board before the first library begins
+    first.begin(step_s=60.0)
+    ended = threading.Timer(0.5, first.end)
+    ended.start()
+    began = time.monotonic()
+    handover_s = second.begin()
+    assert 0 < handover_s < time.monotonic() - began - 0.4
+    ended.join()
+    for each in (first, second):
+        each.close()
