@@ -345,13 +345,14 @@ class EngineThread:
             with self._turn:
                 began = time.monotonic()
                 self._accept_requests()
-                if not (self._open or self._jobs):
-                    continue
-                if turns is not None:
+                if turns is not None and (self._open or self._jobs):
                     due_at = min((each.due_at for each in self._open.values()), default=inf) if turns.shared else inf
                     accepted_s = time.monotonic() - began
                     handover_s = turns.begin(due_at=due_at, step_s=self._step_s, work=self._engine_work)
                     began = time.monotonic() - accepted_s - handover_s
+                    self._accept_requests()  # requests that came during other libraries' turns join this step
+                if not (self._open or self._jobs):
+                    continue
                 with self._computing():
                     if self._open:
                         self._step()

@@ -6,6 +6,7 @@ import math
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from stoker.contexts.inference.adapter import (
     Sampling,
     set_device_share_factory,
 )
-from stoker.contexts.inference.engine_thread import EngineThread
+from stoker.contexts.inference.engine_thread import EngineThread, Generation
 from stoker.errors import StokerError
 from stoker.pilot.library.library_turns import LibraryTurns, TurnBoard, unpack_board_rows, unpacked
 from stoker.protocol.ids import DeviceId, LibraryId
@@ -289,7 +290,7 @@ def test_forked_child_gets_a_clear_error(thread: EngineThread) -> None:
 DROPS = """
 import threading, time
 from memoryless_engine import CountingEngine
-from stoker.contexts.inference.engine_thread import EngineThread
+from stoker.contexts.inference.engine_thread import EngineThread, Generation
 
 begun = threading.Event()
 
@@ -440,6 +441,36 @@ class NotedTurns:
     def close(self) -> None:
         self.done.append("leaves")
         raise OSError(errno.EIO, "the disk is gone")
+
+
+class RequestDuringWait(NotedTurns):
+    """Submits another request while the engine waits for its first turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.thread: EngineThread | None = None
+        self.late = list[Generation]()
+
+    def begin(self, *, due_at: float, step_s: float, work: Callable[[], EngineWork]) -> float:
+        if not self.late:
+            while self.thread is None:
+                time.sleep(0.001)
+            self.late.append(self.thread.submit((2,), Sampling(max_new_tokens=1)))
+        return super().begin(due_at=due_at, step_s=step_s, work=work)
+
+
+def test_request_joins_the_step_for_which_the_engine_waits() -> None:
+    engine, turns = GatedEngine(), RequestDuringWait()
+    engine.let.release(1)  # one step only
+    set_device_share_factory(lambda: turns)
+    try:
+        thread = turns.thread = EngineThread(lambda: engine)
+        asked = thread.submit((1,), Sampling(max_new_tokens=1))
+        assert len(list(asked.tokens())) == 1
+        assert len(list(turns.late[0].tokens())) == 1
+        thread.close()
+    finally:
+        set_device_share_factory(None)
 
 
 def test_engine_ends_its_device_turn_before_it_publishes_its_work() -> None:
