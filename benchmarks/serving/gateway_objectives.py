@@ -8,7 +8,7 @@ Each seed measures, with the same models and devices, one gateway after the othe
 2. The same requests under `slinfer` and under `default`, in turn first, after a rehearsal with the clients of 1. Token
    n is due TTFT + n * TPOT after the request (SLINFER eq. 1), as the policy decides. A request with a late token, and
    one that was refused or failed, has not met its objectives.
-3. The same requests in the simulator, with the steps and delays that 1 measured (`measured_delays`).
+3. The same rehearsal and requests in the simulator, with the steps and delays that 1 measured (`measured_delays`).
 4. Requests that `slinfer` refused, each replayed among the requests that it accepted shortly before and after, under
    `slinfer` that must accept this request (`slinfer_policies.forcing`); and as many accepted requests, for comparison.
 5. The same in the simulator, where each step takes the time that the forecast assumes.
@@ -45,7 +45,7 @@ from tiny_model import write_tiny_model
 from benchmarks.harness import ROOT, machine, missing, run_side
 from benchmarks.serving import slinfer_policies
 from benchmarks.serving.gateways import request_bytes, served
-from benchmarks.serving.simulated_models import DEVICES, Delayed, simulated_lateness
+from benchmarks.serving.simulated_models import DEVICES, LAYERS, Delayed, simulated_lateness
 from benchmarks.starting import keep_state_in, print_side
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts import state_folder
@@ -60,9 +60,9 @@ from stoker.protocol.calls import Objective
 
 NAME, TITLE = "gateway_objectives", "three models on two devices behind the gateway: objectives met"
 SIDE = "benchmarks.serving.gateway_objectives"
-SEEDS, FOR_S, SHARE = (40, 41, 42), 60.0, 0.8
-"""Seeds 1 to 39 and 43 to 45 were used while the settings changed."""
-MODELS, LAYERS, CLIENTS, CLIENTS_S = 3, 24, 16, 20.0
+SEEDS, FOR_S, SHARE = (48, 49, 50), 90.0, 0.8
+"""Seeds 1 to 47 were used while the settings changed."""
+MODELS, CLIENTS, CLIENTS_S = 3, 16, 20.0
 SINGLE = 10
 """Single requests of each model, one after the other."""
 TTFT_IDLE, TPOT_IDLE = 10.0, 4.0
@@ -102,6 +102,17 @@ class Outcome(msgspec.Struct):
     def met(self, wanted: Objective, request: Request) -> bool:
         whole = self.status == 200 and self.tokens >= request.output
         return whole and all(at <= wanted.ttft_s + n * wanted.tpot_s for n, at in enumerate(self.at_s))
+
+
+class Rehearsal(msgspec.Struct, frozen=True):
+    """Requests of clients that send the next request at once, with their times; `rate`: ended requests per second."""
+
+    requests: tuple[Request, ...] = ()
+    rate: float = 0.0
+    took_s: float = 0.0
+
+
+NO_REHEARSAL = Rehearsal()
 
 
 def requests_at(rate: float, *, seed: int, for_s: float) -> list[Request]:
@@ -193,19 +204,20 @@ async def ask(port: int, request: Request, *, prefer: str = "", ttft_ms: int = 0
     return found
 
 
-async def clients(port: int, *, for_s: float) -> float:
-    """Send requests of 48 clients without a pause; return the requests that ended per second."""
-    over, ended = time.monotonic() + for_s, 0
+async def clients(port: int, *, for_s: float) -> Rehearsal:
+    """Send requests of 48 clients without a pause."""
+    begun, ended, sent = time.monotonic(), 0, list[Request]()
 
     async def one(number: int) -> None:
         nonlocal ended
         chance = random.Random(f"client/{number}")
-        while time.monotonic() < over:
-            await ask(port, request_of(chance, model=number % MODELS), prefer="wait=600")
-            ended += time.monotonic() < over
+        while (at_s := time.monotonic() - begun) < for_s:
+            sent.append(request_of(chance, at_s=at_s, model=number % MODELS))
+            await ask(port, sent[-1], prefer="wait=600")
+            ended += time.monotonic() < begun + for_s
 
     await asyncio.gather(*(one(number) for number in range(MODELS * CLIENTS)))
-    return ended / for_s
+    return Rehearsal(tuple(sent), ended / for_s, time.monotonic() - begun)
 
 
 async def single_requests(port: int) -> list[Outcome]:
@@ -256,21 +268,34 @@ def measured_delays(file: Path, *, ttft_s: float, prompt: int) -> Delayed:
     return Delayed(times, float(load_s), max(0.0, (ttft_s - prefill_s) / 2))
 
 
-def simulated(requests: Sequence[Request], policies: Policies, delayed: Delayed, objective: Objective) -> list[float]:
-    """Return by how many seconds the latest token of each request is late (`simulated_lateness`)."""
+def simulated(
+    requests: Sequence[Request], policies: Policies, delayed: Delayed, objective: Objective, *,
+    rehearsal: Rehearsal = NO_REHEARSAL,
+) -> list[float]:  # fmt: skip
+    """Return by how many seconds the latest token of each request is late (`simulated_lateness`), after the same
+    rehearsal as live.
+    """
+    moved = [msgspec.structs.replace(each, at_s=each.at_s + rehearsal.took_s) for each in requests]
     asked = [
         Arrival(
             each.at_s, f"model-{each.model}", input_length=len(each.prompt), output=each.output,
             most_output=each.output,
             objective=msgspec.structs.replace(objective, ttft_s=objective.ttft_s + 0.001 * each.forced),
         )
-        for each in requests
+        for each in (*rehearsal.requests, *moved)
     ]  # fmt: skip
-    return simulated_lateness(asked, delayed, policies, models=MODELS, memory_bytes=MEMORY_BYTES)
+    return simulated_lateness(
+        asked, delayed, policies, models=MODELS, memory_bytes=MEMORY_BYTES, rehearsed=len(rehearsal.requests)
+    )
 
 
 def simulated_replays(
-    requests: Sequence[Request], delayed: Delayed, objective: Objective, margin: float
+    requests: Sequence[Request],
+    delayed: Delayed,
+    objective: Objective,
+    margin: float,
+    *,
+    rehearsal: Rehearsal = NO_REHEARSAL,
 ) -> dict[str, float]:
     """Refuse and replay requests in the simulator, where each step takes the time that the forecast assumes.
 
@@ -279,7 +304,7 @@ def simulated_replays(
     before = turns.OVERESTIMATE
     _set_margin(margin)
     try:
-        late = simulated(requests, named("slinfer").make(), delayed, objective)
+        late = simulated(requests, named("slinfer").make(), delayed, objective, rehearsal=rehearsal)
     finally:
         _set_margin(before)
     accepted = [each < math.inf for each in late]
@@ -287,7 +312,8 @@ def simulated_replays(
     found: dict[str, float] = {"met": share_met(late), "late": 0, "harm": 0, "of": 0}
     for at in random.Random(f"margins/{margin}").sample(refused, min(REPLAYED_SIMULATED, len(refused))):
         some, moved = requests_to_replay(requests, accepted, at, objective, before_s=math.inf)
-        again = dict(zip(some, simulated(moved, slinfer_policies.forcing(), delayed, objective), strict=True))
+        forced = simulated(moved, slinfer_policies.forcing(), delayed, objective, rehearsal=rehearsal)
+        again = dict(zip(some, forced, strict=True))
         found["of"] += 1
         found["late"] += 0 < again[at] < math.inf
         found["harm"] += again[at] <= 0 and any(again[n] > 0 >= late[n] for n in some if n != at)
@@ -311,25 +337,30 @@ def measured(folder: Path, *, seed: int, for_s: float) -> dict[str, Any]:
     with gateway(folder, "default", None) as port:
         alone = asyncio.run(single_requests(port))
         asyncio.run(clients(port, for_s=CLIENTS_S))
-        found["capacity"] = asyncio.run(clients(port, for_s=CLIENTS_S))
+        found["capacity"] = asyncio.run(clients(port, for_s=CLIENTS_S)).rate
     ttft_s, tpot_s = (statistics.median(getattr(each, name) for each in alone) for name in ("ttft_s", "tpot_s"))
     wanted = Objective(ttft_s=2 * round(500 * TTFT_IDLE * ttft_s) / 1000, tpot_s=TPOT_IDLE * tpot_s)
     delayed = measured_delays(state_folder() / "performance.sqlite", ttft_s=ttft_s, prompt=sum(PROMPT) // 2)
     requests = requests_at(SHARE * found["capacity"], seed=seed, for_s=for_s)
     found |= {"ttft_s": wanted.ttft_s, "tpot_s": wanted.tpot_s, "requests": len(requests)}
     outcomes: dict[str, list[Outcome]] = {}
+    rehearsals: dict[str, Rehearsal] = {}
     for policy in ("slinfer", "default") if seed % 2 else ("default", "slinfer"):
         with gateway(folder, policy, wanted) as port:
-            rehearsed = asyncio.run(clients(port, for_s=CLIENTS_S))
+            rehearsal = rehearsals[policy] = asyncio.run(clients(port, for_s=CLIENTS_S))
             found["load"].append(os.getloadavg()[0])
             before = refused_offers(port)
             outcomes[policy] = asyncio.run(send(port, requests, wanted))
             cases = refused_offers(port) - before
-        found[policy] = {"rehearsed": rehearsed, "offers": cases, **figures(requests, outcomes[policy], wanted)}
-        found[policy]["simulated"] = share_met(simulated(requests, named(policy).make(), delayed, wanted))
+        late = simulated(requests, named(policy).make(), delayed, wanted, rehearsal=rehearsal)
+        found[policy] = {"rehearsed": rehearsal.rate, "offers": cases, "simulated": share_met(late)}
+        found[policy] |= figures(requests, outcomes[policy], wanted)
     found["delays"] = {"message_s": delayed.message_s, "load_s": delayed.load_s}
     found["replays"] = replay_requests(folder, requests, outcomes["slinfer"], wanted, seed=seed)
-    found["margins"] = {f"{margin:g}": simulated_replays(requests, delayed, wanted, margin) for margin in MARGINS}
+    found["margins"] = {
+        f"{margin:g}": simulated_replays(requests, delayed, wanted, margin, rehearsal=rehearsals["slinfer"])
+        for margin in MARGINS
+    }
     found["load"].append(os.getloadavg()[0])
     return found
 

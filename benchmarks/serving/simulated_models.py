@@ -19,8 +19,9 @@ from stoker.protocol.blocks import Rule
 from stoker.site import Duration, Size
 
 KIND, DEVICES = "cpu", 2
-TOKEN_BYTES = 2 * 6 * 64 * 4
-"""Bytes of keys and values: 6 layers, 64 wide, 4 bytes each."""
+LAYERS = 24
+TOKEN_BYTES = 2 * LAYERS * 64 * 4
+"""Bytes of keys and values, 64 wide, 4 bytes each."""
 FIXED_BYTES = 510_000_000
 """Bytes of a library without its cache (`contexts.inference.static`)."""
 WARM_S = 120.0
@@ -36,14 +37,21 @@ class Delayed(msgspec.Struct, frozen=True):
 
 
 def simulated_lateness(
-    requests: Sequence[Arrival], delayed: Delayed, policies: Policies, *, models: int, memory_bytes: int
+    requests: Sequence[Arrival],
+    delayed: Delayed,
+    policies: Policies,
+    *,
+    models: int,
+    memory_bytes: int,
+    rehearsed: int = 0,
 ) -> list[float]:
     """Return by how many seconds the latest token of each request is late (SLINFER eq. 1; infinity: refused).
 
-    The contexts are `model-0`, `model-1`, ..., with `memory_bytes` for each library. The contexts are loaded before the
-    first request.
+    The contexts are `model-0`, `model-1`, ..., with `memory_bytes` for each library. As in the live session, a call
+    checks each model, and a request of the first model waits for its load. The first `rehearsed` requests do not count.
     """
-    warm = [Arrival(0.0, f"model-{number}", input_length=8, expected_output=4, output=4) for number in range(models)]
+    checked = (0, *range(models))
+    warm = [Arrival(0.0, f"model-{number}", input_length=8, expected_output=4, output=4) for number in checked]
     asked = [replace(each, at_s=WARM_S + each.at_s) for each in requests]
     simulation = Simulation(_world(delayed, models, memory_bytes), [*warm, *asked], policies, seed=0)
     simulation.run()
@@ -54,7 +62,7 @@ def simulated_lateness(
             came.append(call)
         elif what == Happened.TOKEN_LATE:
             late[call] = value
-    return [late.get(call, math.inf) for call in came[models:]]
+    return [late.get(call, math.inf) for call in came[len(warm) + rehearsed :]]
 
 
 def _world(delayed: Delayed, models: int, memory_bytes: int) -> World:
