@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.harness import MODEL, need, ratios, run_side
 from benchmarks.tables import Bar, Line, Table
-from stoker.contexts.causal_lm import default_model, load_causal_lm
+from stoker.contexts.causal_lm import default_model
 
 if TYPE_CHECKING:
     from stoker.contexts import CausalLM
@@ -36,11 +36,16 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
 
 
 def side(requests: int, rounds: int) -> dict[str, list[float]]:
-    loaded = load_causal_lm(default_model(), engine="continuous")
+    from stoker.contexts.model_loading import load_model
+
     with tempfile.TemporaryDirectory() as folder:
-        for number in range(ADAPTERS):
-            _write_adapter(loaded, Path(folder, str(number)))
-            loaded.adapters[str(number)] = str(Path(folder, str(number)))
+        places = {str(number): Path(folder, str(number)) for number in range(ADAPTERS)}
+        base = load_model(default_model(), engine="continuous")
+        for place in places.values():
+            _write_adapter(base, place)
+        del base
+        adapters = {name: str(place) for name, place in places.items()}
+        loaded = load_model(default_model(), engine="continuous", adapters=adapters)
         found: dict[str, list[float]] = {"base": [], "mixed": []}
         for turn in range(rounds + 1):
             for what in sorted(found, reverse=turn % 2 > 0):
