@@ -44,6 +44,15 @@ def prove_gpus(
     return prove(world, GPUS, chosen, **Machine(world.path, *gpus, **driver).environment)[1]
 
 
+def start_until_a_promise_holds(world: World) -> subprocess.Popen[str]:
+    process = start(world, '[pilot]\ndevices = "cpu:1"\n')
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("  ok "):
+            break
+    return process
+
+
 def of(report: SiteReport, title: str) -> TriedPromise:
     return next(each for each in report.promises if each.title.startswith(title))
 
@@ -135,11 +144,7 @@ def test_wrong_site_file_or_expression_is_an_error(world, text, chosen, said):
 
 @pytest.mark.long
 def test_ctrl_c_leaves_nothing_and_shows_the_results_so_far(world):
-    process = start(world, '[pilot]\ndevices = "cpu:1"\n')
-    assert process.stderr is not None
-    for line in process.stderr:
-        if line.startswith("  ok "):
-            break
+    process = start_until_a_promise_holds(world)
     os.killpg(process.pid, signal.SIGINT)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 1
@@ -169,11 +174,7 @@ def test_pytest_refuses_site_tests_with_wrong_options(given: dict[str, Any], say
 
 @pytest.mark.long
 def test_results_before_a_crash_of_the_suite_are_shown(world):
-    process = start(world, '[pilot]\ndevices = "cpu:1"\n')
-    assert process.stderr is not None
-    for line in process.stderr:
-        if line.startswith("  ok "):
-            break
+    process = start_until_a_promise_holds(world)
     [suite] = world.of("pytest")
     os.kill(suite, signal.SIGKILL)
     out, _ = process.communicate(timeout=60)
