@@ -86,9 +86,9 @@ class Run:
 
     def tell(self, node: str, told: TriedPromise) -> None:
         self.told[node] = told
+        self.write()
         for line in line_of(told):
             self.say(line)
-        self.write()
 
     def write(self) -> None:
         if self._json:
