@@ -205,7 +205,7 @@ async def ask(port: int, request: Request, *, prefer: str = "", ttft_ms: int = 0
 
 
 async def clients(port: int, *, for_s: float) -> Rehearsal:
-    """Send requests of 48 clients without a pause."""
+    """Send requests of 48 clients without a pause; return the requests and their rate."""
     begun, ended, sent = time.monotonic(), 0, list[Request]()
 
     async def one(number: int) -> None:

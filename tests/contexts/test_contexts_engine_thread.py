@@ -290,7 +290,7 @@ def test_forked_child_gets_a_clear_error(thread: EngineThread) -> None:
 DROPS = """
 import threading, time
 from memoryless_engine import CountingEngine
-from stoker.contexts.inference.engine_thread import EngineThread, Generation
+from stoker.contexts.inference.engine_thread import EngineThread
 
 begun = threading.Event()
 

@@ -213,7 +213,7 @@ def test_client_gets_another_forecast_only_if_the_forecast_changes() -> None:
     made = make_cluster()
     made.calls(1).forget()
     actions.apply(made.core.manager, Forecast(made.ids["1"], made.now + 1, True), seam="dispatch")
-    assert not made.core.state.forecasts, "nobody knows how long such a call takes"
+    assert not made.core.state.forecasts, "the run time of such a call is unknown"
     made.context().paces.tell({1: 1.0})
 
     def say_it(ends_at: float, *, in_time: bool) -> list[to_client.Forecasts]:
