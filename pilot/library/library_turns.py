@@ -258,8 +258,8 @@ class LibraryTurns:
     def begin(
         self, *, due_at: float = math.inf, step_s: float = 0.0, work: Callable[[], EngineWork] | None = None
     ) -> float:
-        """Wait for a turn; more urgent work goes first. Return for how many seconds no library could compute: until the
-        turn of the last iteration was handed on, and from the grant of the next turn until this library was awake.
+        """Wait for a turn; more urgent work goes first. Return the seconds of the handover, in which no library could
+        compute: from the end of the previous library's iteration until this library was awake.
 
         `due_at`: earliest due time of a token, on `time.monotonic`. `step_s`: expected seconds of the iteration (0:
         unknown). `work`: work to publish, called after the next library was woken.
@@ -270,21 +270,21 @@ class LibraryTurns:
         now = time.monotonic()
         row.due_at, row.since, row.step_s = due_at, now, step_s
         has_turn = self._try_to_take_turn(row, now)
-        handed_on_s = time.monotonic() - now
+        kept_s = time.monotonic() - now
         if work is not None:
             self._board.write_work(row.number, packed(self._library, work()))
         if has_turn:
-            return handed_on_s
+            return kept_s
         while not self._is_holding_turn():
             if time.monotonic() > now + _LONGEST_WAIT_S:
                 log.warning("no turn came within %.0f s; this library computes without a turn", _LONGEST_WAIT_S)
-                return handed_on_s
+                return 0.0
             assert self._waker is not None
             try:
                 self._waker.recv(1)
             except OSError:  # no wake-up in time
                 self._reclaim_lost_turns(row)
-        return handed_on_s + time.monotonic() - max(row.held_at, now + handed_on_s)
+        return time.monotonic() - max(row.held_at, now)
 
     def end(self) -> None:
         """Release the turn, because the engine has no further iteration now."""
