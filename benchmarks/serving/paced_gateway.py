@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from memoryless_engine import MemorylessEngine
 
@@ -18,8 +19,10 @@ from stoker.apps.common.openai_answers import TextBegun, TextEnded, TextPiece
 from stoker.apps.common.openai_requests import ApiRequest
 from stoker.apps.gateway.served import ServedModel, ServedModels
 from stoker.contexts.inference.adapter import EngineLoad, Finish, GenerationRequest, NewToken, Sampling
-from stoker.contexts.inference.engine_thread import EngineThread
-from stoker.contexts.text_writer import CompletionTexts
+
+if TYPE_CHECKING:
+    from stoker.contexts.inference.engine_thread import EngineThread
+    from stoker.contexts.text_writer import CompletionTexts
 
 MOST_STREAMS = 1000
 REQUEST = {"model": "fake", "messages": [{"role": "user", "content": "?"}], "stream": True}
@@ -59,11 +62,15 @@ class PacedEngine(MemorylessEngine):
 
 @stoker.context(slots=MOST_STREAMS)
 def pace(every_s: float) -> EngineThread:
+    from stoker.contexts.inference.engine_thread import EngineThread  # imports torch, which gateways do not need
+
     return EngineThread(lambda: PacedEngine(every_s))
 
 
 @stoker.app(stream=True)
 def write_pieces(thread: EngineThread, request: ApiRequest) -> Iterator[TextPiece | CompletionTexts]:
+    from stoker.contexts.text_writer import CompletionTexts  # imports torch
+
     sampling = Sampling(max_new_tokens=request.sampling.max_new_tokens)
     yield TextBegun(1)
     texts = CompletionTexts(lambda sink: thread.submit((0,), sampling, pieces=True, sink=sink))
