@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -30,25 +31,22 @@ def folder(tmp_path: Path) -> SessionFolder:
 
 @pytest.fixture
 def manager(folder: SessionFolder) -> Iterator[Manager]:
-    manager = Manager(folder)
-    yield manager
-    manager.close()
+    with closing(Manager(folder)) as manager:
+        yield manager
 
 
 @pytest.fixture
 def client(manager: Manager) -> Iterator[Peer]:
-    peer = Peer(manager.folder, "client", "client-1")
-    peer.send(say.ClientHello(wire.VERSION, peer.session), numbered=False)
-    yield peer
-    peer.close()
+    with closing(Peer(manager.folder, "client", "client-1")) as peer:
+        peer.send(say.ClientHello(wire.VERSION, peer.session), numbered=False)
+        yield peer
 
 
 @pytest.fixture
 def pilot(manager: Manager) -> Iterator[Peer]:
-    peer = Peer(manager.folder, "pilot", "n014-ab12")
-    peer.send(pilot_hello(peer.session), numbered=False)
-    yield peer
-    peer.close()
+    with closing(Peer(manager.folder, "pilot", "n014-ab12")) as peer:
+        peer.send(pilot_hello(peer.session), numbered=False)
+        yield peer
 
 
 @pytest.fixture

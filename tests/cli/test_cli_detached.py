@@ -5,13 +5,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 from cli.command_line import Stoker
-from polling import PATIENCE_S, polls
+from live.peers import until
+from polling import PATIENCE_S
 
 from stoker.manager.cli import apps, runs
 from stoker.manager.cli.runs import DetachedRun, RunFile, find_detached_run
@@ -24,10 +25,6 @@ while not os.path.exists("go"):
 print("done", flush=True)
 sys.exit(3)
 """
-
-
-def until(true: Callable[[], object]) -> None:
-    assert any(true() for _ in polls(PATIENCE_S))
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import msgspec
 from cli.command_line import Stoker
 from live.peers import Manager, Peer
 
-from stoker.contexts.recipe import BARE
 from stoker.errors import SessionError
 from stoker.manager.cli.replay import render
 from stoker.manager.live import journal
@@ -16,21 +15,16 @@ from stoker.manager.live.records import Decided
 from stoker.manager.live.replay import ReplayResult
 from stoker.protocol import to_client, to_pilot
 from stoker.protocol import to_manager as say
-from stoker.protocol.calls import CallEnd, CallSpec
 from stoker.protocol.session import SessionFolder
 
 
 def live(manager: Manager, client: Peer, pilot: Peer) -> None:
     call = client.hear(to_client.ClientWelcome).number << 40
-    client.send(
-        say.DefineRecipe(BARE),
-        say.DefineFunction("f1", "verify", b"blob"),  # type: ignore[arg-type]
-        say.Submit("f1", "bare", [CallSpec(call, b"arguments")]),  # type: ignore[arg-type]
-    )
-    start = pilot.hear(to_pilot.StartLibrary)
-    pilot.send(say.LibraryReady(start.library, 0.1, 0.2))
+    client.define()
+    client.submit(call)
+    library = pilot.serve()
     pilot.hear(to_pilot.RunCalls)
-    pilot.send(say.CallsEnded(start.library, [CallEnd(call, True, b"result", 0.01)]))
+    pilot.end(call, library=library)
     client.hear(to_client.Results)
     client.send(say.EndSession("done"))
     manager.ended()
@@ -113,7 +107,7 @@ def test_replay_writes_a_timeline_for_perfetto(
     assert "1 calls are in" in stoker.ok("replay", "--perfetto", str(file)).output
     events = json.loads(file.read_text())["traceEvents"]
     load, run = [event for event in events if event["ph"] == "X"]
-    assert (load["name"], run["name"], run["args"]["call"]) == ("load bare", "verify", "c-0")
+    assert (load["name"], run["name"], run["args"]["call"]) == ("load bare", "f", "c-0")
     assert (load["pid"], load["tid"]) == (run["pid"], run["tid"])
     assert run["ts"] >= load["ts"] + load["dur"]
     assert {event["name"] for event in events if event["ph"] == "C"} >= {"calls that wait", "calls that run"}

@@ -33,22 +33,12 @@ def wait_for(go):
 
 
 @stoker.app
-def count(log, number, go=None):
+def count(log, number, go=None, pids=False):
     note(log, "begun")
     for each in range(number):
         if each == HELD:
             wait_for(go)
-        yield f"piece {each}"
-        time.sleep(0.001)
-
-
-@stoker.app
-def who(log, go):
-    note(log, "begun")
-    for each in range(COUNT):
-        if each == HELD:
-            wait_for(go)
-        yield os.getpid()
+        yield os.getpid() if pids else f"piece {each}"
         time.sleep(0.001)
 
 
@@ -87,7 +77,7 @@ def test_streams_continue_without_a_rerun_if_the_manager_is_killed(session, worl
 
 
 def test_stream_error_names_the_position_where_a_rerun_differs(quick, world, tmp_path, go):
-    stream = stoker.stream(who, str(tmp_path / "log"), go)
+    stream = stoker.stream(count, str(tmp_path / "log"), COUNT, go, True)
     first = [next(stream) for _ in range(10)]
     kill([world.pilot()])
     with pytest.raises(StreamDiffersError, match=r"piece 0 .*rerun_may_differ=True") as caught:
@@ -99,7 +89,7 @@ def test_stream_error_names_the_position_where_a_rerun_differs(quick, world, tmp
 
 @pytest.mark.long
 def test_stream_accepts_a_different_rerun_with_rerun_may_differ(quick, world, tmp_path, go):
-    stream = stoker.stream(who, str(tmp_path / "log"), go, rerun_may_differ=True)
+    stream = stoker.stream(count, str(tmp_path / "log"), COUNT, go, True, rerun_may_differ=True)
     first = [next(stream) for _ in range(10)]
     kill([world.pilot()])
     go.touch()

@@ -21,6 +21,12 @@ STAYS = frozenset({"cache", "environments", "snapshots", "alive"})
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def site_file(folder: Path, *, devices: str = "cpu:1", pilots: int = 1) -> str:
+    path = folder / "site.toml"
+    path.write_text(f'[pilot]\ndevices = "{devices}"\nmax_blocks = {pilots}\ninit_blocks = {pilots}\n')
+    return str(path)
+
+
 def until(true: Callable[[], T], *, limit_s: float = PATIENCE_S, why: str = "") -> T:
     for more in polls(limit_s):
         if value := true():

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from live.pausing_manager import STEPS
 from live.peers import Manager, Peers, pilot_hello, until
 
 from stoker.contexts.recipe import BARE
@@ -27,6 +26,9 @@ from stoker.protocol.calls import CallEnd, CallSpec
 from stoker.protocol.session import SessionFolder
 
 PAYLOAD = b"x" * 300
+STEPS = (
+    "before the segment", "between the segments", "before the fork", "half a snapshot", "no name", "before removal",
+)  # fmt: skip
 
 
 def replay(folder: SessionFolder) -> Core | None:
@@ -36,19 +38,22 @@ def replay(folder: SessionFolder) -> Core | None:
     return past.core
 
 
+PAUSING = Path(__file__).with_name("pausing_manager.py").read_text()
+
+
 class Compacting(Manager):
     """A manager that compacts early and stops at `step`."""
 
     def __init__(self, folder: SessionFolder, step: str) -> None:
         self.mark = folder.path.parent / "mark"
-        super().__init__(folder, script=Path(__file__).with_name("pausing_manager.py"), before=(step, self.mark))
+        super().__init__(folder, patch=f"{PAUSING}stop_at({step!r}, Path({str(self.mark)!r}))\n")
 
     @property
     def stopped(self) -> int:
         return int(self.mark.read_text() or 0) if self.mark.exists() else 0
 
     def start_without_stops(self) -> None:
-        self.command[2] = "none"
+        self.patch = PAUSING
         self.start()
 
 

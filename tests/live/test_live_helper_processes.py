@@ -5,15 +5,14 @@ import logging
 import os
 import queue
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import psutil
 import pytest
-from live.peers import Peers, until, welcomed
+from live.peers import Manager, Peers, until, welcomed
 from polling import PATIENCE_S
 
 from stoker.config import write_sites
@@ -22,7 +21,7 @@ from stoker.manager.executor.processes import ManagerProcess
 from stoker.manager.live import keeper
 from stoker.manager.live.helper_processes import FACTORY, PAUSE_S, TOLD_S, HelperSupervisor
 from stoker.manager.live.keeper import MOST_DEATHS, RestartProgress, Restarts
-from stoker.protocol import to_client, wire
+from stoker.protocol import to_client
 from stoker.protocol import to_manager as say
 from stoker.protocol.session import SessionFolder
 from stoker.site import Provider, ProviderKind, Site
@@ -117,26 +116,16 @@ def test_factory_that_cannot_start_is_reported_with_its_last_line(folder: Sessio
     assert "line 2: [provider] one GPU node is not a setting" in words
 
 
-IMPATIENT = """
-import sys
-from stoker.manager.live import helper_processes
-helper_processes.TOLD_S = 1.0
-from stoker.manager.main import main
-sys.exit(main(sys.argv[1:]))
-"""
+IMPATIENT = "from stoker.manager.live import helper_processes\nhelper_processes.TOLD_S = 1.0"
 
 
 @pytest.fixture
-def impatient(folder: SessionFolder, site: Site) -> Iterator[subprocess.Popen[bytes]]:
+def impatient(folder: SessionFolder, site: Site) -> Iterator[Manager]:
     """Yield a manager that soon reports a silent factory, and whose factory cannot get the session lock."""
     with (folder.path / "factory.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        command = [sys.executable, "-c", IMPATIENT, "--session", str(folder.path), "--name", "test", "--detached"]
-        process = subprocess.Popen(command)
-        until(folder.file.exists, seconds=30, what="manager listening")
-        yield process
-        process.kill()
-        process.wait(5)
+        with closing(Manager(folder, "--detached", patch=IMPATIENT)) as manager:
+            yield manager
 
 
 @pytest.mark.usefixtures("_nobody_stays", "impatient")
@@ -152,8 +141,7 @@ def test_status_and_stories_show_why_no_block_is_submitted(peers: Peers) -> None
     story = client.hear(to_client.Story)
     assert "asked" in story.headline
     assert story.lines[-1].text == trouble()
-    factory = peers("client", hello=False)
-    factory.send(say.ClientHello(wire.VERSION, "test", observer=True, factory=True), numbered=False)
+    factory = peers("client", observer=True, factory=True)
     assert [block.block for block in factory.hear(to_client.KnownBlocks).blocks] == ["b1"]
     until(lambda: trouble() == "", what="the end of the trouble")
 

@@ -4,7 +4,7 @@ import math
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import closing
 
 import msgspec
 import pytest
@@ -60,12 +60,8 @@ def test_peers_with_wrong_keys_or_other_sessions_are_refused(client: Peer, peers
     stranger = peers("client", key=key_pair())
     assert stranger.silent(0.5)
     assert client.status().done == 0
-    neighbour = peers("client", hello=False)
-    neighbour.send(say.ClientHello(wire.VERSION, "other"), numbered=False)
-    assert "other" in neighbour.hear(to_client.ClientRefused).reason
-    pilot = peers("pilot", hello=False)
-    pilot.send(pilot_hello("other"), numbered=False)
-    assert "this is session test" in pilot.hear(to_pilot.PilotRefused).reason
+    assert "other" in peers("client", session="other").hear(to_client.ClientRefused).reason
+    assert "this is session test" in peers("pilot", session="other").hear(to_pilot.PilotRefused).reason
 
 
 def test_hello_of_a_future_version_names_both_versions(client: Peer, peers: Peers) -> None:
@@ -145,9 +141,8 @@ def test_killed_manager_restarts_and_repeats_no_call(
 
 
 def test_observer_sees_a_session_but_does_not_keep_it_alive(client: Peer, peers: Peers, manager: Manager) -> None:
-    watcher = peers("client", hello=False)
-    watcher.send(say.ClientHello(wire.VERSION, "test", observer=True), say.AskStatus(), numbered=False)
-    assert watcher.hear(to_client.Status).session == "test"
+    watcher = peers("client", observer=True)
+    assert watcher.status().session == "test"
     watcher.send(say.AskStory("nobody"), numbered=False)
     assert not watcher.hear(to_client.Story).found
     watcher.submit(9, payload=b"")
@@ -157,23 +152,13 @@ def test_observer_sees_a_session_but_does_not_keep_it_alive(client: Peer, peers:
 
 
 SURE_S = 4.0  # this is longer than the time between two renewals
-BRIEFLY_SURE = f"""
-import sys
-from stoker.manager import main
-from stoker.manager.live import lease
-lease.SURE_S = {SURE_S}
-sys.exit(main.main(sys.argv[1:]))
-"""
 
 
 @pytest.fixture
-def brief(folder: SessionFolder, tmp_path: Path) -> Iterator[Manager]:
+def brief(folder: SessionFolder) -> Iterator[Manager]:
     """A manager that trusts its lease for only `SURE_S` seconds after a renewal."""
-    script = tmp_path / "briefly_sure_manager.py"
-    script.write_text(BRIEFLY_SURE)
-    manager = Manager(folder, script=script)
-    yield manager
-    manager.close()
+    with closing(Manager(folder, patch=f"from stoker.manager.live import lease\nlease.SURE_S = {SURE_S}")) as manager:
+        yield manager
 
 
 def test_frozen_manager_continues_unless_it_was_replaced(brief: Manager, peers: Peers) -> None:
@@ -181,7 +166,6 @@ def test_frozen_manager_continues_unless_it_was_replaced(brief: Manager, peers: 
     client.define()
     client.submit(0)
     pilot.hear(to_pilot.StartLibrary)
-    assert brief.process is not None
     brief.process.send_signal(signal.SIGSTOP)
     time.sleep(SURE_S + 1.0)
     brief.process.send_signal(signal.SIGCONT)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -142,11 +143,8 @@ class Hosts:
 @pytest.fixture
 def hosts(folder: SessionFolder, peers: Peers, tmp_path: Path) -> Iterator[Hosts]:
     folder.write_key("transfer", KeyPair(public="", secret=secrets.token_hex(32)))
-    manager = Manager(folder)
-    made = Hosts(folder, peers("client"), tmp_path)
-    yield made
-    made.close()
-    manager.close()
+    with closing(Manager(folder)), closing(Hosts(folder, peers("client"), tmp_path)) as made:
+        yield made
 
 
 def test_pilots_of_one_host_share_a_fetched_snapshot(hosts: Hosts) -> None:
