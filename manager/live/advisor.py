@@ -61,30 +61,28 @@ class History:
         self._session = session
 
     def record(self, command: events.Record) -> None:
+        facts = msgspec.structs.asdict(command)
+        key = facts.pop("recipe", "") or facts.pop("source", "")
         match command:
             case events.RecordLoad():
-                facts = msgspec.structs.asdict(command)
                 del facts["name"]
-                self._store.record_load(facts.pop("recipe"), **facts)
-            case events.RecordRuns(recipe=recipe, kind=kind, function=function, calls=calls, run_s=run_s):
+                self._store.record_load(key, **facts)
+            case events.RecordRuns(calls=calls, run_s=run_s, items=items):
                 if calls:
-                    mean_s = run_s / calls
-                    self._store.record_runs(
-                        recipe, kind=kind, function=function, run_s=[mean_s], calls=calls, items=command.items / calls
-                    )
-            case events.RecordPace(recipe=recipe, kind=kind, size=size, pace_s=pace_s):
-                self._store.record_pace(recipe, kind=kind, size=size, pace_s=pace_s)
-            case events.RecordSpeed(recipe=recipe, kind=kind, other=other, ratio=ratio):
-                self._store.record_time_ratio(recipe, kind=kind, other=other, ratio=ratio)
-            case events.RecordSteps(recipe=recipe, kind=kind, times=times):
-                self._store.record_step_times(recipe, kind=kind, times=times)
-            case events.RecordWait(source=source, wait_s=wait_s, boot_s=boot_s):
+                    self._store.record_runs(key, **(facts | {"run_s": [run_s / calls], "items": items / calls}))
+            case events.RecordPace():
+                self._store.record_pace(key, **facts)
+            case events.RecordSpeed():
+                self._store.record_time_ratio(key, **facts)
+            case events.RecordSteps():
+                self._store.record_step_times(key, **facts)
+            case events.RecordWait(wait_s=wait_s, boot_s=boot_s):
                 devices = DeviceSet(command.kind, command.devices, command.memory_bytes)
-                self._sources.record_pilot_wait(source, wait_s=wait_s, boot_s=boot_s, devices=devices)
-            case events.RecordStay(source=source, stay_s=stay_s, end=end, loss=loss):
-                self._sources.record_pilot_stay(source, stay_s=stay_s, ended=end.value, why=loss.value if loss else "")
-            case events.RecordPilots(source=source, pilots=pilots):
-                self._sources.record_session_pilot_count(source, session=self._session, pilots=pilots)
+                self._sources.record_pilot_wait(key, wait_s=wait_s, boot_s=boot_s, devices=devices)
+            case events.RecordStay(stay_s=stay_s, end=end, loss=loss):
+                self._sources.record_pilot_stay(key, stay_s=stay_s, ended=end.value, why=loss.value if loss else "")
+            case events.RecordPilots():
+                self._sources.record_session_pilot_count(key, session=self._session, **facts)
             case events.RecordNode(record=record):
                 self.nodes.record(record)
             case _:
