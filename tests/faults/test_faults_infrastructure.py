@@ -57,7 +57,6 @@ def attempt(tmp_path):
 
 def told(session, future):
     call = sent_call(future)
-    assert call is not None
     return str(session.explain(call.parsl_executor_task_id))
 
 

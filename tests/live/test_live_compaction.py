@@ -180,7 +180,6 @@ def test_journal_is_compacted_while_its_session_runs(
     assert found.difference is None
     assert found.since > 0
     core = replay(folder)
-    assert core is not None
     validate(core.state)
     assert (core.state.done, len(core.state.calls)) == (240, 5)
     told = story_of_ended_session(folder, "3")
@@ -251,7 +250,6 @@ def test_killed_snapshot_process_loses_no_call(
     work.client.send(say.EndSession("test is over"))
     assert manager.ended() == 0
     core = replay(folder)
-    assert core is not None
     assert core.state.done == 180
 
 

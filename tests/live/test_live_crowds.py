@@ -159,8 +159,6 @@ def test_lease_is_renewed_when_no_descriptor_is_left(tmp_path: Path) -> None:
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    assert holder.stdin is not None
-    assert holder.stdout is not None
     try:
         assert holder.stdout.readline() == "full\n"
         for _ in range(3):

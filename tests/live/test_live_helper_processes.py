@@ -68,7 +68,6 @@ class HelperHarness:
     @property
     def pid(self) -> int:
         process = self.attendant._process
-        assert process is not None
         return process.pid
 
     def look(self, after_s: float = 0.0) -> str:
@@ -159,14 +158,6 @@ def test_report_leaves_out_log_lines_of_an_earlier_factory(folder: SessionFolder
 # ---- restarts
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def lives(restarts: Restarts, file: Path, *, does: bool) -> float | None:
     restarts.started()
     progress = RestartProgress(file, done=7)
@@ -178,22 +169,22 @@ def lives(restarts: Restarts, file: Path, *, does: bool) -> float | None:
 
 
 def test_helper_without_progress_is_abandoned_after_growing_pauses(tmp_path: Path) -> None:
-    restarts = Restarts(tmp_path / "progress", clock=Clock())
+    restarts = Restarts(tmp_path / "progress", clock=lambda: 100.0)
     pauses = [lives(restarts, tmp_path / "progress", does=False) for _ in range(MOST_DEATHS)]
     assert pauses == [0.0, 1.0, 2.0, 4.0, None]
 
 
 def test_manager_with_progress_is_always_restarted(tmp_path: Path) -> None:
-    restarts = Restarts(tmp_path / "progress", clock=Clock())
+    restarts = Restarts(tmp_path / "progress", clock=lambda: 100.0)
     assert [lives(restarts, tmp_path / "progress", does=True) for _ in range(50)] == [0.0] * 50
 
 
 def test_helper_that_dies_rarely_is_always_restarted(tmp_path: Path) -> None:
-    clock = Clock()
-    restarts = Restarts(tmp_path / "progress", clock=clock)
+    now = 100.0
+    restarts = Restarts(tmp_path / "progress", clock=lambda: now)
     for _ in range(20):
         assert lives(restarts, tmp_path / "progress", does=False) is not None
-        clock.now += 20.0
+        now += 20.0
 
 
 def test_unwritable_progress_file_is_ignored(tmp_path: Path) -> None:
@@ -207,7 +198,6 @@ def test_factory_that_connected_before_it_died_restarts_at_once(folder: SessionF
     for _ in range(4):
         attendant.keep_up(now)
         process = attendant._process
-        assert process is not None
         process.wait(PATIENCE_S)
         pids.add(process.pid)
         now += PAUSE_S + 0.01
@@ -230,36 +220,21 @@ def sleeper(folder: SessionFolder, lost: queue.SimpleQueue[SessionError]) -> Ite
     manager.end(grace_s=0)
 
 
-class Heard(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.said: queue.SimpleQueue[str] = queue.SimpleQueue()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.said.put(record.getMessage())
-
-
-@pytest.fixture
-def heard() -> Iterator[Heard]:
-    heard, log = Heard(), logging.getLogger("stoker")
-    log.addHandler(heard)
-    yield heard
-    log.removeHandler(heard)
-
-
 def forbid_start(folder: SessionFolder) -> None:
     folder.manager_log.unlink()
     folder.manager_log.mkdir()
 
 
-def test_manager_start_is_retried(folder: SessionFolder, sleeper: ManagerProcess, heard: Heard) -> None:
+def test_manager_start_is_retried(
+    folder: SessionFolder, sleeper: ManagerProcess, caplog: pytest.LogCaptureFixture
+) -> None:
     first = sleeper.pid
     forbid_start(folder)
     os.kill(first, signal.SIGKILL)
-    assert "was killed by signal 9; it is started again with" in heard.said.get(timeout=PATIENCE_S)
-    said = heard.said.get(timeout=PATIENCE_S)
-    assert "the manager could not be started" in said
-    assert "it is started again in 1 s" in said
+    first_said, then_said = until(lambda: len(caplog.messages) >= 2 and caplog.messages[:2], what="two log lines")
+    assert "was killed by signal 9; it is started again with" in first_said
+    assert "the manager could not be started" in then_said
+    assert "it is started again in 1 s" in then_said
     folder.manager_log.rmdir()
     until(lambda: sleeper.pid != first and sleeper.is_running())
 

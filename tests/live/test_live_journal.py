@@ -266,7 +266,6 @@ def test_damaged_and_truncated_file_replays_equally_each_time(tmp_path: Path) ->
     path.write_bytes(path.read_bytes()[:-5])
     for _ in range(3):
         came = restore_manager(path, "test", default_policies())
-        assert came.core is not None
         assert came.core.state.refused == {"damaged records of the journal": 1}
         book = journal.Journal(path, end=came.end)
         book.write(100.0, Noticed("later"))
@@ -311,7 +310,6 @@ class Managed:
     def restart(self) -> list[str]:
         self.book.close()
         came = restore_manager(self.path, "test", default_policies())
-        assert came.core is not None
         self.core, self.book = came.core, journal.Journal(self.path, end=came.end)
         self.give(ManagerRestarted(came.lost))
         return came.notices
@@ -359,7 +357,6 @@ def test_damaged_beginning_loses_its_content_but_not_the_session(path: Path, spo
     assert here == given[-len(here) :]
     assert (len(here) < len(given)) is (spoilt == "the first page")
     came = restore_manager(path, "test", default_policies())
-    assert came.core is not None
     assert list(came.core.state.notices)[-1].startswith(here[-1][1].text)
     assert any("damaged" in notice for notice in came.notices)
     assert came.lost > 0
@@ -372,7 +369,6 @@ def test_session_continues_after_its_journal_became_zero_bytes(path: Path) -> No
     written_at = path.stat().st_mtime
     came = restore_manager(path, "test", default_policies())
     assert came.lost > 0
-    assert came.core is not None
     assert came.core.state.started_at == written_at
     book = journal.Journal(path, end=came.end)
     book.write(1.0, Noticed("it goes on"))
@@ -408,7 +404,6 @@ def test_client_frames_after_a_lost_record_are_accepted(path: Path) -> None:
     data[ends[2] - 3] ^= 1  # this byte is in the definition of f2
     path.write_bytes(data)
     core = restore_manager(path, "test", default_policies()).core
-    assert core is not None
     assert list(core.state.functions) == ["f3", "f4", "f5"]
     assert core.state.clients["ana"].inbox.last == 5  # type: ignore[index]
     assert core.state.clients["ana"].inbox.lost_handled_frames  # type: ignore[index]
