@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 
-import msgspec
 import pytest
 from live.peers import Manager, Peer, Peers, pilot_hello, until, welcomed
+from msgspec.structs import replace
 
 from stoker import locks
 from stoker.contexts.folders import state_folder
@@ -86,7 +86,7 @@ def test_only_one_of_two_sessions_claims_the_probe_of_a_bad_node() -> None:
     assert one.claim(bad, every_s=90.0, now=now)
     assert not other.claim(bad, every_s=90.0, now=now + 1.0)
     assert other.claim(bad, every_s=90.0, now=now + 91.0)
-    kept(msgspec.structs.replace(bad, excluded=False, at=now + 92.0))
+    kept(replace(bad, excluded=False, at=now + 92.0))
     assert not one.claim(bad, every_s=90.0, now=now + 300.0)
     one.close()
     other.close()
@@ -131,7 +131,7 @@ def factory_of(peers: Peers) -> tuple[Peer, tuple[KnownBlock, ...]]:
 def test_bad_node_stays_excluded_in_later_sessions(folder: SessionFolder, manager: Manager, peers: Peers) -> None:
     factory, _ = factory_of(peers)
     [client] = welcomed(peers, "client")
-    faulty = tuple(msgspec.structs.replace(device, fault=BAD) for device in pilot_hello("test").devices)
+    faulty = tuple(replace(device, fault=BAD) for device in pilot_hello("test").devices)
     factory.send(say.BlockUpdate(BlockId("b1"), BlockPhase.RUNNING, "12", source="gpu"))
     peers("pilot", devices=faulty, block="b1", node="n2")
     [excluded] = until(lambda: client.status().excluded_nodes, what="n2 is excluded")
