@@ -139,8 +139,6 @@ sys.exit(main(sys.argv[1:]))
 class Manager:
     """A real manager process in a session folder. `patch`: Python code that modifies the manager first."""
 
-    heartbeat_s = 20.0
-
     def __init__(self, folder: SessionFolder, *options: str, patch: str = "", name: str = "test") -> None:
         self.folder = folder
         self.name = name
@@ -151,7 +149,7 @@ class Manager:
     def start(self) -> None:
         before = self.folder.file.stat().st_mtime_ns if self.folder.file.exists() else 0
         log = self.folder.manager_log.stat().st_size if self.folder.manager_log.exists() else 0
-        options = ["--session", str(self.folder.path), "--name", self.name, "--heartbeat", f"{self.heartbeat_s:g}"]
+        options = ["--session", str(self.folder.path), "--name", self.name, "--heartbeat", "20"]
         program = ["-c", self.patch + RUN] if self.patch else ["-m", "stoker.manager.main"]
         self.process = subprocess.Popen([sys.executable, *program, *options, *self.options])
         until(

@@ -222,11 +222,6 @@ def test_policy_that_cannot_be_saved_is_reported_once(tmp_path: Path) -> None:
     book.close()
 
 
-class Idle(LoadWhereWanted):
-    def wanted(self, view: object, context: object) -> tuple[()]:  # type: ignore[override]
-        return ()
-
-
 class Raises(LoadWhereWanted):
     def wanted(self, view: object, context: object) -> tuple[()]:  # type: ignore[override]
         raise ZeroDivisionError("of the user's own")
@@ -234,14 +229,6 @@ class Raises(LoadWhereWanted):
 
 def other(residency: LoadWhereWanted) -> Policies:
     return Policies(dispatch=HottestFirst(), residency=residency, provisioning=KeepBlocks())
-
-
-def test_manager_continues_although_a_replay_decides_differently(toy: Toy, tmp_path: Path) -> None:
-    lived(tmp_path / "journal", toy, cut_at=-1, policies=other(Idle())).close()
-    came = restore_manager(tmp_path / "journal", "k3v9", default_policies())
-    assert came.core is not None
-    (notice,) = came.notices
-    assert "a replay decides differently" in notice
 
 
 def test_journal_that_cannot_be_replayed_does_not_end_the_session(toy: Toy, tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from live.peers import Manager, Peer, Peers, key_pair, pilot_hello, until, welco
 
 from stoker.manager.live import lease
 from stoker.manager.live.clock import PendingAcks
-from stoker.manager.live.replay import status_of_ended_session, story_of_ended_session
 from stoker.manager.live.server import discard_result
 from stoker.manager.main import TAKEN_OVER
 from stoker.protocol import to_client, to_pilot, wire
@@ -35,25 +34,6 @@ def client(manager: Manager, peers: Peers) -> Peer:
 def pilot(manager: Manager, peers: Peers) -> Peer:
     [pilot] = welcomed(peers, "pilot")
     return pilot
-
-
-def test_journal_contains_the_history_of_a_call(
-    client: Peer, pilot: Peer, manager: Manager, folder: SessionFolder
-) -> None:
-    client.submit(0)
-    pilot.serve()
-    run = pilot.hear(to_pilot.RunCalls)
-    assert [spec.call for spec in run.calls] == [0]
-    assert run.function_blob.blob == b"code"
-    pilot.end(0)
-    assert [end.call for end in client.hear(to_client.Results).ends] == [0]
-    client.send(say.EndSession("test is over"))
-    pilot.hear(to_pilot.Exit)
-    assert manager.ended() == 0
-    assert status_of_ended_session(folder).done == 1
-    story = story_of_ended_session(folder, "c-0")
-    assert story.found
-    assert any("ended with a result" in line.text for line in story.lines)
 
 
 def test_peers_with_wrong_keys_or_other_sessions_are_refused(client: Peer, peers: Peers) -> None:
@@ -113,31 +93,6 @@ def test_repeated_and_late_messages_are_ignored(client: Peer, pilot: Peer) -> No
     assert now.done == 1
     assert now.refused["repeated or early frame of a client"] == 1
     assert not [m for m in client.heard if isinstance(m, to_client.Results)]
-
-
-def test_killed_manager_restarts_and_repeats_no_call(
-    client: Peer, pilot: Peer, manager: Manager, folder: SessionFolder
-) -> None:
-    client.submit(0, 1, 2)
-    pilot.serve()
-    pilot.hear(to_pilot.RunCalls)
-    pilot.end(0)
-    assert client.hear(to_client.Results).first == 0
-    pilot.hear(to_pilot.RunCalls, where=lambda m: m.calls[0].call == 1)
-    manager.kill()
-    manager.start()
-    held = say.LibraryFacts(1, "bare", ("cpu:0",), True, (1,))  # type: ignore[arg-type]
-    pilot.send(pilot_hello("test", libraries=(held,)), numbered=False)
-    # the welcome has the options of the first start of the session
-    assert pilot.hear(to_pilot.PilotWelcome).heartbeat_s == manager.heartbeat_s
-    client.send(say.ClientHello(wire.VERSION, "test", received=0), numbered=False)
-    client.hear(to_client.ClientWelcome)
-    again = client.hear(to_client.Results)
-    assert (again.first, [end.call for end in again.ends]) == (0, [0])
-    pilot.end(1)
-    later = client.hear(to_client.Results)
-    assert (later.first, [end.call for end in later.ends]) == (1, [1])
-    assert [spec.call for spec in pilot.hear(to_pilot.RunCalls).calls] == [2]
 
 
 def test_observer_sees_a_session_but_does_not_keep_it_alive(client: Peer, peers: Peers, manager: Manager) -> None:
