@@ -21,7 +21,7 @@ from stoker.manager.cli import ask
 from stoker.manager.cli.ask import Observer, SessionEndedError
 from stoker.manager.core.libraries import LOAD_TRIES
 from stoker.manager.live import lease
-from stoker.manager.live.session_policies import keep_policies
+from stoker.manager.live.session_policies import keep_policies, policies_of
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallEnd, Failure, FailureKind, Printed
@@ -88,6 +88,14 @@ def test_policy_of_a_session_is_in_its_status_and_its_log(stoker: Stoker, folder
         told = msgspec.json.decode(stoker("status", "--json").output)
         assert told["policy"] == "exclusive, dispatch mine.py:Mine"
         assert "INFO policy: exclusive, dispatch mine.py:Mine\n" in folder.manager_log.read_text()
+
+
+def test_all_fields_of_a_users_policies_reach_the_session(folder: SessionFolder, tmp_path: Path):
+    text = "import msgspec\nfrom stoker.manager.policies import default_policies\n"
+    text += "mine = lambda: msgspec.structs.replace(default_policies(), compares_kinds=False)\n"
+    (tmp_path / "mine.py").write_text(text)
+    keep_policies(folder, [parse_site(f'[policy]\nname = "{tmp_path}/mine.py:mine"\n', file="site.toml")])
+    assert not policies_of(folder).compares_kinds
 
 
 def test_call_of_another_session_is_found_with_its_session_name(
