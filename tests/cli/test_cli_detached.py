@@ -229,12 +229,8 @@ def test_run_has_a_session_and_leaves_no_process_when_killed(stoker: Stoker, tmp
     assert run.state() == "exit status 137 (ended by signal 9)"
     assert stoker("attach", run.name).exit_code == 137
 
-    def left() -> list[str]:
-        found = []
-        for process in psutil.process_iter(["cmdline", "status"]):
-            words = process.info["cmdline"] or []
-            if process.info["status"] != psutil.STATUS_ZOMBIE and any(str(tmp_path) in word for word in words):
-                found.append(" ".join(words))
-        return found
+    def is_left(process: psutil.Process) -> bool:
+        words = process.info["cmdline"] or []
+        return process.info["status"] != psutil.STATUS_ZOMBIE and any(str(tmp_path) in word for word in words)
 
-    until(lambda: not left())
+    until(lambda: not any(map(is_left, psutil.process_iter(["cmdline", "status"]))))

@@ -41,29 +41,27 @@ def test_killed_library_is_replaced_and_its_call_runs_again(session, world, tmp_
     assert all(sum(line.startswith(f"{n} on") for line in begun) == 1 for n in range(1, 40))
 
 
-def test_calls_of_a_lost_pilot_run_again_on_another_block(world, tmp_path):
+def test_calls_of_a_lost_pilot_run_again_on_another_block(session, world, tmp_path):
     begun, go = tmp_path / "begun", tmp_path / "go"
 
-    with stoker.load(run_dir=str(world.runs), strategy_period=0.2) as session:
+    @stoker.app(context=loaded(str(tmp_path / "loads")))
+    def slow(context, number):
+        note(str(begun), number)
+        while not go.exists():
+            time.sleep(0.01)
+        return number
 
-        @stoker.app(context=loaded(str(tmp_path / "loads")))
-        def slow(context, number):
-            note(str(begun), number)
-            while not go.exists():
-                time.sleep(0.01)
-            return number
-
-        futures = [slow(number) for number in range(6)]
-        for lost in (1, 2):
-            until(lambda lost=lost: count_lines(begun).get("0") == lost, why="the first call runs again")
-            kill([world.pilot()])
-        go.touch()
-        assert [future.result(60) for future in futures] == list(range(6))
-        status = session.status()
-        assert status.lost_pilots == 2
-        assert status.failed == 0
-        assert len(status.pilots) == 1
-        until(lambda: len(world.pilot_folders()) == 1, why="the dead pilots' scratch folders are swept")
+    futures = [slow(number) for number in range(6)]
+    for lost in (1, 2):
+        until(lambda lost=lost: count_lines(begun).get("0") == lost, why="the first call runs again")
+        kill([world.pilot()])
+    go.touch()
+    assert [future.result(60) for future in futures] == list(range(6))
+    status = session.status()
+    assert status.lost_pilots == 2
+    assert status.failed == 0
+    assert len(status.pilots) == 1
+    until(lambda: len(world.pilot_folders()) == 1, why="the dead pilots' scratch folders are swept")
 
 
 def test_no_finished_call_is_repeated_after_the_manager_is_killed(session, world, tmp_path):

@@ -63,12 +63,7 @@ def odd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None
 
 def found(link: AdvisorLink, count: int, *, now: float) -> list[AdviceArrived]:
     have: list[AdviceArrived] = []
-
-    def enough() -> bool:
-        have.extend(link.answers(now))
-        return len(have) >= count
-
-    until(enough, what="answers")
+    until(lambda: have.extend(link.answers(now)) or len(have) >= count, what="answers")
     return have
 
 

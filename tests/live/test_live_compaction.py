@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import psutil
 import pytest
+from faults.world import is_alive
 from live.peers import Manager, Peers, pilot_hello, until
 
 from stoker.contexts.recipe import BARE
@@ -95,6 +95,11 @@ class Work:
         self.submitted += count
         self.submit_frame(say.Submit("f", "bare", specs))  # type: ignore[arg-type]
 
+    def run(self, count: int) -> None:
+        """Submit calls, and wait until all calls are done."""
+        self.submit(count)
+        self.until(lambda: len(self.results) == self.submitted, what="its calls are done")
+
     def turn(self) -> None:
         for message in self.pilot.listen(0.01):
             if isinstance(message, to_pilot.StartLibrary):
@@ -131,11 +136,7 @@ class Work:
         self.submit_frame(say.Received(self.received))
 
     def until(self, true: Callable[[], object], *, what: str) -> None:
-        def turned() -> object:
-            self.turn()
-            return true()
-
-        until(turned, what=what)
+        until(lambda: self.turn() or true(), what=what)
 
     def come_back(self) -> None:
         """Connect to a new manager process: all peers say hello, and resend unacknowledged frames."""
@@ -160,8 +161,7 @@ def test_journal_is_compacted_while_its_session_runs(
     manager = compacting("none")
     work = Work(peers)
     for _ in range(12):
-        work.submit(20)
-        work.until(lambda: len(work.results) == work.submitted, what="its calls are done")
+        work.run(20)
         work.confirm()
     work.until(lambda: "was compacted" in folder.manager_log.read_text(), what="compaction")
     work.hold = True
@@ -190,8 +190,7 @@ def test_journal_is_compacted_while_its_session_runs(
     manager.start()
     work.come_back()
     work.hold = False
-    work.submit(20)
-    work.until(lambda: len(work.results) == work.submitted, what="the calls before and after the kill are done")
+    work.run(20)
     assert work.results == {n: b"result %d" % n for n in range(265)}
     again = verify(folder.journal, session="test", policies=default_policies())
     assert again.difference is None
@@ -218,7 +217,7 @@ def test_manager_killed_while_it_compacts_loses_nothing(
     stopped = manager.stopped
     work.submit(3)  # the manager reads these calls before the kill only if the stopped process is its child
     manager.kill()
-    until(lambda: not _lives(stopped), what="the child ends with its parent")
+    until(lambda: not is_alive(stopped), what="the child ends with its parent")
     before = sorted(path.name for path in folder.path.glob("journal*"))
 
     manager.start_without_stops()
@@ -240,12 +239,10 @@ def test_killed_snapshot_process_loses_no_call(
     manager = compacting("half a snapshot")
     work = Work(peers)
     for _ in range(8):
-        work.submit(20)
-        work.until(lambda: len(work.results) == work.submitted, what="its calls are done")
+        work.run(20)
     os.kill(until(lambda: manager.stopped, what="the child stops"), signal.SIGKILL)
     until(lambda: "was not compacted" in folder.manager_log.read_text(), what="the manager notices it")
-    work.submit(20)
-    work.until(lambda: len(work.results) == work.submitted, what="its calls are done")
+    work.run(20)
     assert len(records.list_segments(folder.journal)) == 2
     work.client.send(say.EndSession("test is over"))
     assert manager.ended() == 0
@@ -266,10 +263,3 @@ def test_missing_beginning_of_a_compacted_journal_is_reported(tmp_path: Path, fo
     records.numbered_segment_path(folder.journal, 1).unlink()
     with pytest.raises(SessionError, match="lacks the beginning of the session"):
         replay(folder)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

@@ -40,12 +40,9 @@ def site(folder: SessionFolder) -> Site:
 
 
 def factories(folder: SessionFolder) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter(["cmdline", "status"]):
-        words = process.info["cmdline"] or []
-        if FACTORY in words and str(folder.path) in words and process.info["status"] != psutil.STATUS_ZOMBIE:
-            found.append(process)
-    return found
+    wanted, there = {FACTORY, str(folder.path)}, psutil.process_iter(["cmdline", "status"])
+    alive = [process for process in there if process.info["status"] != psutil.STATUS_ZOMBIE]
+    return [process for process in alive if wanted <= set(process.info["cmdline"] or ())]
 
 
 @pytest.fixture
