@@ -27,7 +27,7 @@ from stoker.manager.core.events import (
 from stoker.manager.core.reactor import Core
 from stoker.manager.live import journal, restore
 from stoker.manager.live.decisions import decision_checksum
-from stoker.manager.live.records import HEAD, MAGIC, Damage, SegmentHead, scan
+from stoker.manager.live.records import HEAD, MAGIC, Damage, SegmentHead, numbered_segment_path, scan
 from stoker.manager.live.replay import verify
 from stoker.manager.live.restore import JournalReplay, restore_manager
 from stoker.manager.policies import default_policies
@@ -218,23 +218,18 @@ def test_damage_is_reported_and_its_file_kept(tmp_path: Path) -> None:
     assert restore_manager(path, "test", default_policies()).notices == [], "the damage is reported once"
 
 
-def test_only_last_damaged_files_and_old_journals_are_kept(tmp_path: Path) -> None:
+def test_last_three_journals_that_were_put_aside_are_kept(path: Path) -> None:
     for number in range(1, 6):
-        (tmp_path / f"journal.damaged-{number:06d}-17").touch()
         for name in ("", "-000001", "-000002-snapshot"):
-            (tmp_path / f"journal.aside-20260{number}01-000000{name}").touch()
-    path = damaged(tmp_path)
-    restore_manager(path, "test", default_policies())
-    assert [kept.name[:22] for kept in sorted(tmp_path.glob("journal.damaged-*"))] == [
-        "journal.damaged-000001",  # without this file the damage would be reported again
-        "journal.damaged-000003",
-        "journal.damaged-000004",
-        "journal.damaged-000005",
-    ]
-    stamps = {kept.name[14:22] for kept in tmp_path.glob("journal.aside-*")}
-    assert stamps == {"20260301", "20260401", "20260501"}
-    assert len(list(tmp_path.glob("journal.aside-*"))) == 9
-    assert restore_manager(path, "test", default_policies()).notices == []
+            path.with_name(f"journal.aside-2020010{number}-000000{name}").touch()
+    book = journal.Journal(path)
+    book.write(1.0, TimerFired("a"))
+    book.begin_segment()
+    book.close()
+    numbered_segment_path(path, 1).unlink()
+    assert "lacks the beginning" in restore_manager(path, "test", default_policies()).notices[0]
+    stamps = [kept.name[14:22] for kept in sorted(path.parent.glob("journal.aside-*"))]
+    assert stamps[:-1] == ["20200104"] * 3 + ["20200105"] * 3
 
 
 def test_damaged_file_is_kept_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
