@@ -8,7 +8,7 @@ import pytest
 from cli.command_line import Stoker
 from live.peers import Manager, Peer, pilot_hello, session_folder
 
-from stoker.contexts.folders import state_folder
+from stoker.manager.executor.processes import register
 from stoker.protocol import to_manager as say
 from stoker.protocol import wire
 from stoker.protocol.session import SessionFolder
@@ -23,9 +23,7 @@ def _own_home_and_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.fixture
 def folder(tmp_path: Path) -> SessionFolder:
     folder = session_folder(tmp_path / "session")
-    links = state_folder() / "sessions"
-    links.mkdir(parents=True)
-    (links / "test").symlink_to(folder.path)
+    register(folder, name="test")
     return folder
 
 
