@@ -1,16 +1,14 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 from cli.command_line import Stoker
-from live.peers import Manager, Peer, pilot_hello, session_folder
+from live.conftest import manager as manager
+from live.conftest import peers as peers
+from live.peers import Manager, Peer, Peers, session_folder
 
 from stoker.manager.executor.processes import register
-from stoker.protocol import to_manager as say
-from stoker.protocol import wire
 from stoker.protocol.session import SessionFolder
 
 
@@ -28,23 +26,13 @@ def folder(tmp_path: Path) -> SessionFolder:
 
 
 @pytest.fixture
-def manager(folder: SessionFolder) -> Iterator[Manager]:
-    with closing(Manager(folder)) as manager:
-        yield manager
+def client(manager: Manager, peers: Peers) -> Peer:
+    return peers("client", name="client-1")
 
 
 @pytest.fixture
-def client(manager: Manager) -> Iterator[Peer]:
-    with closing(Peer(manager.folder, "client", "client-1")) as peer:
-        peer.send(say.ClientHello(wire.VERSION, peer.session), numbered=False)
-        yield peer
-
-
-@pytest.fixture
-def pilot(manager: Manager) -> Iterator[Peer]:
-    with closing(Peer(manager.folder, "pilot", "n014-ab12")) as peer:
-        peer.send(pilot_hello(peer.session), numbered=False)
-        yield peer
+def pilot(manager: Manager, peers: Peers) -> Peer:
+    return peers("pilot", name="n014-ab12")
 
 
 @pytest.fixture
