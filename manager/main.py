@@ -45,10 +45,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         check_folder(folder)
         held = lease.take(folder.lease, room_s=lease.ROOM_S if folder.file.exists() else 0.0)
-    except lease.NoRoomError as error:
-        return _status_of_error(error, folder)
     except StokerError as error:
-        return _start_error_exit_status(error)
+        return _exit_status(error, restarts=isinstance(error, lease.NoRoomError) and folder.file.exists())
     over = unwritten = ""
     try:
         held.keep(_exit_after_takeover)
@@ -62,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
             server.close()
     except StokerError as error:
         if not over or isinstance(error, TakenError):
-            return _status_of_error(error, folder)
+            return _exit_status(error, restarts=not isinstance(error, TakenError) and folder.file.exists())
         # A restart would not help, because only the last records of the journal are unwritten.
         unwritten = server.journal.trouble or journal.SLOW
         logging.critical("the last records of the session's journal are not written: %s", unwritten)
@@ -134,17 +132,13 @@ def _exit_after_takeover(holder: lease.LeaseHolder | None) -> None:
     os._exit(TAKEN_OVER)
 
 
-def _start_error_exit_status(error: StokerError) -> int:
+def _exit_status(error: StokerError, *, restarts: bool) -> int:
+    """Log an error, and return the exit status. `restarts`: the manager's parent may start the manager again."""
     logging.critical("%s", error)
+    if restarts:
+        return keeper.NO_PORT if isinstance(error, PortsTakenError) else keeper.FAILED
     print(error, file=sys.stderr)  # noqa: T201
     return TAKEN_OVER if isinstance(error, TakenError) else 1
-
-
-def _status_of_error(error: StokerError, folder: SessionFolder) -> int:
-    if isinstance(error, TakenError) or not folder.file.exists():
-        return _start_error_exit_status(error)
-    logging.critical("%s", error)
-    return keeper.NO_PORT if isinstance(error, PortsTakenError) else keeper.FAILED
 
 
 if __name__ == "__main__":

@@ -107,8 +107,7 @@ def run(site: Path, *, wait_s: float | None = None, chosen: str = "") -> SiteRep
         page, output = Path(folder) / "page.json", Path(folder) / "output"
         with output.open("wb") as out:
             # Omit options and plugins that the user sets for other tests.
-            kept = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
-            environ = {**kept, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+            environ = {**os.environ, "PYTEST_ADDOPTS": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
             process = subprocess.Popen(_command(site, page, wait_s=wait_s, chosen=chosen), stdout=out, env=environ)
             while process.returncode is None:  # pytest also receives Ctrl-C, and writes its report
                 with contextlib.suppress(KeyboardInterrupt):

@@ -202,7 +202,7 @@ def unreachable_pilots_warning(sites: Iterable[Site], *, before: str, now: str) 
 
 def leave(last: Status | None, *, name: str, stays: bool) -> str:
     count = 0 if last is None else last.running + last.queued
-    calls = f" with {count:,} open call{'s' * (count != 1)}" if count else ""
+    calls = f" with {console.count(count, 'open call')}" if count else ""
     if not stays:
         return f"session {name} keeps running{calls}, and ends with its program"
     return f"session {name} stays up{calls}; `stoker down {name}` ends it"

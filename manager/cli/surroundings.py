@@ -113,41 +113,36 @@ def ask(run: Callable[[Sequence[str]], CommandResult]) -> Slurm:
 def read_partitions(text: str, shown: str) -> list[Partition]:
     """Return the partitions that are up, from `sinfo` (one line per kind of node) and `scontrol show partition
     --oneliner`."""
-    found: dict[str, Partition] = {}
-    for line in text.splitlines():
-        fields = line.strip().split("|")
-        if len(fields) != 9 or fields[1] != "up":
-            continue
-        title, _, limit, nodes, cores, memory, gres, tier, preempt = fields
-        name = title.rstrip("*")
-        grants = next((line for line in shown.splitlines() if f"PartitionName={name} " in f"{line} "), "")
-        granted = {key: _number(value) for key, value in re.findall(r"(\w+)=(\d+)\b", grants)}
-        new = Partition(
-            name=name,
-            default=title.endswith("*"),
-            limit_s=parse_time_limit(limit),
-            nodes=_number(nodes),
-            cores=_number(cores),
-            memory_bytes=_number(memory) * _MIB,
-            gpus=tuple(Gpus(type, count, _number(nodes)) for type, count in read_gres(gres)),
-            tier=_number(tier),
-            preempt=preempt.upper(),
-            gpu_cores=granted.get("DefCpuPerGPU", 0),
-            gpu_memory_bytes=granted.get("DefMemPerGPU", 0) * _MIB,
-            most_memory_bytes=granted.get("MaxMemPerNode", 0) * _MIB,
-            core_memory_bytes=granted.get("MaxMemPerCPU", 0) * _MIB,
-        )
-        before = found.get(name)
-        if before is not None:
-            new = msgspec.structs.replace(
-                before,
-                nodes=before.nodes + new.nodes,
-                cores=min(before.cores, new.cores),
-                memory_bytes=min(before.memory_bytes, new.memory_bytes),
-                gpus=before.gpus + new.gpus,
-            )
-        found[name] = new
-    return list(found.values())
+    rows = [line.strip().split("|") for line in text.splitlines()]
+    known = [row for row in rows if len(row) == 9 and row[1] == "up"]
+    return [
+        _partition(title, [row for row in known if row[0] == title], shown)
+        for title in dict.fromkeys(row[0] for row in known)
+    ]
+
+
+def _partition(title: str, rows: Sequence[Sequence[str]], shown: str) -> Partition:
+    name = title.rstrip("*")
+    grants = next((line for line in shown.splitlines() if f"PartitionName={name} " in f"{line} "), "")
+    granted = {key: _number(value) for key, value in re.findall(r"(\w+)=(\d+)\b", grants)}
+    _, _, limits, nodes, cores, memories, gres, tiers, preempts = zip(*rows, strict=True)
+    return Partition(
+        name=name,
+        default=title.endswith("*"),
+        limit_s=parse_time_limit(limits[0]),
+        nodes=sum(map(_number, nodes)),
+        cores=min(map(_number, cores)),
+        memory_bytes=min(map(_number, memories)) * _MIB,
+        gpus=tuple(
+            Gpus(*gpu, _number(count)) for text, count in zip(gres, nodes, strict=True) for gpu in read_gres(text)
+        ),
+        tier=_number(tiers[0]),
+        preempt=preempts[0].upper(),
+        gpu_cores=granted.get("DefCpuPerGPU", 0),
+        gpu_memory_bytes=granted.get("DefMemPerGPU", 0) * _MIB,
+        most_memory_bytes=granted.get("MaxMemPerNode", 0) * _MIB,
+        core_memory_bytes=granted.get("MaxMemPerCPU", 0) * _MIB,
+    )
 
 
 def read_gres(text: str) -> list[tuple[str, int]]:

@@ -15,6 +15,7 @@ import msgspec
 from stoker import locks
 from stoker.decoding import read_json
 from stoker.protocol import to_client, to_pilot
+from stoker.whole_files import write_whole
 
 CLIENT_ACK_S = 0.25
 PILOT_ACK_S = 4.0
@@ -46,8 +47,7 @@ class Clock:
         self._ahead_s = ahead_s
         if file is not None:
             with contextlib.suppress(OSError):  # if the disk is full, the next manager reads the wall clock
-                file.write_bytes(msgspec.json.encode(_StoredOffset(_monotonic_clock_id(), ahead_s)))
-                file.chmod(0o600)
+                write_whole(file, msgspec.json.encode(_StoredOffset(_monotonic_clock_id(), ahead_s)))
 
     def now(self) -> float:
         """Return seconds since the epoch."""

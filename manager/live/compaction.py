@@ -166,6 +166,5 @@ def _write_and_exit(path: Path, core: Core, segment: SegmentHead, says: int) -> 
         with contextlib.suppress(BaseException):
             if code != _SAVED:
                 path.unlink(missing_ok=True)
-                path.with_name(f"{path.name}.draft").unlink(missing_ok=True)
             os.write(says, said.encode()[:4000])
         os._exit(code)

@@ -118,12 +118,10 @@ class HelperSupervisor:
 
 class HelperProcesses:
     def __init__(self, folder: SessionFolder, sites: tuple[Site, ...], *, is_factory_here: Callable[[], bool]) -> None:
-        self._factory: HelperSupervisor | None = None
         self._each: list[HelperSupervisor] = []
         if sites:
             limit_s = HELLO_S + max(site.provider.command_limit_s for site in sites)
-            self._factory = HelperSupervisor(folder, FACTORY, is_heard=is_factory_here, hello_limit_s=limit_s)
-            self._each.append(self._factory)
+            self._each.append(HelperSupervisor(folder, FACTORY, is_heard=is_factory_here, hello_limit_s=limit_s))
         if any(not site.provider.shared_files or site.environment.kind is EnvironmentKind.PACKED for site in sites):
             self._each.append(HelperSupervisor(folder, SEED))
         self._check_at = 0.0
@@ -137,9 +135,8 @@ class HelperProcesses:
         self._check_at = now + CHECK_S
         for attendant in self._each:
             attendant.keep_up(now)
-        if self._factory is not None:
-            trouble = self._factory.trouble(now)
-            self.factory_trouble = f"blocks are not submitted: {trouble}" if trouble else ""
+        trouble = "".join(attendant.trouble(now) for attendant in self._each)  # only a factory can lack a hello
+        self.factory_trouble = f"blocks are not submitted: {trouble}" if trouble else ""
 
     @property
     def wait_s(self) -> float:

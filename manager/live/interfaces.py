@@ -7,7 +7,6 @@ route to the internet.
 
 from __future__ import annotations
 
-import difflib
 import errno
 import ipaddress
 import os
@@ -17,6 +16,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from stoker.config_errors import did_you_mean
 from stoker.errors import ConfigError
 
 AUTO = "auto"
@@ -42,11 +42,8 @@ def resolve(interface: str) -> str:
         raise ConfigError(
             f"interface {interface!r} is an IPv6 address, and a manager listens on IPv4: name one of {known}"
         )
-    close = difflib.get_close_matches(interface, there, n=1, cutoff=0.5)
-    hint = f"; did you mean {close[0]}?" if close else ""
-    raise ConfigError(
-        f"interface {interface!r} is not a network of this host ({socket.gethostname()} has {known}){hint}"
-    )
+    text = f"interface {interface!r} is not a network of this host ({socket.gethostname()} has {known})"
+    raise ConfigError("; ".join(filter(None, [text, did_you_mean(interface, there, cutoff=0.5, otherwise="")])))
 
 
 def networks() -> dict[str, str]:

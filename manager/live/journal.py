@@ -14,10 +14,10 @@ import logging
 import math
 import os
 import select
-import threading
 import time
 from array import array
 from collections import Counter, deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, TypeGuard
 
@@ -59,56 +59,44 @@ class SyncResult(NamedTuple):
 
 
 class Syncing:
-    """A thread that calls fdatasync, for the manager's loop. `wake_fd` becomes readable after each fdatasync."""
+    """Calls fdatasync in a thread, for the manager's loop. `wake_fd` becomes readable after each fdatasync."""
 
     def __init__(self) -> None:
         self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._asked = threading.Semaphore(0)
-        self._order: tuple[int, int, int] | None = None
-        self._result = SyncResult(0, 0)
-        self._under_way = False
-        """True from `begin` until `done` reads `wake_fd`."""
-        self._closed = False
-        self._thread = threading.Thread(target=self._work, name="stoker-sync", daemon=True)
-        self._thread.start()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="stoker-sync")
+        self._sync: Future[SyncResult] | None = None
+        """The sync that runs, or whose result `done` has not returned."""
 
     def begin(self, fd: int, *, position: int, turns: int) -> None:
-        self._under_way, self._order = True, (fd, position, turns)
-        self._asked.release()
+        self._sync = self._thread.submit(_sync, fd, position=position, turns=turns)
+        self._sync.add_done_callback(lambda _: os.eventfd_write(self.wake_fd, 1))
 
     def done(self) -> SyncResult | None:
-        """Return the last result, with 0 turns if it was returned before, or None while a sync runs."""
-        if self._under_way:
-            try:
-                os.eventfd_read(self.wake_fd)
-            except BlockingIOError:
-                return None
-            self._under_way = False
-        result, self._result = self._result, SyncResult(self._result.position, 0)
+        """Return the result of the last sync once, then an empty result, or None while a sync runs."""
+        if self._sync is None:
+            return SyncResult(0, 0)
+        try:
+            os.eventfd_read(self.wake_fd)
+        except BlockingIOError:
+            return None
+        result, self._sync = self._sync.result(), None
         return result
 
     def wait(self, timeout_s: float) -> None:
-        if self._under_way:
+        if self._sync is not None:
             select.select([self.wake_fd], [], [], max(0.0, timeout_s))
 
     def close(self) -> None:
-        self._closed = True
-        self._asked.release()
-        self._thread.join()
+        self._thread.shutdown()
         os.close(self.wake_fd)
 
-    def _work(self) -> None:
-        while True:
-            self._asked.acquire()
-            if self._closed or self._order is None:
-                return
-            fd, position, turns = self._order
-            try:
-                os.fdatasync(fd)
-                self._result = SyncResult(position, turns)
-            except OSError as error:
-                self._result = SyncResult(0, turns, error)
-            os.eventfd_write(self.wake_fd, 1)
+
+def _sync(fd: int, *, position: int, turns: int) -> SyncResult:
+    try:
+        os.fdatasync(fd)
+    except OSError as error:
+        return SyncResult(0, turns, error)
+    return SyncResult(position, turns)
 
 
 class JournalEnd(NamedTuple):

@@ -4,7 +4,8 @@
     journal.000007             an earlier segment
     journal.000008.snapshot    the core before the first event of segment 8
     journal.next, *.draft      incomplete files; removed at the next start
-    journal.damaged-*, journal.aside-*    never read; the last three of each are kept for people
+    journal.damaged-*          damaged files, kept for people
+    journal.aside-*            journals that could not be replayed; the last three are kept for people
 
 The newest whole snapshot and the segments from the same number on are always complete. Without a snapshot, all segments
 are complete.
@@ -24,7 +25,7 @@ import secrets
 import struct
 import zlib
 from array import array
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -234,14 +235,11 @@ def _files_beside(journal: Path) -> list[Path]:
         raise SessionError(f"no journal at {journal}: {error.strerror}") from error
 
 
-def remove_old_damaged_files(journal: Path, *, needed: Collection[Path] = ()) -> None:
-    """Delete the oldest files that were renamed because they were damaged. Files in `needed` stay."""
-    for path in sorted(journal.parent.glob(f"{journal.name}.damaged-*"))[:-KEPT]:
-        if path not in needed:
-            path.unlink(missing_ok=True)
-    aside: dict[str, list[Path]] = {}
-    for path in journal.parent.glob(f"{journal.name}.aside-*"):
-        aside.setdefault(path.name.partition(".aside-")[2][:_STAMP], []).append(path)
-    for stamp in sorted(aside)[:-KEPT]:
-        for path in aside[stamp]:
+def remove_old_journals(journal: Path) -> None:
+    """Delete the journals that were renamed to `journal.aside-*`, except the last `KEPT`."""
+    prefix = f"{journal.name}.aside-"
+    stamps = {path: path.name[: len(prefix) + _STAMP] for path in journal.parent.glob(f"{prefix}*")}
+    kept = sorted(set(stamps.values()))[-KEPT:]
+    for path, stamp in stamps.items():
+        if stamp not in kept:
             path.unlink(missing_ok=True)

@@ -278,14 +278,13 @@ def restore_manager(journal: Path, session: str, policies: Policies) -> Restored
 
 def _keep_damaged(past: JournalReplay) -> list[str]:
     """Keep copies of damaged files, and continue in a new segment. Return notices for users."""
-    notices, copies = [], set[Path]()
+    notices = []
     for segment, damage in past.damage:
         path = segment.path
         if damage.cut:
             log.info("%s: the last %d bytes are an incomplete record", path, damage.length)
             continue
         kept = past.journal.with_name(f"{past.journal.name}.damaged-{segment.head.number:06d}-{damage.at}")
-        copies.add(kept)
         text = f"{show_bytes(damage.length)} of the journal were damaged and are lost ({damage.why})"
         if not kept.exists():
             why = _keep_file(path, kept)
@@ -296,7 +295,6 @@ def _keep_damaged(past: JournalReplay) -> list[str]:
         os.truncate(past.journal, past.whole)
         past.journal.rename(records.numbered_segment_path(past.journal, past.head.number))
         sync_folder(past.journal.parent)
-    records.remove_old_damaged_files(past.journal, needed=copies)
     return notices
 
 
@@ -327,7 +325,7 @@ def _put_journal_aside(past: JournalReplay, why: str) -> RestoredManager:
     for path in files:
         name = path.name.removeprefix(past.journal.name)
         path.rename(path.with_name(f"{past.journal.name}.aside-{stamp}{name.replace('.', '-')}"))
-    records.remove_old_damaged_files(past.journal)
+    records.remove_old_journals(past.journal)
     kept = f"its files are kept as {past.journal.name}.aside-{stamp}*"
     notice = f"{why}: {kept}, and clients and pilots report their state again"
     log.error("%s", notice)

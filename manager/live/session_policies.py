@@ -363,14 +363,12 @@ def policies_of(folder: SessionFolder) -> Policies:
 
 def _create_policies(kept: ChosenPolicies, folder: Path) -> Policies:
     sys.path += [each for each in kept.search_path.split(os.pathsep) if each and each not in sys.path]
-    whole = find(kept.name, folder=folder).make()
-    provisioning = whole.provisioning
-    dispatch, residency = whole.dispatch, whole.residency
-    if kept.dispatch:
-        dispatch = find(kept.dispatch, folder=folder, seam="dispatch").make(provisioning=provisioning).dispatch
-    if kept.residency:
-        residency = find(kept.residency, folder=folder, seam="residency").make(provisioning=provisioning).residency
-    return Policies(dispatch, residency, provisioning, whole.awareness)
+    made = find(kept.name, folder=folder).make()
+    for seam in ("dispatch", "residency"):
+        if name := getattr(kept, seam):
+            other = find(name, folder=folder, seam=seam).make(provisioning=made.provisioning)
+            made = msgspec.structs.replace(made, **{seam: getattr(other, seam)})
+    return made
 
 
 def _short_name(name: str) -> str:

@@ -1,9 +1,18 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 from click.testing import CliRunner, Result
 
 from stoker.errors import StokerError
 from stoker.manager.cli.main import cli
+
+
+def write_commands(folder: Path, **texts: str) -> None:
+    """Write shell scripts into a folder."""
+    for name, text in texts.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
 
 
 class Stoker:

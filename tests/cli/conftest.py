@@ -1,15 +1,14 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cli.command_line import Stoker
-from live.peers import Manager, Peer, pilot_hello, session_folder
+from live.conftest import manager as manager
+from live.conftest import peers as peers
+from live.peers import Manager, Peer, Peers, session_folder
 
-from stoker.contexts.folders import state_folder
-from stoker.protocol import to_manager as say
-from stoker.protocol import wire
+from stoker.manager.executor.processes import register
 from stoker.protocol.session import SessionFolder
 
 
@@ -22,33 +21,18 @@ def _own_home_and_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.fixture
 def folder(tmp_path: Path) -> SessionFolder:
     folder = session_folder(tmp_path / "session")
-    links = state_folder() / "sessions"
-    links.mkdir(parents=True)
-    (links / "test").symlink_to(folder.path)
+    register(folder, name="test")
     return folder
 
 
 @pytest.fixture
-def manager(folder: SessionFolder) -> Iterator[Manager]:
-    manager = Manager(folder)
-    yield manager
-    manager.close()
+def client(manager: Manager, peers: Peers) -> Peer:
+    return peers("client", name="client-1")
 
 
 @pytest.fixture
-def client(manager: Manager) -> Iterator[Peer]:
-    peer = Peer(manager.folder, "client", "client-1")
-    peer.send(say.ClientHello(wire.VERSION, peer.session), numbered=False)
-    yield peer
-    peer.close()
-
-
-@pytest.fixture
-def pilot(manager: Manager) -> Iterator[Peer]:
-    peer = Peer(manager.folder, "pilot", "n014-ab12")
-    peer.send(pilot_hello(peer.session), numbered=False)
-    yield peer
-    peer.close()
+def pilot(manager: Manager, peers: Peers) -> Peer:
+    return peers("pilot", name="n014-ab12")
 
 
 @pytest.fixture

@@ -6,11 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from cli.command_line import Stoker
 
 from stoker.contexts.objects import object_of
 from stoker.errors import ConfigError
-from stoker.manager.cli.main import cli
 from stoker.manager.cli.sessions import stays
 from stoker.pilot.cache import CacheFetch, ObjectCache, Pin, store
 from stoker.pilot.transfer.board import ObjectSource
@@ -36,20 +35,14 @@ def keep(scratch: Path, name: str) -> Pin:
     return pin
 
 
-def said(*arguments: str) -> str:
-    ran = CliRunner().invoke(cli, ["caches", *arguments])
-    assert ran.exit_code == 0, ran.output
-    return ran.output
-
-
-def test_missing_scratch_folder_is_refused_and_not_created(tmp_path: Path):
-    ran = CliRunner().invoke(cli, ["caches", "--scratch", str(tmp_path / "nope")])
+def test_missing_scratch_folder_is_refused_and_not_created(stoker: Stoker, tmp_path: Path):
+    ran = stoker("caches", "--scratch", str(tmp_path / "nope"))
     assert isinstance(ran.exception, ConfigError)
     assert "--scratch: there is no folder" in str(ran.exception)
     assert not (tmp_path / "nope").exists()
 
 
-def test_caches_clear_keeps_only_what_pilots_use(scratch: Path):
+def test_caches_clear_keeps_only_what_pilots_use(stoker: Stoker, scratch: Path):
     used, unused = keep(scratch, "used"), keep(scratch, "unused")
     unused.release()
     environments = scratch / "environments"
@@ -59,9 +52,9 @@ def test_caches_clear_keeps_only_what_pilots_use(scratch: Path):
         (environments / f"{name}.used").touch()
     with (environments / "mine.used").open("rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
-        assert 4 * SIZE <= json.loads(said("--json"))["bytes"] < 5 * SIZE
+        assert 4 * SIZE <= json.loads(stoker.ok("caches", "--json").output)["bytes"] < 5 * SIZE
         assert Path(unused.path).exists()
-        cleared = json.loads(said("--clear", "--json"))
+        cleared = json.loads(stoker.ok("caches", "--clear", "--json").output)
     assert 2 * SIZE <= cleared["removed_bytes"] < 3 * SIZE
     assert not Path(unused.path).exists()
     assert not (environments / "old").exists()
@@ -69,7 +62,7 @@ def test_caches_clear_keeps_only_what_pilots_use(scratch: Path):
     assert (environments / "mine" / "python").stat().st_size == SIZE
 
 
-def test_model_snapshot_is_counted_once_and_removed_with_its_file(scratch: Path):
+def test_model_snapshot_is_counted_once_and_removed_with_its_file(stoker: Stoker, scratch: Path):
     pin = keep(scratch, "snapshot")
     cache = ObjectCache(scratch / "cache", bound_bytes=10**9)
     snapshot = store.snapshot_folder_beside(cache) / "file-abc-float32-1"
@@ -77,11 +70,11 @@ def test_model_snapshot_is_counted_once_and_removed_with_its_file(scratch: Path)
     os.link(pin.path, snapshot / "model.safetensors")
     (name,) = cache.sizes()
     store.write_snapshot_marker(cache, snapshot, name=name)
-    assert SIZE <= json.loads(said("--json"))["bytes"] < 2 * SIZE
-    said("--clear")
+    assert SIZE <= json.loads(stoker.ok("caches", "--json").output)["bytes"] < 2 * SIZE
+    stoker.ok("caches", "--clear")
     assert snapshot.exists()  # a pilot uses the snapshot
     pin.release()
-    assert json.loads(said("--clear", "--json"))["removed_bytes"] >= SIZE
+    assert json.loads(stoker.ok("caches", "--clear", "--json").output)["removed_bytes"] >= SIZE
     assert not snapshot.exists()
 
 

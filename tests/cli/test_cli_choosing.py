@@ -15,7 +15,7 @@ from stoker.config import write_sites
 from stoker.contexts.folders import state_folder
 from stoker.errors import SessionError
 from stoker.manager.cli import session_choice
-from stoker.manager.executor.processes import link_joined_session
+from stoker.manager.executor.processes import link_joined_session, register
 from stoker.manager.live import lease
 from stoker.protocol.session import SessionFile, SessionFolder
 from stoker.site import Site
@@ -26,8 +26,6 @@ Make = Callable[..., Path]
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
     listeners: list[socket.socket] = []
-    links = state_folder() / "sessions"
-    links.mkdir(parents=True, exist_ok=True)
 
     def session(name: str, place: str, *, up: bool, stays: bool = False) -> Path:
         folder = SessionFolder(tmp_path / place)
@@ -45,7 +43,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
             folder.lease.write_bytes(msgspec.json.encode(holder))
         if stays:
             folder.launch.write_bytes(b"{}")
-        (links / name).symlink_to(folder.path)
+        register(folder)
         return folder.path
 
     yield session

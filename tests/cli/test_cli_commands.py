@@ -21,6 +21,7 @@ from stoker.manager.cli import apps, doctor, doctor_machine, main
 from stoker.manager.cli.doctor_machine import Finding, Level
 from stoker.manager.cli.main import cli
 from stoker.manager.executor import new_sessions
+from stoker.manager.executor.processes import register
 from stoker.protocol.session import SessionFile, SessionFolder
 
 
@@ -70,8 +71,7 @@ def known_session(folder: Path) -> str:
     session = SessionFolder(folder / "known")
     session.make()
     session.write(SessionFile("k3v9", 1, "tcp://127.0.0.1:1", "key"))
-    (state_folder() / "sessions").mkdir(parents=True, exist_ok=True)
-    (state_folder() / "sessions" / "k3v9").symlink_to(session.path)
+    register(session)
     return "k3v9"
 
 
@@ -201,7 +201,7 @@ def test_doctor_counts_live_ended_and_removed_sessions(manager: Manager, tmp_pat
     over = SessionFolder(tmp_path / "over")
     over.make()
     over.write(SessionFile("k1", 1, "tcp://127.0.0.1:1", "key"))
-    (state_folder() / "sessions" / "k1").symlink_to(over.path)
+    register(over)
     (state_folder() / "sessions" / "k0").symlink_to(tmp_path / "nowhere")
     texts = [finding.text for finding in doctor.check_earlier_sessions()]
     assert texts[0] == "1 live session: test"
@@ -212,7 +212,7 @@ def test_doctor_counts_live_ended_and_removed_sessions(manager: Manager, tmp_pat
 def test_doctor_warns_about_a_session_that_lost_its_manager(tmp_path: Path):
     folder = new_sessions.make(new_sessions.collect(()))
     folder.write(SessionFile("k1", 1, "tcp://127.0.0.1:1", "key"))
-    (state_folder() / "sessions" / "k1").symlink_to(folder.path)
+    register(folder)
     lost = [finding for finding in doctor.check_earlier_sessions() if finding.level is Level.WARN]
     assert [finding.text for finding in lost] == ["session k1 is not over, but has no manager"]
     assert "stoker attach k1" in lost[0].fix
@@ -308,17 +308,9 @@ def test_eof_error_inside_a_command_is_not_taken_for_ctrl_d(tmp_path: Path):
 FULL = "the output cannot be written: No space left on device; make room on that disk, or use another disk\n"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "output", "ended"),
-    [
-        (["sessions"], ">/dev/full", (1, FULL)),
-        (["sessions"], ">&-", (0, "")),
-    ],
-)
-def test_unwritable_output_is_an_error_and_closed_output_is_not(
-    arguments: list[str], output: str, ended: tuple[int, str]
-):
-    command = ["sh", "-c", f'exec "$@" {output}', "sh", sys.executable, "-m", "stoker.manager.cli.main", *arguments]
+@pytest.mark.parametrize(("output", "ended"), [(">/dev/full", (1, FULL)), (">&-", (0, ""))])
+def test_unwritable_output_is_an_error_and_closed_output_is_not(output: str, ended: tuple[int, str]):
+    command = ["sh", "-c", f'exec "$@" {output}', "sh", sys.executable, "-m", "stoker.manager.cli.main", "sessions"]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60)
     assert (done.returncode, done.stderr) == ended
 

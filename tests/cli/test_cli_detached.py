@@ -5,13 +5,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 from cli.command_line import Stoker
-from polling import PATIENCE_S, polls
+from live.peers import until
+from polling import PATIENCE_S
 
 from stoker.manager.cli import apps, runs
 from stoker.manager.cli.runs import DetachedRun, RunFile, find_detached_run
@@ -24,10 +25,6 @@ while not os.path.exists("go"):
 print("done", flush=True)
 sys.exit(3)
 """
-
-
-def until(true: Callable[[], object]) -> None:
-    assert any(true() for _ in polls(PATIENCE_S))
 
 
 @pytest.fixture
@@ -232,12 +229,8 @@ def test_run_has_a_session_and_leaves_no_process_when_killed(stoker: Stoker, tmp
     assert run.state() == "exit status 137 (ended by signal 9)"
     assert stoker("attach", run.name).exit_code == 137
 
-    def left() -> list[str]:
-        found = []
-        for process in psutil.process_iter(["cmdline", "status"]):
-            words = process.info["cmdline"] or []
-            if process.info["status"] != psutil.STATUS_ZOMBIE and any(str(tmp_path) in word for word in words):
-                found.append(" ".join(words))
-        return found
+    def is_left(process: psutil.Process) -> bool:
+        words = process.info["cmdline"] or []
+        return process.info["status"] != psutil.STATUS_ZOMBIE and any(str(tmp_path) in word for word in words)
 
-    until(lambda: not left())
+    until(lambda: not any(map(is_left, psutil.process_iter(["cmdline", "status"]))))

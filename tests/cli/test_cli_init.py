@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from cli.command_line import Stoker
+from cli.command_line import Stoker, write_commands
 
 from stoker.config import parse_site
 from stoker.errors import ConfigError
@@ -15,7 +15,7 @@ from stoker.manager.cli.doctor_machine import Level
 from stoker.manager.cli.surroundings import Gpus, HostFacts, ScratchPlace, Slurm
 from stoker.manager.factory.batch import BatchTrouble
 from stoker.manager.factory.commands import CommandResult
-from stoker.site import ProviderKind, ProvisioningName
+from stoker.site import ProviderKind, ProvisioningName, Site
 
 SINFO = """\
 backfill*|up|1-00:00:00|2|4|4000|gpu:a10:1|1|REQUEUE
@@ -59,6 +59,15 @@ def around(**more: object) -> HostFacts:
     return HostFacts(**(facts | more))  # type: ignore[arg-type]
 
 
+def drafted(*, partition: str = "", **more: object) -> tuple[Site, str]:
+    """Return the site file that `stoker init` writes, read and as text."""
+    text = init.draft(around(**more), partition=partition).text
+    return parse_site(text, file="site.toml"), text
+
+
+CONDOR = {"kind": ProviderKind.CONDOR, "slurm": None, "command": "/usr/bin/condor_submit"}
+
+
 def test_properties_of_slurm_are_read_from_its_commands():
     slurm = surroundings.ask(answering())
     assert (slurm.version, slurm.accounts, slurm.preempts) == ("22.05.8", ("phys-lab", "bio-lab"), True)
@@ -72,11 +81,8 @@ def test_properties_of_slurm_are_read_from_its_commands():
 
 
 def test_missing_accounting_preemption_or_answer_is_recognized():
-    slurm = surroundings.ask(
-        answering(
-            sacctmgr=CommandResult(1, NO_ACCOUNTING, ""), scontrol=CommandResult(0, "PreemptType = preempt/none\n", "")
-        )
-    )
+    no_preemption = CommandResult(0, "PreemptType = preempt/none\n", "")
+    slurm = surroundings.ask(answering(sacctmgr=CommandResult(1, NO_ACCOUNTING, ""), scontrol=no_preemption))
     assert (slurm.accounts, slurm.preempts) == ((), False)
     assert not any(slurm.is_preemptible(each) for each in slurm.partitions)
     down = "slurm_load_partitions: Unable to contact slurm controller (connect failure)\n"
@@ -104,17 +110,16 @@ def test_gpus_are_read_with_or_without_a_type():
 
 
 def test_site_file_for_slurm_uses_the_idle_gpus():
-    made = init.draft(around(scratch=(ScratchPlace("/local/ana", 900_000_000_000, False),)))
-    site = parse_site(made.text, file="site.toml")
+    site, text = drafted(scratch=(ScratchPlace("/local/ana", 900_000_000_000, False),))
     assert (site.provider.kind, site.provider.partition) == (ProviderKind.SLURM, "backfill")
     assert (site.provider.account, site.provider.gpus, site.provider.walltime_s) == ("phys-lab", "1", 4 * 3600)
     assert site.policy.provisioning is ProvisioningName.DEFAULT
-    assert len([line for line in made.text.splitlines() if line and not line.startswith("#")]) <= 12
+    assert len([line for line in text.splitlines() if line and not line.startswith("#")]) <= 12
     # cores and memory of the smallest node, which has one GPU
     assert (site.provider.cores, site.provider.memory_bytes) == (4, 2 * 10**9)
-    assert "# also: bio-lab" in made.text
-    assert "# backfill (preemptible, REQUEUE; " in made.text
-    assert '# scratch = "/local/ana"' in made.text
+    assert "# also: bio-lab" in text
+    assert "# backfill (preemptible, REQUEUE; " in text
+    assert '# scratch = "/local/ana"' in text
 
 
 GRANTS = """\
@@ -130,42 +135,38 @@ def test_requested_cores_and_memory_are_the_share_of_one_gpu():
     assert main.share == (2, 8000 * 1024**2)
     assert cpu.share == (64, 64 * 1000 * 1024**2)  # Slurm allows less memory per core than the node has
     assert backfill.share == (4, int(0.9 * 3000 * 1024**2))
-    site = parse_site(init.draft(around(slurm=slurm), partition="main").text, file="s")
+    site, _ = drafted(slurm=slurm, partition="main")
     assert (site.provider.cores, site.provider.memory_bytes) == (2, 8 * 10**9)
 
 
 def test_htcondor_request_is_the_share_of_one_gpu_of_a_machine():
     nodes = tuple(surroundings.parse_condor_nodes("64 257000 4\n16 64000 undefined\n32 128000 2\n"))
     assert nodes[1] == surroundings.Node(16, 64000 * 1024**2)
-    made = init.draft(around(kind=ProviderKind.CONDOR, slurm=None, command="/usr/bin/condor_submit", nodes=nodes))
-    site = parse_site(made.text, file="s")
+    site, _ = drafted(**CONDOR, nodes=nodes)
     assert (site.provider.cores, site.provider.memory_bytes) == (16, 67 * 10**9)
-    unknown = init.draft(around(kind=ProviderKind.CONDOR, slurm=None, command="/usr/bin/condor_submit"))
-    site = parse_site(unknown.text, file="s")
+    site, unknown = drafted(**CONDOR)
     assert (site.provider.cores, site.provider.memory_bytes) == (4, 16 * 10**9)
-    assert "the machines are not known; change it" in unknown.text
+    assert "the machines are not known; change it" in unknown
 
 
 def test_named_partition_is_used_or_refused():
-    made = init.draft(around(), partition="cpu")
-    site = parse_site(made.text, file="site.toml")
+    site, _ = drafted(partition="cpu")
     assert (site.provider.partition, site.provider.cores, site.provider.gpus) == ("cpu", 64, "")
     assert site.provider.walltime_s == 1800
     with pytest.raises(ConfigError, match="there is no partition gpu; known partitions: backfill, main, cpu"):
-        init.draft(around(), partition="gpu")
+        drafted(partition="gpu")
 
 
 def test_init_chooses_the_fast_network_interface():
-    made = init.draft(around(networks={"eno1": "10.1.0.5", "ib0": "10.4.0.2"}))
-    assert parse_site(made.text, file="s").session.interface == "ib0"
-    assert "# 10.4.0.2; also: eno1 10.1.0.5" in made.text
+    site, text = drafted(networks={"eno1": "10.1.0.5", "ib0": "10.4.0.2"})
+    assert site.session.interface == "ib0"
+    assert "# 10.4.0.2; also: eno1 10.1.0.5" in text
 
 
 @pytest.mark.parametrize("kind", [kind for kind in ProviderKind if kind is not ProviderKind.SLURM])
 def test_init_writes_a_valid_site_file_for_each_batch_system(kind: ProviderKind):
     command = "" if kind is ProviderKind.LOCAL else "/usr/bin/submit"
-    made = init.draft(around(kind=kind, slurm=None, command=command, queues=("gpuq", "long")))
-    site = parse_site(made.text, file="site.toml")
+    site, _ = drafted(kind=kind, slurm=None, command=command, queues=("gpuq", "long"))
     assert site.provider.kind is kind
     assert site.provider.queue == ("gpuq" if kind.value in ("pbs", "lsf", "grid_engine") else "")
 
@@ -270,14 +271,8 @@ def test_probe_requests_one_minute_of_one_block():
 
 
 def test_working_htcondor_is_preferred_to_unconfigured_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    answers = {
-        "sbatch": "exit 1",
-        "sinfo": 'echo slurm-wlm 22.05.8; [ "$1" = --version ] || exit 1',
-        "condor_submit": "exit 1",
-    }
-    for name, text in answers.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / name).chmod(0o755)
+    sinfo = 'echo slurm-wlm 22.05.8; [ "$1" = --version ] || exit 1'
+    write_commands(tmp_path, sbatch="exit 1", sinfo=sinfo, condor_submit="exit 1")
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     found = surroundings.inspect_host()
     assert (found.kind, found.others[-1]) == (ProviderKind.CONDOR, ProviderKind.SLURM)
@@ -287,8 +282,7 @@ def test_working_htcondor_is_preferred_to_unconfigured_slurm(tmp_path: Path, mon
 def test_kubernetes_is_chosen_only_with_a_configured_cluster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, kind: ProviderKind
 ):
-    (tmp_path / "kubectl").write_text(f"#!/bin/sh\n{answer}\n")
-    (tmp_path / "kubectl").chmod(0o755)
+    write_commands(tmp_path, kubectl=answer)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(surroundings, "_SUBMITS", surroundings._SUBMITS[-1:])
     assert surroundings.inspect_host().kind is kind
@@ -304,22 +298,20 @@ def test_doctor_reports_a_missing_image_setting(monkeypatch: pytest.MonkeyPatch)
 
 def test_cpu_cluster_request_covers_most_of_a_node():
     cpu = CommandResult(0, "main*|up|infinite|2|2|7800|(null)|1|OFF\n", "")
-    slurm = init.draft(around(slurm=surroundings.ask(answering(sinfo=cpu))))
+    slurm = drafted(slurm=surroundings.ask(answering(sinfo=cpu)))
     nodes = (surroundings.Node(4, 6 * 10**9), surroundings.Node(8, 12 * 10**9))
-    condor = init.draft(around(kind=ProviderKind.CONDOR, command="condor_submit", slurm=None, nodes=nodes))
-    for made, size in ((slurm, (2, 7 * 10**9)), (condor, (4, 6 * 10**9))):
-        site = parse_site(made.text, file="site.toml")
+    for (site, text), size in ((slurm, (2, 7 * 10**9)), (drafted(**CONDOR, nodes=nodes), (4, 6 * 10**9))):
         assert site.pilot.devices == "cpu:1", "a device has the memory that a model needs"
         assert (site.provider.cores, site.provider.memory_bytes) == size
-        assert "one GPU" not in made.text
-        assert "most of a node; smaller jobs start sooner; the smallest " in made.text
+        assert "one GPU" not in text
+        assert "most of a node; smaller jobs start sooner; the smallest " in text
 
 
 @pytest.mark.parametrize(("gpus", "line"), [([0, 0], '# gpus = "1"'), ([0, 4], 'gpus = "1"'), ([], 'gpus = "1"')])
 def test_gpus_are_requested_if_the_pool_has_gpus(gpus: list[int], line: str):
     nodes = tuple(surroundings.Node(8, 32 * 10**9, each) for each in gpus)
-    draft = init.draft(around(kind=ProviderKind.CONDOR, command="condor_submit", slurm=None, nodes=nodes))
-    assert next(text for text in draft.text.splitlines() if "gpus =" in text).startswith(line)
+    _, text = drafted(**CONDOR, nodes=nodes)
+    assert next(text for text in text.splitlines() if "gpus =" in text).startswith(line)
 
 
 @pytest.mark.parametrize(
@@ -333,8 +325,7 @@ def test_gpus_are_requested_if_the_pool_has_gpus(gpus: list[int], line: str):
 )
 def test_pool_whose_jobs_may_not_read_the_session_is_reported(machines: str, level: Level | None, told: str):
     nodes = tuple(surroundings.parse_condor_nodes(machines))
-    pool = around(kind=ProviderKind.CONDOR, slurm=None, nodes=nodes, user_domain="pool.edu")
-    findings = list(doctor_site.check_slot_users(pool))
+    findings = list(doctor_site.check_slot_users(around(**CONDOR, nodes=nodes, user_domain="pool.edu")))
     assert [finding.level for finding in findings] == ([level] if level else [])
     assert told in "".join(finding.text for finding in findings)
     assert all("shared_files = false" in finding.fix for finding in findings)

@@ -4,9 +4,9 @@ import datetime
 import resource
 from pathlib import Path
 
-import msgspec
 import pytest
 from cli.command_line import Stoker
+from msgspec.structs import replace
 
 from stoker.config import parse_site
 from stoker.contexts.folders import state_folder
@@ -23,7 +23,7 @@ from stoker.site import ProviderKind
 AT = datetime.datetime.now().replace(hour=14, minute=2, second=0, microsecond=0).timestamp()
 DAY = f"{datetime.datetime.fromtimestamp(AT):%Y-%m-%d}"
 BAD = NodeRecord("gpu", "n2", True, "cuda:0 failed", since=AT, at=AT, heard_at=AT)
-PROBED = msgspec.structs.replace(BAD, probed_at=AT + 3600, said="failed: cuda:0 failed", probes=2, probe_s=41.0)
+PROBED = replace(BAD, probed_at=AT + 3600, said="failed: cuda:0 failed", probes=2, probe_s=41.0)
 STATUS = Status(
     session="k3v9", uptime_s=60.0, queued=0, running=0, done=0, failed=0, rate=0.0, left_s=0.0, pilots=(), libraries=(),
     contexts=(), blocks={}, lost_pilots=0, rerun_calls=0, refused={},
@@ -42,7 +42,7 @@ def test_status_names_excluded_nodes_and_the_cost_of_probes():
     shown = f"n2 of gpu since {DAY} 14:02: cuda:0 failed; 2 probes used the node for 41 s, the last at {DAY} 15:02"
     assert show_status.describe_excluded_node(PROBED) == f"{shown}: failed: cuda:0 failed"
     probe = BlockStatus("b7", "gpu", BlockPhase.PENDING.value, "88123", "Priority", 3.0, 0.0, (), probes="n2")
-    lines = str(msgspec.structs.replace(STATUS, excluded_nodes=(PROBED,), jobs=(probe,))).splitlines()
+    lines = str(replace(STATUS, excluded_nodes=(PROBED,), jobs=(probe,))).splitlines()
     assert lines[2:] == [
         "  pilots    none",
         f"  excluded  {shown}: failed: cuda:0 failed; a probe is pending (job 88123)",
@@ -53,7 +53,7 @@ def test_doctor_lists_excluded_nodes_and_how_to_clear_them():
     [fine] = doctor.excluded_nodes()
     assert (fine.level, fine.text) == (Level.OK, "no node is excluded because its devices failed")
     assert not (state_folder() / node_store.FILE).exists()
-    keep(PROBED, msgspec.structs.replace(BAD, node="n3", excluded=False))
+    keep(PROBED, replace(BAD, node="n3", excluded=False))
     [bad] = doctor.excluded_nodes()
     assert bad.level is Level.WARN
     assert bad.text.startswith(f"no block starts on node n2 of gpu since {DAY} 14:02: cuda:0 failed; 2 probes used")
@@ -61,7 +61,7 @@ def test_doctor_lists_excluded_nodes_and_how_to_clear_them():
 
 
 def test_doctor_clears_an_excluded_node(stoker: Stoker):
-    keep(BAD, msgspec.structs.replace(BAD, source="other"), msgspec.structs.replace(BAD, node="n3"))
+    keep(BAD, replace(BAD, source="other"), replace(BAD, node="n3"))
     said = stoker.ok("doctor", "--clear", "n2").output
     assert said.splitlines() == [
         "blocks of site gpu may start on n2 again; running sessions notice the change within 10 s",

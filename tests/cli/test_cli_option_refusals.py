@@ -67,7 +67,6 @@ def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tup
         context = click.Context(command)
         for name in command.list_commands(context):
             below = command.get_command(context, name)
-            assert below is not None
             yield from commands(below, (*path, name))
     else:
         yield " ".join(path), command

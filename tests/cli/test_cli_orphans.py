@@ -13,10 +13,10 @@ from factory.fake_slurm import FakeSlurm
 from live.peers import Manager, until
 
 from stoker.config import write_sites
-from stoker.contexts.folders import state_folder
 from stoker.manager.cli import doctor
 from stoker.manager.cli.doctor_machine import Finding, Level
 from stoker.manager.executor import engines
+from stoker.manager.executor.processes import register
 from stoker.manager.factory.batch import JOBS_LEFT
 from stoker.manager.live import lease
 from stoker.protocol.session import SessionFile, SessionFolder
@@ -45,13 +45,8 @@ def pilot_of() -> Iterator[PilotOf]:
         process.wait()
 
 
-def held(manager: Manager) -> lease.LeaseHolder:
+def give_lease(folder: SessionFolder, manager: Manager, **how: object) -> None:
     holder = lease.read(manager.folder.lease)
-    assert holder is not None
-    return holder
-
-
-def give_lease(folder: SessionFolder, holder: lease.LeaseHolder, **how: object) -> None:
     folder.lease.write_bytes(msgspec.json.encode(msgspec.structs.replace(holder, **how)))
 
 
@@ -71,8 +66,8 @@ def test_only_processes_of_ended_sessions_are_reported_as_orphans(manager: Manag
         each.make()
     dead = subprocess.Popen(["true"])
     dead.wait()
-    give_lease(ended, held(manager), pid=dead.pid, over="stoker down")
-    give_lease(stays, held(manager), pid=dead.pid)
+    give_lease(ended, manager, pid=dead.pid, over="stoker down")
+    give_lease(stays, manager, pid=dead.pid)
     (stays.path / "manager.json").write_text('{"session": "k1", "options": []}')
     copied.write(SessionFile("k2", 1, "tcp://127.0.0.1:1", "key"))
     left = {pilot_of(ended.path), pilot_of(ended.path, module="stoker.pilot.taskvine.main"), pilot_of(tmp_path / "no")}
@@ -125,7 +120,7 @@ def test_remaining_jobs_of_a_session_are_listed_with_a_cancel_command(
     folder = SessionFolder(tmp_path / "over")
     folder.make()
     folder.write(SessionFile("k1", 1, "tcp://127.0.0.1:1", "key"))
-    (state_folder() / "sessions" / "k1").symlink_to(folder.path)
+    register(folder)
     site = Site(name="lab", engine=engine, provider=Provider(kind=ProviderKind.SLURM))
     write_sites(folder.sites, [site])
     engines.prepare(folder, [site], session="k1", python_path="")
@@ -136,7 +131,7 @@ def test_remaining_jobs_of_a_session_are_listed_with_a_cancel_command(
         return list(doctor.check_orphaned_jobs())
 
     assert told() == []  # the session has not ended yet
-    give_lease(folder, held(manager), over="stoker down")
+    give_lease(folder, manager, over="stoker down")
     assert told() == [Finding(Level.WARN, "left behind: jobs 41 of site lab, of session k1", "scancel 41")]
     (folder.path / JOBS_LEFT).write_text("")
     asked = len(slurm.asked("squeue"))

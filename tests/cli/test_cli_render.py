@@ -4,8 +4,8 @@ import datetime
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from stoker.log_files import free_file_middle
 from stoker.manager.cli import calls, down, logs, status, up
@@ -36,7 +36,7 @@ NODE = PilotStatus(
         DeviceStatus("cpu:0", "cpu", 8_000_000_000, 8_000_000_000, (2,)),
     ),
 )  # fmt: skip
-BUSY = msgspec.structs.replace(
+BUSY = replace(
     NOTHING, uptime_s=8040, queued=51_200, running=128, done=10_412, failed=3, rate=38.2, left_s=1320,
     pilots=(NODE,), contexts=(LLM,), blocks={"0": "running", "1": "pending: Priority"}, lost_pilots=9, rerun_calls=61,
     refused={"a frame that the protocol does not define": 2},
@@ -48,23 +48,23 @@ BUSY = msgspec.structs.replace(
 
 
 def test_status_log_prints_state_changes_and_one_line_for_calls():
-    later = msgspec.structs.replace(BUSY, uptime_s=9000, rate=37.9)
+    later = replace(BUSY, uptime_s=9000, rate=37.9)
     assert status.lines_if_status_changed(BUSY, before=None) == [*status.render(BUSY), ""]
     assert status.lines_if_status_changed(later, before=BUSY) == [], "only the times change"
-    done = msgspec.structs.replace(later, done=10_500)
+    done = replace(later, done=10_500)
     assert status.lines_if_status_changed(done, before=later) == status.render(done)[:1]
     for change in (
-        {"pilots": (msgspec.structs.replace(NODE, state="draining"),)},
-        {"contexts": (msgspec.structs.replace(LLM, hot=2, loading=0),)},
+        {"pilots": (replace(NODE, state="draining"),)},
+        {"contexts": (replace(LLM, hot=2, loading=0),)},
         {"jobs": (block("b1", BlockPhase.PENDING, reason="Priority"),)},
         {"trouble": {"lab": "squeue has not answered for 30 s"}},
     ):
-        changed = msgspec.structs.replace(later, **change)
+        changed = replace(later, **change)
         assert status.lines_if_status_changed(changed, before=later) == [*status.render(changed), ""]
 
 
 def test_cancelled_calls_are_not_counted_as_failed():
-    one = msgspec.structs.replace(NOTHING, done=9, failed=1, cancelled=2)
+    one = replace(NOTHING, done=9, failed=1, cancelled=2)
     assert "9 calls done, 1 failed, 2 cancelled, 0 running" in status.render(one)[0]
 
 
@@ -104,30 +104,28 @@ def test_busy_session_is_shown_completely():
     ],
 )
 def test_status_shows_how_many_calls_used_each_context_load(facts: dict[str, Any], said: str):
-    context = msgspec.structs.replace(LLM, **facts)
-    [line] = [line for line in status.render(msgspec.structs.replace(NOTHING, contexts=(context,))) if " load" in line]
+    context = replace(LLM, **facts)
+    [line] = [line for line in status.render(replace(NOTHING, contexts=(context,))) if " load" in line]
     assert said in line
 
 
 def test_pilot_with_one_device_is_shown_in_one_row():
-    small = msgspec.structs.replace(NODE, devices=NODE.devices[:1], rate=0.01)
-    assert status.render(msgspec.structs.replace(NOTHING, pilots=(small,)))[-1:] == [
+    small = replace(NODE, devices=NODE.devices[:1], rate=0.01)
+    assert status.render(replace(NOTHING, pilots=(small,)))[-1:] == [
         "  n014-ab12  cuda:0 a10  -  ▇▇▇▇▇▇▁▁ 18.0 GB of 24.0 GB  walltime 1 h 4 min  0.6 calls/min"
     ]
 
 
 def test_contexts_that_wait_in_parallel_have_a_forecast_each():
-    other = msgspec.structs.replace(LLM, name="nli-02c1", left_s=127.0, waits_for="its hot library is busy")
-    two = msgspec.structs.replace(BUSY, contexts=(LLM, other))
+    other = replace(LLM, name="nli-02c1", left_s=127.0, waits_for="its hot library is busy")
+    two = replace(BUSY, contexts=(LLM, other))
     assert "  calls of nli-02c1 wait: its hot library is busy; done in about 2 min 10 s" in status.render(two)
-    assert "  calls of nli-02c1 wait: its hot library is busy" in status.render(
-        msgspec.structs.replace(BUSY, contexts=(other,))
-    )
+    assert "  calls of nli-02c1 wait: its hot library is busy" in status.render(replace(BUSY, contexts=(other,)))
 
 
 def test_calls_without_a_context_are_labelled_as_such():
-    plain = msgspec.structs.replace(LLM, key="bare", name="bare", last_failure="no room")
-    one = msgspec.structs.replace(NOTHING, contexts=(plain,), pilots=(NODE,), libraries=(
+    plain = replace(LLM, key="bare", name="bare", last_failure="no room")
+    one = replace(NOTHING, contexts=(plain,), pilots=(NODE,), libraries=(
         LibraryStatus(1, "bare", "ready", "", "n014-ab12", ("cuda:0",), 1, 240, 1, 1),
     ))  # fmt: skip
     text = "\n".join(status.render(one))
@@ -150,15 +148,15 @@ def test_blocks_are_shown_by_phase_with_reason_and_expected_start():
         block("b5", BlockPhase.PENDING, reason="QOSMaxGRESPerUser"),
         block("b6", BlockPhase.ASKED, job=""),
     )
-    one = msgspec.structs.replace(BUSY, blocks={}, jobs=jobs, ended_blocks={"out of walltime": 2, "preempted": 9})
+    one = replace(BUSY, blocks={}, jobs=jobs, ended_blocks={"out of walltime": 2, "preempted": 9})
     assert status.render(one)[2] == (
         "  pilots    1 here (2 a10, 1 cpu) · 1 to be submitted · 3 queued (2 Priority, 1 QOSMaxGRESPerUser;"
         " the first in about 11 min) · 1 starting (its job runs for 42 s, no pilot yet)"
         " · 9 preempted, 2 out of walltime"
     )
-    alone = msgspec.structs.replace(NOTHING, jobs=(jobs[2],))
+    alone = replace(NOTHING, jobs=(jobs[2],))
     assert status.render(alone)[2] == "  pilots    1 queued (Priority; the first in about 11 min)"
-    silent = msgspec.structs.replace(NOTHING, jobs=(block("b7", BlockPhase.RUNNING, since_s=720),))
+    silent = replace(NOTHING, jobs=(block("b7", BlockPhase.RUNNING, since_s=720),))
     assert status.render(silent)[2] == (
         "  pilots    1 starting (its job runs for 12 min, no pilot yet:"
         " read the job output in the session folder's submit/)"
@@ -168,7 +166,7 @@ def test_blocks_are_shown_by_phase_with_reason_and_expected_start():
 def test_several_blocks_without_a_pilot_are_shown_in_the_plural():
     starting = [block(name, BlockPhase.RUNNING, since_s=since_s) for name, since_s in (("b1", 42), ("b2", 720))]
     emptied = [block(name, BlockPhase.RUNNING, emptied_s=since_s) for name, since_s in (("b3", 60), ("b4", 5))]
-    one = msgspec.structs.replace(NOTHING, jobs=(*starting, *emptied))
+    one = replace(NOTHING, jobs=(*starting, *emptied))
     assert status.render(one)[2] == (
         "  pilots    2 starting (their jobs run for up to 12 min, no pilot yet:"
         " read the job output in the session folder's submit/)"
@@ -177,14 +175,14 @@ def test_several_blocks_without_a_pilot_are_shown_in_the_plural():
 
 
 def test_problems_are_shown_in_the_status():
-    sick = msgspec.structs.replace(NODE.devices[0], fault="gave a wrong matrix product, twice")
-    going = msgspec.structs.replace(
+    sick = replace(NODE.devices[0], fault="gave a wrong matrix product, twice")
+    going = replace(
         NODE, devices=(sick, NODE.devices[1]), state="draining", draining="calls take 40 s, its walltime ends in 30 s"
     )
     fetched = ObjectStatus(
         f"file-{'7f3a9c21' * 8}.gguf", 7_100_000_000, 4, 2, 7_100_000_000, 21_300_000_000, "peers cannot reach n021"
     )
-    one = msgspec.structs.replace(
+    one = replace(
         NOTHING, pilots=(going,), objects=(fetched,), trouble={"backfill": "sbatch has not answered for 30 s"}
     )
     assert status.render(one)[2:] == [
@@ -200,8 +198,8 @@ def test_problems_are_shown_in_the_status():
         "             cuda:0 a10  -  ▇▇▇▇▇▇▁▁ 18.0 GB of 24.0 GB                                   quarantined",
         "             cuda:1 a10  -  ▁▁▁▁▁▁▁▁ 0 of 24.0 GB",
     ]
-    well = msgspec.structs.replace(going, devices=(NODE.devices[1],))
-    told = status.render(msgspec.structs.replace(NOTHING, pilots=(well,)))
+    well = replace(going, devices=(NODE.devices[1],))
+    told = status.render(replace(NOTHING, pilots=(well,)))
     assert told[-1].endswith("draining: calls take 40 s, its walltime ends in 30 s")
 
 
@@ -225,7 +223,7 @@ def test_up_prints_the_manager_host_and_the_queued_jobs():
     jobs = tuple(block(f"b{n}", BlockPhase.PENDING, reason="Priority", expected_in_s=660) for n in range(88123, 88131))
     now = datetime.datetime(2026, 11, 21, 10, 31)
     folder = SessionFolder("/home/ana/k3v9")
-    assert up.render(msgspec.structs.replace(NOTHING, jobs=jobs), HOLDER, [BACKFILL], folder=folder, now=now) == [
+    assert up.render(replace(NOTHING, jobs=jobs), HOLDER, [BACKFILL], folder=folder, now=now) == [
         "session k3v9 is up: manager here (pid 4121), 8 blocks submitted to backfill (jobs 88123-88130)",
         "  queued   8   Priority; the first is expected at 10:42 (in 11 min)",
         'use it: stoker.load(session="k3v9") in a program, or stoker run APP --session k3v9',
@@ -235,7 +233,7 @@ def test_up_prints_the_manager_host_and_the_queued_jobs():
 
 
 def test_up_reports_why_submitted_jobs_ended():
-    over = msgspec.structs.replace(NOTHING, ended_blocks={"exit code 1": 2}, trouble={"backfill": "it failed"})
+    over = replace(NOTHING, ended_blocks={"exit code 1": 2}, trouble={"backfill": "it failed"})
     why = "block of source backfill: ended: exit code 1: module: command not found"
     lines = up.render(over, HOLDER, [BACKFILL], folder=SessionFolder("/s"), now=datetime.datetime.now(), why=why)
     assert lines[1:] == [
@@ -249,7 +247,7 @@ def test_up_reports_why_submitted_jobs_ended():
 
 def test_up_fails_only_if_every_submission_was_refused():
     def refused(**more: Any) -> bool:
-        return up.refused(msgspec.structs.replace(NOTHING, **({"ended_blocks": {"refused": 1}} | more)))
+        return up.refused(replace(NOTHING, **({"ended_blocks": {"refused": 1}} | more)))
 
     assert refused()
     assert refused(jobs=(block("b2", BlockPhase.ASKED),)), "the next block has been requested in the meantime"
@@ -261,12 +259,12 @@ def test_up_fails_only_if_every_submission_was_refused():
 
 def test_down_reports_finished_work_and_ended_jobs():
     jobs = (block("b1", BlockPhase.RUNNING, job="7"), block("b2", BlockPhase.PENDING, job="8"))
-    before = msgspec.structs.replace(BUSY, cancelled=2, jobs=jobs)
+    before = replace(BUSY, cancelled=2, jobs=jobs)
     assert down.ended(before, name="k3v9") == (
         "session k3v9 has ended: 10,412 calls done, 3 failed, 51,330 cancelled, 1 pilot released, 2 jobs ended;"
         " no process or job remains"
     )
-    one = msgspec.structs.replace(NOTHING, done=1)
+    one = replace(NOTHING, done=1)
     assert down.ended(one, name="k3v9") == "session k3v9 has ended: 1 call done; no process or job remains"
     assert down.ended(None, name="k3v9") == "session k3v9 has ended already; no process or job remains"
 
@@ -284,7 +282,7 @@ def test_down_reports_finished_work_and_ended_jobs():
     ],
 )
 def test_losses_are_grouped_by_reason(facts: dict[str, Any], line: str):
-    assert f"  losses    {line}" in status.render(msgspec.structs.replace(NOTHING, **facts))
+    assert f"  losses    {line}" in status.render(replace(NOTHING, **facts))
     assert not any("losses" in shown for shown in status.render(NOTHING))
 
 

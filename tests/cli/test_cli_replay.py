@@ -5,10 +5,10 @@ from pathlib import Path
 
 import journal_files
 import msgspec
+import pytest
 from cli.command_line import Stoker
 from live.peers import Manager, Peer
 
-from stoker.contexts.recipe import BARE
 from stoker.errors import SessionError
 from stoker.manager.cli.replay import render
 from stoker.manager.live import journal
@@ -16,27 +16,26 @@ from stoker.manager.live.records import Decided
 from stoker.manager.live.replay import ReplayResult
 from stoker.protocol import to_client, to_pilot
 from stoker.protocol import to_manager as say
-from stoker.protocol.calls import CallEnd, CallSpec
 from stoker.protocol.session import SessionFolder
 
 
-def live(manager: Manager, client: Peer, pilot: Peer) -> None:
+@pytest.fixture
+def ended(manager: Manager, client: Peer, pilot: Peer, folder: SessionFolder) -> SessionFolder:
+    """The folder of an ended session, in which a call ran."""
     call = client.hear(to_client.ClientWelcome).number << 40
-    client.send(
-        say.DefineRecipe(BARE),
-        say.DefineFunction("f1", "verify", b"blob"),  # type: ignore[arg-type]
-        say.Submit("f1", "bare", [CallSpec(call, b"arguments")]),  # type: ignore[arg-type]
-    )
-    start = pilot.hear(to_pilot.StartLibrary)
-    pilot.send(say.LibraryReady(start.library, 0.1, 0.2))
+    client.define()
+    client.submit(call)
+    library = pilot.serve()
     pilot.hear(to_pilot.RunCalls)
-    pilot.send(say.CallsEnded(start.library, [CallEnd(call, True, b"result", 0.01)]))
+    pilot.end(call, library=library)
     client.hear(to_client.Results)
     client.send(say.EndSession("done"))
     manager.ended()
+    return folder
 
 
-def forge(path: SessionFolder, *, wrong: int) -> None:
+def forge(path: SessionFolder, *, wrong: int = -1, checked: bool = True) -> None:
+    """Write the journal again, with a wrong checksum for one event, or without checksums."""
     records = list(journal_files.read_events_and_checks(path.journal))
     checks = dict(pair for _, each in records if isinstance(each, Decided) for pair in each.numbered())
     events = [(now, each) for now, each in records if not isinstance(each, Decided)]
@@ -44,18 +43,16 @@ def forge(path: SessionFolder, *, wrong: int) -> None:
     book = journal.Journal(path.journal)
     for number, (now, event) in enumerate(events):
         book.write(now, event)
-        book.decided(checks[number] ^ (number == wrong))
+        if checked:
+            book.decided(checks[number] ^ (number == wrong))
     book.close()
 
 
-def test_ended_session_can_be_replayed(
-    stoker: Stoker, manager: Manager, client: Peer, pilot: Peer, folder: SessionFolder
-):
-    live(manager, client, pilot)
+def test_ended_session_can_be_replayed(stoker: Stoker, ended: SessionFolder):
     shown = stoker.ok("replay")
     assert shown.output.startswith("session test · ")
     assert "decisions are the same" in shown.output
-    told = msgspec.json.decode(stoker("replay", str(folder.journal), "--json").output)
+    told = msgspec.json.decode(stoker("replay", str(ended.journal), "--json").output)
     assert told["replayed"]["checked"] == told["replayed"]["events"] > 0
     assert told["replayed"]["difference"] is None
     assert told["simulated"] is None
@@ -77,12 +74,9 @@ def test_decisions_missing_from_the_journal_are_reported():
     assert "has not written them yet" in render(old, took_s=0.1, live=True)[1]
 
 
-def test_replay_fails_and_reports_the_event_of_a_different_decision(
-    stoker: Stoker, manager: Manager, client: Peer, pilot: Peer, folder: SessionFolder
-):
-    live(manager, client, pilot)
-    events = sum(1 for _ in journal_files.read(folder.journal))
-    forge(folder, wrong=events - 1)
+def test_replay_fails_and_reports_the_event_of_a_different_decision(stoker: Stoker, ended: SessionFolder):
+    events = sum(1 for _ in journal_files.read(ended.journal))
+    forge(ended, wrong=events - 1)
     result = stoker("replay", "test")
     assert isinstance(result.exception, SessionError)
     assert result.exception.facts["session"] == "test"
@@ -91,29 +85,18 @@ def test_replay_fails_and_reports_the_event_of_a_different_decision(
     assert "EndManager" in result.output
 
 
-def test_journal_of_an_older_version_is_replayed_with_a_note(
-    stoker: Stoker, manager: Manager, client: Peer, pilot: Peer, folder: SessionFolder
-):
-    live(manager, client, pilot)
-    events = list(journal_files.read(folder.journal))
-    folder.journal.unlink()
-    book = journal.Journal(folder.journal)
-    for now, event in events:
-        book.write(now, event)
-    book.close()
+def test_journal_of_an_older_version_is_replayed_with_a_note(stoker: Stoker, ended: SessionFolder):
+    forge(ended, checked=False)
     result = stoker.ok("replay")
     assert "nothing was compared" in result.output
 
 
-def test_replay_writes_a_timeline_for_perfetto(
-    stoker: Stoker, manager: Manager, client: Peer, pilot: Peer, tmp_path: Path
-):
-    live(manager, client, pilot)
+def test_replay_writes_a_timeline_for_perfetto(stoker: Stoker, ended: SessionFolder, tmp_path: Path):
     file = tmp_path / "timeline.json"
     assert "1 calls are in" in stoker.ok("replay", "--perfetto", str(file)).output
     events = json.loads(file.read_text())["traceEvents"]
     load, run = [event for event in events if event["ph"] == "X"]
-    assert (load["name"], run["name"], run["args"]["call"]) == ("load bare", "verify", "c-0")
+    assert (load["name"], run["name"], run["args"]["call"]) == ("load bare", "f", "c-0")
     assert (load["pid"], load["tid"]) == (run["pid"], run["tid"])
     assert run["ts"] >= load["ts"] + load["dur"]
     assert {event["name"] for event in events if event["ph"] == "C"} >= {"calls that wait", "calls that run"}

@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -15,40 +16,45 @@ from live.peers import Manager, Peer, key_pair, session_folder
 from polling import PATIENCE_S
 
 from stoker.config import parse_site
-from stoker.contexts.recipe import BARE
 from stoker.errors import SessionError
 from stoker.manager.cli import ask
 from stoker.manager.cli.ask import Observer, SessionEndedError
 from stoker.manager.core.libraries import LOAD_TRIES
 from stoker.manager.live import lease
-from stoker.manager.live.session_policies import keep_policies
+from stoker.manager.live.session_policies import keep_policies, policies_of
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
-from stoker.protocol.calls import CallEnd, CallSpec, Failure, FailureKind, Printed
+from stoker.protocol.calls import CallEnd, Failure, FailureKind, Printed
 from stoker.protocol.session import SessionFile, SessionFolder
 
 
+def library_log(folder: SessionFolder, text: str) -> Path:
+    log = folder.pilot("n014-ab12") / "lib-1.log"
+    log.parent.mkdir()
+    log.write_text(text)
+    return log
+
+
+def submit_a_call(client: Peer) -> int:
+    """Submit the call c-7; return its number."""
+    call: int = client.hear(to_client.ClientWelcome).number << 40 | 7
+    client.define()
+    client.submit(call)
+    return call
+
+
 def run_a_call(client: Peer, pilot: Peer, *, printed: Printed | None = None) -> tuple[int, int]:
-    """Run the call c-7; return its library and the client number."""
-    number = client.hear(to_client.ClientWelcome).number
-    call = number << 40 | 7
-    client.send(
-        say.DefineRecipe(BARE),
-        say.DefineFunction("f1", "verify", b"blob"),  # type: ignore[arg-type]
-        say.Submit("f1", "bare", [CallSpec(call, b"arguments")]),  # type: ignore[arg-type]
-    )
-    start = pilot.hear(to_pilot.StartLibrary)
-    pilot.send(say.LibraryReady(start.library, 0.1, 0.2, resident_bytes=1_000_000))
+    """Run the call c-7; return its library and its number."""
+    call = submit_a_call(client)
+    library = pilot.serve()
     pilot.hear(to_pilot.RunCalls)
-    pilot.send(say.CallsEnded(start.library, [CallEnd(call, True, b"result", 0.01, None, printed)]))
+    pilot.send(say.CallsEnded(library, [CallEnd(call, True, b"result", 0.01, None, printed)]))
     client.hear(to_client.Results)
-    return start.library, number
+    return library, call
 
 
 def test_live_session_is_shown_and_explained(stoker: Stoker, folder: SessionFolder, client: Peer, pilot: Peer):
-    log = folder.pilot("n014-ab12") / "lib-1.log"
-    log.parent.mkdir()
-    log.write_bytes("before\nmäßig\nafter\n".encode())
+    log = library_log(folder, "before\nmäßig\nafter\n")
     run_a_call(client, pilot, printed=Printed(str(log), 7, 15))
     result = stoker.ok("status")
     assert result.output.startswith("session test · up ")
@@ -61,7 +67,7 @@ def test_live_session_is_shown_and_explained(stoker: Stoker, folder: SessionFold
     assert [pilot["pilot"] for pilot in told["status"]["pilots"]] == ["n014-ab12"]
     assert stoker.ok("explain", "n014-ab12").output.startswith("n014-ab12  here")
     about_call = stoker.ok("explain", "c-7")
-    assert about_call.output.startswith("call c-7  verify  wants no context")
+    assert about_call.output.startswith("call c-7  f  wants no context")
     assert "submitted" in about_call.output
     told = msgspec.json.decode(stoker("explain", "c-7", "--json").output)
     assert told["story"]["found"] is True
@@ -77,45 +83,45 @@ def test_policy_of_a_session_is_in_its_status_and_its_log(stoker: Stoker, folder
     (tmp_path / "mine.py").write_text("from stoker.manager.policies import HottestFirst as Mine\n")
     text = f'[policy]\nname = "exclusive"\ndispatch = "{tmp_path}/mine.py:Mine"\n'
     keep_policies(folder, [parse_site(text, file="site.toml")])
-    manager = Manager(folder)
-    try:
+    with closing(Manager(folder)):
         assert "  policy    exclusive, dispatch mine.py:Mine\n" in stoker("status").output
         told = msgspec.json.decode(stoker("status", "--json").output)
         assert told["policy"] == "exclusive, dispatch mine.py:Mine"
         assert "INFO policy: exclusive, dispatch mine.py:Mine\n" in folder.manager_log.read_text()
-    finally:
-        manager.close()
+
+
+def test_all_fields_of_a_users_policies_reach_the_session(folder: SessionFolder, tmp_path: Path):
+    text = "import msgspec\nfrom stoker.manager.policies import default_policies\n"
+    text += "mine = lambda: msgspec.structs.replace(default_policies(), compares_kinds=False)\n"
+    (tmp_path / "mine.py").write_text(text)
+    keep_policies(folder, [parse_site(f'[policy]\nname = "{tmp_path}/mine.py:mine"\n', file="site.toml")])
+    assert not policies_of(folder).compares_kinds
 
 
 def test_call_of_another_session_is_found_with_its_session_name(
     stoker: Stoker, client: Peer, pilot: Peer, folder: SessionFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    log = folder.pilot("n014-ab12") / "lib-1.log"
-    log.parent.mkdir()
-    log.write_bytes(b"said\n")
+    log = library_log(folder, "said\n")
     run_a_call(client, pilot, printed=Printed(str(log), 0, 5))
-    own = Manager(session_folder(tmp_path / "mine" / "runinfo" / "000" / "stoker"), name="own")
-    try:
+    with closing(Manager(session_folder(tmp_path / "mine" / "runinfo" / "000" / "stoker"), name="own")):
         monkeypatch.chdir(tmp_path / "mine")
         explained = stoker("explain", "c-7")
-        assert "call c-7  verify" in explained.stdout, explained.exception
+        assert "call c-7  f" in explained.stdout, explained.exception
         assert "c-7 is not in session own; this is session test" in explained.stderr.replace("\n", " ")
         assert stoker("logs", "c-7").stdout == "said\n"
         nowhere = str(stoker("explain", "c-99").exception)
         assert "no such call in the session; searched sessions own, test" in nowhere
         assert "searched" not in str(stoker("explain", "c-99", "own").exception)
-    finally:
-        own.close()
 
 
 def test_calls_are_listed_by_names_that_explain_accepts(stoker: Stoker, client: Peer, pilot: Peer):
     run_a_call(client, pilot)
-    client.send(say.Submit("f1", "bare", [CallSpec(8 + n, b"arguments") for n in range(40)]))  # type: ignore[arg-type]
+    client.submit(*range(8, 48))
     pilot.hear(to_pilot.RunCalls)
     shown = stoker.ok("calls", "--limit", "3")
     lines = [line.split() for line in shown.output.splitlines()]
     running = next(line for line in lines if line[1:2] == ["running"])
-    assert (running[0], running[4:7]) == ("c-8", ["verify", "no", "context"])
+    assert (running[0], running[4:7]) == ("c-8", ["f", "no", "context"])
     assert running[7].startswith("n014-ab12/lib-")
     told = msgspec.json.decode(stoker("calls", "--json", "--state", "waiting", "--limit", "2").output)
     assert {call["state"] for call in told["calls"]["calls"]} == {"waiting"}
@@ -125,20 +131,20 @@ def test_calls_are_listed_by_names_that_explain_accepts(stoker: Stoker, client: 
 
 
 def test_ended_session_is_shown_from_its_journal(stoker: Stoker, manager: Manager, client: Peer, pilot: Peer):
-    library, number = run_a_call(client, pilot)
-    client.send(say.Submit("f1", "bare", [CallSpec(number << 40, b"arguments")]))  # type: ignore[arg-type]
+    library, call = run_a_call(client, pilot)
+    client.submit(call - 7)
     pilot.hear(to_pilot.RunCalls)
-    pilot.send(say.CallsEnded(library, [CallEnd(number << 40, False, b"exception", 0.01)]))
+    pilot.send(say.CallsEnded(library, [CallEnd(call - 7, False, b"exception", 0.01)]))
     client.hear(to_client.Results)
     client.send(say.EndSession("done"))
     manager.ended()
     result = stoker.ok("status")
     assert re.search(r"^session test ended at \d\d:\d\d:\d\d \(done\); its last state:$", result.output, re.MULTILINE)
     assert "1 call done" in result.output
-    assert "call c-7  verify" in stoker.ok("explain", "c-7").output
+    assert "call c-7  f" in stoker.ok("explain", "c-7").output
     shown = stoker("calls").output
     assert shown.startswith("session test ended at")
-    assert "1 x  verify  an exception" in shown
+    assert "1 x  f  an exception" in shown
     assert "the last is c-0" in shown
     shown = stoker("calls", "--all").output
     assert "c-0  failed" in shown
@@ -148,15 +154,8 @@ def test_ended_session_is_shown_from_its_journal(stoker: Stoker, manager: Manage
 def test_logs_of_a_call_with_a_failed_load_show_the_loader_output(
     stoker: Stoker, folder: SessionFolder, client: Peer, pilot: Peer
 ):
-    log = folder.pilot("n014-ab12") / "lib-1.log"
-    log.parent.mkdir()
-    log.write_text("FileNotFoundError: no such model\n")
-    call = client.hear(to_client.ClientWelcome).number << 40 | 7
-    client.send(
-        say.DefineRecipe(BARE),
-        say.DefineFunction("f1", "verify", b"blob"),  # type: ignore[arg-type]
-        say.Submit("f1", "bare", [CallSpec(call, b"arguments")]),  # type: ignore[arg-type]
-    )
+    log = library_log(folder, "FileNotFoundError: no such model\n")
+    submit_a_call(client)
     for _ in range(LOAD_TRIES):
         library = pilot.hear(to_pilot.StartLibrary).library
         failure = Failure(FailureKind.CONTEXT, "the loader raised", "n014-ab12", library, log=str(log))

@@ -16,6 +16,7 @@ from stoker.config import parse_site, write_sites
 from stoker.contexts.folders import state_folder
 from stoker.manager.cli import session_remains
 from stoker.manager.executor import new_sessions
+from stoker.manager.executor.processes import register
 from stoker.manager.live import lease
 from stoker.protocol.session import SessionFile, SessionFolder
 
@@ -60,8 +61,7 @@ def test_sessions_command_lists_known_sessions_with_their_state(stoker: Stoker, 
 
 def test_prune_removes_old_ended_sessions_and_lists_them(stoker: Stoker, manager: Manager):
     old, young, lost = a_session("old1"), a_session("new1", days=3), a_session("lost", over=False)
-    (state_folder() / "sessions").mkdir(parents=True, exist_ok=True)
-    (state_folder() / "sessions" / "old1").symlink_to(old.path)
+    register(old)
     aged(manager.folder, 20)
     size = session_remains.size_bytes(old.path)
     shown = stoker.ok("sessions", "--prune")
@@ -133,8 +133,7 @@ def test_prune_keeps_a_session_if_its_batch_system_is_unreachable(stoker: Stoker
 
 def test_prune_keeps_a_session_folder_with_files_of_the_user(stoker: Stoker, tmp_path: Path):
     old = a_session("old1", place=tmp_path / "mine")
-    (state_folder() / "sessions").mkdir(parents=True, exist_ok=True)
-    (state_folder() / "sessions" / "old1").symlink_to(old.path)
+    register(old)
     (old.path / "thesis.tex").write_text("years of work")
     aged(old, 20)
     assert kept(stoker) == "the folder contains files that do not belong to a session: thesis.tex"

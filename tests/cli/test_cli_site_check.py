@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli.command_line import write_commands
 from click.testing import Result
 
 from stoker.errors import ConfigError
 from stoker.manager.cli import doctor_site
 from stoker.site import Duration, Provider, ProviderKind, Site
 
-SINFO = """#!/bin/sh
+SINFO = """\
 [ "$1" = --version ] && { echo slurm 23.02.7; exit; }
 echo 'gpu*|up|2:00:00|4|8|64000|gpu:a10:1|1|OFF'
 echo 'long|up|2-00:00:00|4|8|64000|(null)|1|OFF'
@@ -23,9 +24,7 @@ echo 'any|up|infinite|4|8|64000|(null)|1|OFF'
 def _cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commands = tmp_path / "bin"
     commands.mkdir()
-    for name, text in {"sinfo": SINFO, "sbatch": "#!/bin/sh\nexit 1\n", "scontrol": "#!/bin/sh\nexit 1\n"}.items():
-        (commands / name).write_text(text)
-        (commands / name).chmod(0o755)
+    write_commands(commands, sinfo=SINFO, sbatch="exit 1", scontrol="exit 1")
     monkeypatch.setenv("PATH", f"{commands}:{os.environ['PATH']}")
 
 
@@ -62,7 +61,7 @@ def test_walltime_that_may_be_granted_is_accepted(asked: dict[str, Any]):
 
 
 def test_site_is_accepted_if_the_cluster_does_not_answer(tmp_path: Path):
-    (tmp_path / "bin" / "sinfo").write_text("#!/bin/sh\nexit 1\n")
+    write_commands(tmp_path / "bin", sinfo="exit 1")
     assert doctor_site.refuse([site(hours=72)]) == []
 
 

@@ -24,8 +24,8 @@ def tune(*arguments):
     return CliRunner().invoke(cli, ["tune", *arguments], catch_exceptions=False)
 
 
-def write(folder, more="", *, name="job.toml", data="data.jsonl"):
-    (folder / name).write_text(f'[data]\npath = "{data}"\n{more}')
+def write(folder, *, name="job.toml", data="data.jsonl"):
+    (folder / name).write_text(f'[data]\npath = "{data}"\n')
 
 
 def test_one_invalid_job_file_prevents_all_submissions(folder):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -33,6 +34,10 @@ def story(subject: str, *texts: str, headline: str = "f  ended", runs_in: tuple[
     return Story(subject, True, headline, lines, runs_in=runs_in)
 
 
+def diagnose(folder: SessionFolder, subject: str, *texts: str, **more: Any) -> Any:
+    return explain.diagnose_story_failure(folder, story(subject, *texts, **more))
+
+
 def log(folder: SessionFolder, name: str, lines: list[str]) -> Path:
     path = folder.path / "pilots" / "n1" / name
     path.write_text("\n".join(lines) + "\n")
@@ -40,7 +45,7 @@ def log(folder: SessionFolder, name: str, lines: list[str]) -> Path:
 
 
 def test_exception_is_attributed_to_the_program_with_its_lines(folder: SessionFolder):
-    fault = explain.diagnose_story_failure(folder, story("c-1", "submitted", RAISED))
+    fault = diagnose(folder, "c-1", "submitted", RAISED)
     assert fault.kind is FaultKind.USER
     shown = explain.verdict_lines(fault)
     assert shown[0].startswith("  verdict   the program (code)")
@@ -56,7 +61,7 @@ def test_verdict_uses_the_output_of_the_call_as_evidence(folder: SessionFolder):
     path = log(folder, "lib-1.log", [*TRAINING, sick, *TRAINING[:3]])
     printed = f"printed {path}:0-{path.stat().st_size}"
     died = "ended without a result (poison): its library died: signal 6"
-    fault = explain.diagnose_story_failure(folder, story("c-1", printed, died))
+    fault = diagnose(folder, "c-1", printed, died)
     assert (fault.kind, fault.component) == (FaultKind.INFRASTRUCTURE, "gpu")
     assert [(line.source, line.number, line.text) for line in fault.proof] == [("lib-1", 51, sick)]
     assert f"            lib-1:51: {sick}" in explain.verdict_lines(fault)
@@ -67,7 +72,7 @@ def test_evidence_lines_have_their_line_numbers_in_the_log(folder: SessionFolder
     path = folder.path / "pilots" / "n1" / "lib-1.log"
     path.write_text(f"{before}step 1\n{sick}\n")
     printed = f"printed {path}:{len(before)}-{path.stat().st_size}"
-    fault = explain.diagnose_story_failure(folder, story("c-1", printed, "ended without a result (poison): it died"))
+    fault = diagnose(folder, "c-1", printed, "ended without a result (poison): it died")
     assert [(line.source, line.number) for line in fault.proof] == [("lib-1", 22)]
 
 
@@ -93,12 +98,16 @@ CROWDED = (
         ("(transfer): the result can't be sent back to the program: a _thread.lock can't be pickled", "user", "result"),
         ("(transfer): the function verify could not be unpickled on n1: No module named 'claims'; its imports must"
          " be installed there", "framework", "package"),
+        ("(infrastructure): devices, disks or networks failed the call 3 times\n  p1: an existing file could not be"
+         " opened: FileNotFoundError: No such file or directory: /w", "infrastructure", "filesystem"),
+        ("(infrastructure): devices, disks or networks failed the call 3 times\n  p1: a disk of the node is full:"
+         " OSError: 4096 requested and 12 written", "infrastructure", "disk"),
     ],
 )  # fmt: skip
 def test_verdict_is_derived_from_the_failure_message_of_a_call(
     folder: SessionFolder, said: str, kind: str, component: str
 ):
-    fault = explain.diagnose_story_failure(folder, story("c-1", "submitted", f"ended without a result {said}"))
+    fault = diagnose(folder, "c-1", "submitted", f"ended without a result {said}")
     assert (fault.kind.value, fault.component) == (kind, component)
     assert fault.proof[0].text in said
     assert explain.verdict_lines(fault)[-1].startswith("  do        ")
@@ -107,9 +116,7 @@ def test_verdict_is_derived_from_the_failure_message_of_a_call(
 def test_log_evidence_takes_precedence_over_a_bare_signal(folder: SessionFolder):
     path = log(folder, "lib-2.log", [*TRAINING, "RuntimeError: CUDA error: uncorrectable ECC error encountered"])
     died = "ended without a result (poison): it ended its library 2 times; the last time: lib-2 was killed by SIGABRT"
-    fault = explain.diagnose_story_failure(
-        folder, story("c-1", f"printed {path}:0-", died, f"its library's log is {path}")
-    )
+    fault = diagnose(folder, "c-1", f"printed {path}:0-", died, f"its library's log is {path}")
     assert (fault.kind, fault.component) == (FaultKind.INFRASTRUCTURE, "gpu")
 
 
@@ -118,7 +125,7 @@ def test_output_of_other_calls_in_the_library_is_no_evidence(folder: SessionFold
     others = ["OSError: [Errno 28] No space left on device: '/data/cache'; going on without a cache"] * 6
     path = log(folder, "lib-2.log", others)
     died = f"ended without a result ({kind}): it ended its library 2 times; the last time: lib-2 was killed by SIGSEGV"
-    fault = explain.diagnose_story_failure(folder, story("c-6", died, f"its library's log is {path}"))
+    fault = diagnose(folder, "c-6", died, f"its library's log is {path}")
     assert (fault.kind, fault.component) == (FaultKind.USER, "crash")
     assert not any("No space left" in line.text for line in fault.proof)
 
@@ -137,16 +144,14 @@ def test_output_of_other_calls_in_the_library_is_no_evidence(folder: SessionFold
 )  # fmt: skip
 def test_verdict_assigns_common_exceptions_to_their_components(folder: SessionFolder, raised: str, component: str):
     text = f"raised an exception in your code after 0.100 s: {raised}\nat /home/ana/program.py:12 in verify"
-    fault = explain.diagnose_story_failure(folder, story("c-1", "submitted", text))
+    fault = diagnose(folder, "c-1", "submitted", text)
     assert (fault.kind, fault.component) == (FaultKind.USER, component)
     assert [line.text for line in fault.proof] == ['File "/home/ana/program.py", line 12, in verify', raised]
 
 
 def test_uncertain_verdict_is_not_shown_as_certain(folder: SessionFolder):
     raised = "raised an exception in your code after 3.1 s: OddError: it went\nat /opt/odd/lib.py:7 in go"
-    told = story("c-1", "submitted", "sent to lib-1 (cpu:0 of n014)", "in between", "more", raised)
-    fault = explain.diagnose_story_failure(folder, told)
-    assert fault is not None
+    fault = diagnose(folder, "c-1", "submitted", "sent to lib-1 (cpu:0 of n014)", "in between", "more", raised)
     unsure = msgspec.structs.replace(fault, sure=0.46)
     assert explain.verdict_lines(unsure) == [
         "  happened  OddError: it went on n014, 3.1 s after it began",
@@ -165,9 +170,7 @@ def test_uncertain_verdict_is_not_shown_as_certain(folder: SessionFolder):
 )
 def test_verdict_names_the_log_or_device_to_look_at(folder: SessionFolder, texts: tuple[str, ...], look: str):
     died = "ended without a result (poison): it ended its library 2 times; the last time: lib-2 on n1 was killed"
-    fault = explain.diagnose_story_failure(
-        folder, story("c-1", "sent to lib-2 (cpu:0 of n1)", *texts, died + " by SIGSEGV")
-    )
+    fault = diagnose(folder, "c-1", "sent to lib-2 (cpu:0 of n1)", *texts, died + " by SIGSEGV")
     assert (
         fault.happened == f"{died.partition('): ')[2]} by SIGSEGV, {len(texts) + 1}.0 s after the call was sent there"
     )
@@ -181,7 +184,7 @@ def test_probe_of_a_device_that_failed_a_call_is_shown(folder: SessionFolder):
         "runs again, for 15 s not on cuda:0 of n1",
         f"ended without a result (infrastructure): devices, disks or networks failed the call 3 times:\n  n1: {ecc}",
     )
-    fault = explain.diagnose_story_failure(folder, story("c-1", *texts))
+    fault = diagnose(folder, "c-1", *texts)
     assert (fault.kind, fault.component) == (FaultKind.INFRASTRUCTURE, "gpu")
     assert fault.done == ("ran again, for 15 s not on cuda:0 of n1", "cuda:0 of n1 was probed at once")
 
@@ -200,10 +203,10 @@ def test_loader_traceback_precedes_the_failure_message(folder: SessionFolder):
     failed = (
         "ended without a result (context): context llm could not be loaded: the loader of llm raised AttributeError"
     )
-    fault = explain.diagnose_story_failure(folder, story("c-1", failed, f"its library's log is {path}"))
+    fault = diagnose(folder, "c-1", failed, f"its library's log is {path}")
     assert fault.component == "code"
     assert [(line.source, line.number) for line in fault.proof[:2]] == [("lib-2", 2), ("lib-2", 4)]
-    elsewhere = explain.diagnose_story_failure(folder, story("c-1", failed))
+    elsewhere = diagnose(folder, "c-1", failed)
     assert elsewhere.component == "context"
 
 
@@ -223,7 +226,7 @@ def test_loader_traceback_precedes_the_failure_message(folder: SessionFolder):
 def test_lost_pilot_has_a_verdict(folder: SessionFolder, loss: str, kind: str, component: str):
     (folder.path / "pilots" / "n1" / "pilot.log").write_text("I 12:00 it has joined\n")
     texts = ("joined from n1", "cuda:0 quarantined: it computed 3, twice", "gone: lost", f"counted as lost: {loss}")
-    fault = explain.diagnose_story_failure(folder, story("n1", *texts, headline="gone; 3 calls ended there"))
+    fault = diagnose(folder, "n1", *texts, headline="gone; 3 calls ended there")
     assert (fault.kind.value, fault.component) == (kind, component)
     assert [line.text for line in fault.proof] == [texts[-1]]
     assert fault.done == ("cuda:0 was probed, failed, and is no longer used (quarantined)",)
@@ -241,25 +244,22 @@ def test_lost_pilot_has_a_verdict(folder: SessionFolder, loss: str, kind: str, c
 def test_subject_without_a_failure_has_no_verdict(
     folder: SessionFolder, subject: str, texts: tuple[str, ...], headline: str
 ):
-    assert explain.diagnose_story_failure(folder, story(subject, *texts, headline=headline)) is None
+    assert diagnose(folder, subject, *texts, headline=headline) is None
 
 
 def test_pilot_that_left_as_planned_has_no_verdict(folder: SessionFolder):
     (folder.path / "pilots" / "n1" / "pilot.log").write_text("I 12:00 it has joined\n")
-    assert (
-        explain.diagnose_story_failure(folder, story("n1", "joined", "gone: the session ended", headline="gone"))
-        is None
-    )
-    lost = story("n1", "counted as lost: unexplained", "reconnected", headline="here; 1 call ended there")
-    assert explain.diagnose_story_failure(folder, lost) is None
+    assert diagnose(folder, "n1", "joined", "gone: the session ended", headline="gone") is None
+    lost = ("counted as lost: unexplained", "reconnected")
+    assert diagnose(folder, "n1", *lost, headline="here; 1 call ended there") is None
 
 
 def test_dead_library_has_a_verdict_and_a_serving_library_has_none(folder: SessionFolder):
     log(folder, "lib-3.log", [*TRAINING, "RuntimeError: CUDA error: uncorrectable ECC error encountered"])
     state = "llm on cpu:0 of n1: {}, 7 calls served, 0 held, 1 GB in use"
-    fault = explain.diagnose_story_failure(folder, story("lib-3", "ready", headline=state.format("gone")))
+    fault = diagnose(folder, "lib-3", "ready", headline=state.format("gone"))
     assert fault.component == "gpu"
-    assert explain.diagnose_story_failure(folder, story("lib-3", "ready", headline=state.format("ready"))) is None
+    assert diagnose(folder, "lib-3", "ready", headline=state.format("ready")) is None
 
 
 @pytest.mark.parametrize(
@@ -286,9 +286,7 @@ def test_block_with_a_failed_job_has_a_verdict(
         folder.submit.mkdir(exist_ok=True)
         (folder.submit / "stoker-ab12-b1.err").write_text(printed + "\n")
     ended = ended.format(printed)
-    fault = explain.diagnose_story_failure(
-        folder, story("b1", "asked of source local", ended, headline=f"block: {ended}")
-    )
+    fault = diagnose(folder, "b1", "asked of source local", ended, headline=f"block: {ended}")
     assert (fault.kind.value, fault.component) == (kind, component)
     assert any(line.text == printed or line.text in ended for line in fault.proof)
     assert explain.verdict_lines(fault)[-1].startswith("  do        ")
@@ -308,40 +306,24 @@ def test_missing_or_vanishing_log_loses_only_its_own_lines(folder: SessionFolder
     os.mkfifo(pipe)
     for path in (pipe, folder.path / "pilots", folder.path / "gone.log", Path("/dev/zero"), Path("/proc/self/mem")):
         died = "ended without a result (poison): it ended its library 2 times; the last time: it went away"
-        assert explain.diagnose_story_failure(folder, story("c-1", f"printed {path}:0-", died)) is None, path
+        assert diagnose(folder, "c-1", f"printed {path}:0-", died) is None, path
     parts = LogParts([LogPart("away", path=folder.path / "away"), LogPart("", text=b"one"), LogPart("", text=b"two\n")])
     assert list(parts) == [b"one", b"two\n"]
 
 
 def test_log_on_another_machine_loses_only_its_own_verdict(folder: SessionFolder):
     away = "printed /no/such/place/lib-1.log:0-100"
-    fault = explain.diagnose_story_failure(folder, story("c-1", away, RAISED))
+    fault = diagnose(folder, "c-1", away, RAISED)
     assert fault.kind is FaultKind.USER
-    assert explain.diagnose_story_failure(folder, story("c-1", away, "ended without a result (died): it died")) is None
+    assert diagnose(folder, "c-1", away, "ended without a result (died): it died") is None
 
 
 def test_progress_of_a_running_call_is_read_from_its_output(folder: SessionFolder):
     log(folder, "lib-3.log", [f"step {step}/200 loss {3.0 - step / 100:.2f}" for step in range(1, 91)])
     progress = explain.read_printed_progress(folder, story("c-1", "submitted", runs_in=("lib-3",)))
-    assert progress is not None
     assert explain.progress_line(progress).startswith("  progress  90 of 200 steps")
     assert "loss" in explain.progress_line(progress)
     size = (folder.path / "pilots" / "n1" / "lib-3.log").stat().st_size
     later = msgspec.structs.replace(story("c-2", "submitted", runs_in=("lib-3",)), runs_from=size)
     assert explain.read_printed_progress(folder, later) is None, "only earlier calls have printed there"
     assert explain.read_printed_progress(folder, story("c-3")) is None, "a waiting call"
-
-
-@pytest.mark.parametrize(
-    ("said", "component"),
-    [
-        ("an existing file could not be opened: FileNotFoundError: No such file or directory: /w", "filesystem"),
-        ("a disk of the node is full: OSError: 4096 requested and 12 written", "disk"),
-    ],
-)
-def test_verdict_follows_the_facts_reported_by_a_pilot(tmp_path: Path, said: str, component: str):
-    text = f"ended without a result (infrastructure): devices, disks or networks failed the call 3 times\n  p1: {said}"
-    verdict = explain.diagnose_story_failure(
-        SessionFolder(tmp_path), Story("c-1", True, "f  ended", (StoryLine(1.0, text),))
-    )
-    assert (verdict.kind.value, verdict.component) == ("infrastructure", component)

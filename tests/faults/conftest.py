@@ -25,7 +25,7 @@ def shared_world(tmp_path_factory) -> Iterator[World]:
 
 @pytest.fixture
 def session(world):
-    with stoker.load(run_dir=str(world.runs)) as session:
+    with stoker.load(run_dir=str(world.runs), strategy_period=0.2) as session:  # a lost block is replaced soon
         yield session
 
 

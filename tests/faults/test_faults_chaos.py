@@ -24,19 +24,18 @@ CALLS = 2_000
 class Chaos(threading.Thread):
     """A thread that kills a library, the pilot or the manager at random intervals until `stop`."""
 
-    def __init__(self, world: World, seed: int, *, log: Path, every_s: tuple[float, float]) -> None:
+    def __init__(self, world: World, *, log: Path) -> None:
         super().__init__(name="chaos", daemon=True)
         self.done: list[str] = []
         self._world = world
-        self._chance = random.Random(seed)
+        self._chance = random.Random(1)
         self._log = log
-        self._every_s = every_s
         self._over = threading.Event()
 
     def run(self) -> None:
         plan = ["library", "manager", "library", "pilot", "library", "manager", "library", "pilot", "manager"]
         self._chance.shuffle(plan)
-        while not self._over.wait(self._chance.uniform(*self._every_s)):
+        while not self._over.wait(self._chance.uniform(0.2, 1.0)):
             what = plan[-1] if plan else "library"
             if getattr(self, f"_kill_{what}")():
                 self.done.append(what)
@@ -79,8 +78,7 @@ def slow_to_load(log):
 
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1])
-def test_every_call_ends_once_while_all_processes_are_killed(world, tmp_path, seed):
+def test_every_call_ends_once_while_all_processes_are_killed(session, world, tmp_path):
     log = str(tmp_path / "log")
 
     def work(context, number):
@@ -88,26 +86,25 @@ def test_every_call_ends_once_while_all_processes_are_killed(world, tmp_path, se
         time.sleep(0.004)
         return number * context, b"x" * (number % 7) * 1000
 
-    with stoker.load(run_dir=str(world.runs), strategy_period=0.2) as session:
-        app = stoker.app(context=slow_to_load(log))(work)
-        chaos = Chaos(world, seed, log=tmp_path / "log", every_s=(0.2, 1.0))
-        results = stoker.map(app, range(CALLS), window=500)
-        got = [next(results)]
-        chaos.start()
-        try:
-            got += results
-        finally:
-            chaos.stop()
-        assert got == [(number * 3, b"x" * (number % 7) * 1000) for number in range(CALLS)]
-        assert set(chaos.done) == {"library", "manager", "pilot"}, chaos.done
-        runs = Counter(line.split()[0] for line in count_lines(tmp_path / "log"))
-        runs.pop("loaded")
-        assert len(runs) == CALLS
-        assert runs.total() - CALLS <= 3 * len(chaos.done), "only calls that ran during a kill run again"
-        status = session.status()
-        assert status.failed == 0
-        assert status.done == CALLS
-        assert session.executor.outstanding() == 0
+    app = stoker.app(context=slow_to_load(log))(work)
+    chaos = Chaos(world, log=tmp_path / "log")
+    results = stoker.map(app, range(CALLS), window=500)
+    got = [next(results)]
+    chaos.start()
+    try:
+        got += results
+    finally:
+        chaos.stop()
+    assert got == [(number * 3, b"x" * (number % 7) * 1000) for number in range(CALLS)]
+    assert set(chaos.done) == {"library", "manager", "pilot"}, chaos.done
+    runs = Counter(line.split()[0] for line in count_lines(tmp_path / "log"))
+    runs.pop("loaded")
+    assert len(runs) == CALLS
+    assert runs.total() - CALLS <= 3 * len(chaos.done), "only calls that ran during a kill run again"
+    status = session.status()
+    assert status.failed == 0
+    assert status.done == CALLS
+    assert session.executor.outstanding() == 0
 
 
 # ---- chosen kills

@@ -8,25 +8,15 @@ import signal
 import time
 
 import pytest
-from faults.world import count_lines, note, until
+from faults.world import count_lines, note, site_file, until
 
 import stoker
 from stoker import errors
 
-TWO = """
-[provider]
-kind = "local"
-[pilot]
-devices = "cpu:2"
-max_blocks = 2
-init_blocks = 2
-"""
-
 
 @pytest.fixture
 def site(tmp_path):
-    (tmp_path / "two.toml").write_text(TWO)
-    return tmp_path / "two.toml"
+    return site_file(tmp_path, devices="cpu:2", pilots=2)
 
 
 @pytest.mark.long

@@ -7,20 +7,12 @@ import time
 from pathlib import Path
 
 import pytest
-from faults.world import is_alive, kill, until
+from faults.world import is_alive, kill, site_file, until
 
 import stoker
 from stoker import errors
 from stoker.sessions import sent_call
 
-SITE = """
-[provider]
-kind = "local"
-[pilot]
-devices = "cpu:1"
-max_blocks = 2
-init_blocks = 2
-"""
 STEPS, HELD = 25, 8
 """Run `STEPS` steps in a gang. After `HELD` steps the gang waits if the test requests a pause."""
 
@@ -79,9 +71,7 @@ def work(context, number, folder, held=None):
 
 @pytest.fixture
 def site(tmp_path):
-    path = tmp_path / "site.toml"
-    path.write_text(SITE)
-    return str(path)
+    return site_file(tmp_path, pilots=2)
 
 
 @pytest.fixture
@@ -138,20 +128,10 @@ def test_gang_continues_after_the_manager_is_killed(world, site, tmp_path, steps
     assert len((tmp_path / "loads").read_text().split()) == 2, "both kept their contexts"
 
 
-TWO = """
-[provider]
-kind = "local"
-[pilot]
-devices = "cpu:2"
-[policy]
-name = "{policy}"
-"""
-
-
 @pytest.mark.parametrize("policy", ["default", "prompt-tuner"])
 def test_gang_too_large_for_all_pilots_fails_and_blocks_no_call(world, tmp_path, policy):
     site = tmp_path / "two.toml"
-    site.write_text(TWO.format(policy=policy))
+    site.write_text(f'[pilot]\ndevices = "cpu:2"\n[policy]\nname = "{policy}"\n')
     recipe = loaded(str(tmp_path / "log"))
 
     @stoker.app(context=recipe, gang=3)

@@ -5,19 +5,10 @@ from __future__ import annotations
 import os
 
 import pytest
-from faults.world import until
+from faults.world import site_file, until
 
 import stoker
 from stoker.sessions import sent_call
-
-SITE = """
-[provider]
-kind = "local"
-[pilot]
-devices = "cpu:1"
-max_blocks = 2
-init_blocks = 2
-"""
 
 
 def a_disk_fails():
@@ -39,9 +30,7 @@ def user_fails():
 
 @pytest.fixture(scope="module")
 def pair(shared_world):
-    path = shared_world.path / "site.toml"
-    path.write_text(SITE)
-    with stoker.load(str(path), run_dir=str(shared_world.runs)) as session:
+    with stoker.load(site_file(shared_world.path, pilots=2), run_dir=str(shared_world.runs)) as session:
         until(lambda: len(session.status().pilots) == 2, why="both pilots")
         yield session
 
@@ -68,7 +57,6 @@ def attempt(tmp_path):
 
 def told(session, future):
     call = sent_call(future)
-    assert call is not None
     return str(session.explain(call.parsl_executor_task_id))
 
 

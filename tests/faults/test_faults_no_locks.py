@@ -6,6 +6,7 @@ import errno
 import fcntl
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -49,6 +50,13 @@ def _without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "flock", flock)
 
 
+@pytest.fixture
+def other() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
+    yield process
+    _end(process)
+
+
 def test_program_runs_on_a_file_system_without_locks(world, tmp_path):
     patched = tmp_path / "patched"
     patched.mkdir()
@@ -59,33 +67,25 @@ def test_program_runs_on_a_file_system_without_locks(world, tmp_path):
 
 
 @pytest.mark.usefixtures("_without")
-def test_journal_without_file_locks_refuses_a_second_manager(tmp_path: Path) -> None:
+def test_journal_without_file_locks_refuses_a_second_manager(tmp_path: Path, other: subprocess.Popen[bytes]) -> None:
     Journal(tmp_path / "journal").close()
-    other = _sleeper()
-    try:
-        _name(tmp_path / "journal", other.pid)
-        with pytest.raises(SessionError, match="already has a manager"):
-            Journal(tmp_path / "journal")
-    finally:
-        other.kill()
-        other.wait()
+    _name(tmp_path / "journal", other.pid)
+    with pytest.raises(SessionError, match="already has a manager"):
+        Journal(tmp_path / "journal")
+    _end(other)
     Journal(tmp_path / "journal").close()
 
 
 @pytest.mark.usefixtures("_without")
-def test_lock_that_names_its_holder_ends_with_that_process(tmp_path: Path) -> None:
+def test_lock_that_names_its_holder_ends_with_that_process(tmp_path: Path, other: subprocess.Popen[bytes]) -> None:
     file = tmp_path / "factory.lock"
     file.touch()
     assert locks.is_locked(file) is None, "without locks this is unknown"
-    other = _sleeper()
-    try:
-        _name(file, other.pid)
-        assert locks.is_locked(file) is True
-        with file.open("rb+") as mine:
-            assert not locks.take(mine.fileno())
-    finally:
-        other.kill()
-        other.wait()
+    _name(file, other.pid)
+    assert locks.is_locked(file) is True
+    with file.open("rb+") as mine:
+        assert not locks.take(mine.fileno())
+    _end(other)
     assert locks.is_locked(file) is False
     with file.open("rb+") as mine:
         assert locks.take(mine.fileno())
@@ -94,20 +94,15 @@ def test_lock_that_names_its_holder_ends_with_that_process(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("_without")
-def test_pilot_removes_folders_of_dead_pilots_only(tmp_path: Path) -> None:
+def test_pilot_removes_folders_of_dead_pilots_only(tmp_path: Path, other: subprocess.Popen[bytes]) -> None:
     dead, living = tmp_path / "pilot-dead", tmp_path / "pilot-living"
-    other = _sleeper()
     for folder in (dead, living):
         folder.mkdir()
         (folder / "alive").touch()
         _name(folder / "alive", other.pid if folder is living else 2**22 - 1)
-    try:
-        Scratch(tmp_path, pilot="new")
-        assert living.exists()
-        assert not dead.exists()
-    finally:
-        other.kill()
-        other.wait()
+    Scratch(tmp_path, pilot="new")
+    assert living.exists()
+    assert not dead.exists()
 
 
 def test_lock_error_other_than_missing_support_is_raised(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -119,8 +114,9 @@ def test_lock_error_other_than_missing_support_is_raised(monkeypatch: pytest.Mon
         locks.take(file.fileno())
 
 
-def _sleeper() -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
 
 
 def _name(file: Path, pid: int) -> None:

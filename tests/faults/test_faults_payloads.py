@@ -85,38 +85,20 @@ class Unpicklable:
         raise RuntimeError("this one stays here")
 
 
-class UnopenableThere:
-    def __reduce__(self):
-        return _open, (os.getpid(),)
+class Raises:
+    """Unpickling this object raises an error, except in the process that made the object."""
 
-
-def _open(home):
-    if os.getpid() != home:
-        raise RuntimeError("only at home")
-    return "at home"
-
-
-class UnopenableHere:
-    def __init__(self):
+    def __init__(self, error):
+        self.error = error
         self.home = os.getpid()
 
     def __reduce__(self):
-        return _open, (self.home,)
+        return _open, (self.home, self.error)
 
 
-class LeavesHere:
-    """Unpickling this object ends the process, unless the process made the object."""
-
-    def __init__(self):
-        self.home = os.getpid()
-
-    def __reduce__(self):
-        return _leave, (self.home,)
-
-
-def _leave(home):
+def _open(home, error):
     if os.getpid() != home:
-        raise SystemExit("not here")
+        raise error
 
 
 class Unshown(Exception):
@@ -157,8 +139,8 @@ def returns(kind):
         "lock": threading.Lock,
         "refuses": Unpicklable,
         "generator": lambda: (number for number in range(3)),
-        "here": UnopenableHere,
-        "leaves": LeavesHere,
+        "here": lambda: Raises(RuntimeError("only at home")),
+        "leaves": lambda: Raises(SystemExit("not here")),
     }[kind]()
 
 
@@ -175,26 +157,13 @@ def test_unpicklable_arguments_raise_an_error(shared, bad):
 
 def test_arguments_that_fail_to_unpickle_on_the_pilot_raise_an_error(shared):
     with pytest.raises(RuntimeError, match="only at home") as caught:
-        stoker.app()(_take)(UnopenableThere()).result(60)
+        stoker.app()(_take)(Raises(RuntimeError("only at home"))).result(60)
     pilot = shared.status().pilots[0].pilot
     assert caught.value.__notes__[0] == f"while the arguments of _take were unpickled on {pilot}"
 
 
 class Own(Exception):
     """An exception class of the test program."""
-
-
-class Raises:
-    def __init__(self, error):
-        self.error = error
-        self.home = os.getpid()
-
-    def __getstate__(self):
-        return self.error, self.home
-
-    def __setstate__(self, state):
-        if os.getpid() != state[1]:
-            raise state[0]
 
 
 @pytest.mark.parametrize("error", [Own("mine"), SystemExit(3)])
@@ -233,12 +202,7 @@ def test_returned_generator_becomes_a_list(shared):
 
 @pytest.mark.parametrize(
     ("kind", "said"),
-    [
-        ("lock", "lock"),
-        ("refuses", "this one stays here"),
-        ("here", "only at home"),
-        ("leaves", "SystemExit"),
-    ],
+    [("lock", "lock"), ("refuses", "this one stays here"), ("here", "only at home"), ("leaves", "SystemExit")],
 )
 def test_unpicklable_results_raise_an_error(shared, kind, said):
     app = stoker.app()(returns)

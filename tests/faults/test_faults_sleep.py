@@ -11,18 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
-from faults.world import count_lines, is_alive, kill, note, until
+from faults.world import count_lines, is_alive, kill, note, site_file, until
 from tiny_model import write_tiny_model
 
 import stoker
 from stoker.pilot.devices import cpu
 
-SITE = """
-[provider]
-kind = "local"
-[pilot]
-devices = "cpu:1"
-"""
 DEVICE_BYTES = cpu.find(1)[0].facts.memory_bytes
 SIZE = f"{int(0.6 * DEVICE_BYTES)} B"  # the device fits one library and a sleeping library, but not two libraries
 
@@ -58,9 +52,7 @@ def table(folder, name):
 @pytest.fixture
 def small(world):
     """A session whose device has too little memory for two contexts."""
-    path = world.path / "site.toml"
-    path.write_text(SITE)
-    with stoker.load(str(path), run_dir=str(world.runs)) as session:
+    with stoker.load(site_file(world.path), run_dir=str(world.runs)) as session:
         yield session
 
 
@@ -162,9 +154,7 @@ def test_restarted_manager_finds_the_library_that_was_waking(small, world, tmp_p
 
 
 def test_session_with_sleeping_libraries_replays_identically(world, tmp_path):
-    path = world.path / "site.toml"
-    path.write_text(SITE)
-    with stoker.load(str(path), run_dir=str(world.runs)) as session:
+    with stoker.load(site_file(world.path), run_dir=str(world.runs)) as session:
         lets_sleep(tmp_path)
         for number in range(3):
             ask(tmp_path, "one", number).result(60)

@@ -17,12 +17,6 @@ COUNT, HELD = 600, 500
 
 
 @pytest.fixture
-def quick(world):
-    with stoker.load(run_dir=str(world.runs), strategy_period=0.2) as session:
-        yield session
-
-
-@pytest.fixture
 def go(tmp_path):
     return tmp_path / "go"
 
@@ -33,22 +27,12 @@ def wait_for(go):
 
 
 @stoker.app
-def count(log, number, go=None):
+def count(log, number, go=None, *, pids=False):
     note(log, "begun")
     for each in range(number):
         if each == HELD:
             wait_for(go)
-        yield f"piece {each}"
-        time.sleep(0.001)
-
-
-@stoker.app
-def who(log, go):
-    note(log, "begun")
-    for each in range(COUNT):
-        if each == HELD:
-            wait_for(go)
-        yield os.getpid()
+        yield os.getpid() if pids else f"piece {each}"
         time.sleep(0.001)
 
 
@@ -56,7 +40,7 @@ def expected(first=0):
     return [f"piece {each}" for each in range(first, COUNT)]
 
 
-def test_stream_continues_after_its_pilot_is_killed(quick, world, tmp_path, go):
+def test_stream_continues_after_its_pilot_is_killed(session, world, tmp_path, go):
     log = tmp_path / "log"
     stream = stoker.stream(count, str(log), COUNT, go)
     got = []
@@ -86,20 +70,20 @@ def test_streams_continue_without_a_rerun_if_the_manager_is_killed(session, worl
     assert [count_lines(log) for log in logs] == [{"begun": 1}, {"begun": 1}]
 
 
-def test_stream_error_names_the_position_where_a_rerun_differs(quick, world, tmp_path, go):
-    stream = stoker.stream(who, str(tmp_path / "log"), go)
+def test_stream_error_names_the_position_where_a_rerun_differs(session, world, tmp_path, go):
+    stream = stoker.stream(count, str(tmp_path / "log"), COUNT, go, pids=True)
     first = [next(stream) for _ in range(10)]
     kill([world.pilot()])
     with pytest.raises(StreamDiffersError, match=r"piece 0 .*rerun_may_differ=True") as caught:
         list(stream)
     assert (caught.value.piece, caught.value.call) == (0, stream.call)
     assert caught.value.handed_on >= len(first)
-    until(lambda: quick.status().cancelled == 1, why="the call is cancelled")
+    until(lambda: session.status().cancelled == 1, why="the call is cancelled")
 
 
 @pytest.mark.long
-def test_stream_accepts_a_different_rerun_with_rerun_may_differ(quick, world, tmp_path, go):
-    stream = stoker.stream(who, str(tmp_path / "log"), go, rerun_may_differ=True)
+def test_stream_accepts_a_different_rerun_with_rerun_may_differ(session, world, tmp_path, go):
+    stream = stoker.stream(count, str(tmp_path / "log"), COUNT, go, pids=True, rerun_may_differ=True)
     first = [next(stream) for _ in range(10)]
     kill([world.pilot()])
     go.touch()

@@ -8,10 +8,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
 from polling import PATIENCE_S, polls
 
 T = TypeVar("T")
@@ -19,6 +20,12 @@ T = TypeVar("T")
 STAYS = frozenset({"cache", "environments", "snapshots", "alive"})
 """Names on pilot disks that outlive a session: the caches (`stoker caches`) and the lock file."""
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def site_file(folder: Path, *, devices: str = "cpu:1", pilots: int = 1) -> str:
+    path = folder / "site.toml"
+    path.write_text(f'[pilot]\ndevices = "{devices}"\nmax_blocks = {pilots}\ninit_blocks = {pilots}\n')
+    return str(path)
 
 
 def until(true: Callable[[], T], *, limit_s: float = PATIENCE_S, why: str = "") -> T:
@@ -30,26 +37,21 @@ def until(true: Callable[[], T], *, limit_s: float = PATIENCE_S, why: str = "") 
 
 
 def command_of(pid: int) -> list[str]:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
-    except OSError:
-        return []
+    with suppress(psutil.Error):
+        return psutil.Process(pid).cmdline()
+    return []
 
 
 def is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def kill(pids: Iterable[int], how: int = signal.SIGKILL) -> None:
     for pid in pids:
-        try:
+        with suppress(ProcessLookupError):
             os.kill(pid, how)
-        except ProcessLookupError:
-            continue
 
 
 class World:
@@ -63,20 +65,11 @@ class World:
         for folder in (self.scratch, self.home):
             folder.mkdir(parents=True, exist_ok=True)
         self.environ = {"STOKER_SCRATCH": str(self.scratch), "STOKER_HOME": str(self.home)}
-        self._mark = f"STOKER_SCRATCH={self.scratch}\0".encode()
 
     def processes(self) -> list[int]:
-        found = []
-        for entry in os.scandir("/proc"):
-            if not entry.name.isdigit() or int(entry.name) == os.getpid():
-                continue
-            try:
-                environ = Path(entry.path, "environ").read_bytes() + b"\0"
-            except OSError:
-                continue
-            if self._mark in environ and is_alive(int(entry.name)):
-                found.append(int(entry.name))
-        return found
+        there = [(each.pid, each.info["environ"] or {}) for each in psutil.process_iter(["environ"])]
+        ours = [pid for pid, environ in there if environ.get("STOKER_SCRATCH") == str(self.scratch)]
+        return [pid for pid in ours if pid != os.getpid() and is_alive(pid)]
 
     def of(self, module: str) -> list[int]:
         return [pid for pid in self.processes() if module in command_of(pid)]
@@ -166,10 +159,9 @@ def _leaders(pids: list[int]) -> list[int]:
 
 
 def _parent(pid: int) -> int:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).ppid()
+    return 0
 
 
 def count_lines(path: Path) -> dict[str, int]:

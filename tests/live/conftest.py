@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from live.peers import Manager, Peer, pilot_hello, session_folder
@@ -29,25 +31,23 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def manager(folder: SessionFolder) -> Iterator[Manager]:
-    manager = Manager(folder)
-    yield manager
-    manager.close()
+    with closing(Manager(folder)) as manager:
+        yield manager
 
 
 @pytest.fixture
 def peers(folder: SessionFolder) -> Iterator[Callable[..., Peer]]:
-    made: list[Peer] = []
     numbers = itertools.count()
+    with ExitStack() as made:
 
-    def make(role: str, *, hello: bool = True, key: KeyPair | None = None, name: str = "") -> Peer:
-        peer = Peer(folder, role, name or f"{role}-{next(numbers)}", key=key)
-        made.append(peer)
-        if hello and role == "client":
-            peer.send(say.ClientHello(wire.VERSION, peer.session), numbered=False)
-        elif hello:
-            peer.send(pilot_hello(peer.session), numbered=False)
-        return peer
+        def make(role: str, *, hello: bool = True, key: KeyPair | None = None, name: str = "", **facts: Any) -> Peer:
+            """Make a peer. `facts`: fields of its hello."""
+            peer = Peer(folder, role, name or f"{role}-{next(numbers)}", key=key)
+            made.callback(peer.close)
+            if hello:
+                facts = {"session": peer.session} | facts
+                said = say.ClientHello(wire.VERSION, **facts) if role == "client" else pilot_hello(**facts)
+                peer.send(said, numbered=False)
+            return peer
 
-    yield make
-    for peer in made:
-        peer.close()
+        yield make

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stoker.manager import main
 from stoker.manager.live import compaction, records, snapshot
 from stoker.manager.live.journal import Journal
 
-STEPS = (
-    "before the segment",
-    "between the segments",
-    "before the fork",
-    "half a snapshot",
-    "no name",
-    "before removal",
-)
+compaction.LEAST_BYTES = 20_000
 
 
 def stop(mark: Path) -> None:
@@ -62,12 +53,3 @@ def stop_at(step: str, mark: Path) -> None:
         vars(snapshot)["draft_of"] = unnamed
     elif step == "before removal":
         before(records, "older_files")
-
-
-if __name__ == "__main__":
-    step, mark = sys.argv[1], Path(sys.argv[2])
-    compaction.LEAST_BYTES = 20_000
-    assert snapshot.write  # `write` runs in the child process
-    if step != "none":
-        stop_at(step, mark)
-    sys.exit(main.main(sys.argv[3:]))

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -101,9 +101,11 @@ class Peer:
         found: to_client.Status = self.hear(to_client.Status)
         return found
 
-    def serve(self, library: int = 1) -> None:
-        self.hear(to_pilot.StartLibrary)
+    def serve(self) -> int:
+        """Load the library that the manager starts; return its number."""
+        library: int = self.hear(to_pilot.StartLibrary).library
         self.send(say.LibraryReady(library, 0.1, 0.2))  # type: ignore[arg-type]
+        return library
 
     def end(self, *calls: int, library: int = 1, payload: bytes = b"result") -> None:
         ends = [CallEnd(call, True, payload, 0.001) for call in calls]  # type: ignore[arg-type]
@@ -127,34 +129,29 @@ def welcomed(peers: Peers, *roles: str) -> list[Peer]:
     return made
 
 
-class Manager:
-    """A real manager process in a session folder. `script`: a program that runs a modified manager; `before`: arguments
-    of the program before the manager's arguments.
-    """
+RUN = """
+import sys
+from stoker.manager.main import main
+sys.exit(main(sys.argv[1:]))
+"""
 
-    def __init__(
-        self,
-        folder: SessionFolder,
-        *options: str,
-        script: Path | None = None,
-        before: Sequence[object] = (),
-        heartbeat_s: float = 20.0,
-        name: str = "test",
-    ) -> None:
+
+class Manager:
+    """A real manager process in a session folder. `patch`: Python code that modifies the manager first."""
+
+    def __init__(self, folder: SessionFolder, *options: str, patch: str = "", name: str = "test") -> None:
         self.folder = folder
         self.name = name
-        self.heartbeat_s = heartbeat_s
-        program = [str(script), *map(str, before)] if script else ["-m", "stoker.manager.main"]
-        self.command = [sys.executable, *program]
+        self.patch = patch
         self.options = options
-        self.process: subprocess.Popen[bytes] | None = None
         self.start()
 
     def start(self) -> None:
         before = self.folder.file.stat().st_mtime_ns if self.folder.file.exists() else 0
         log = self.folder.manager_log.stat().st_size if self.folder.manager_log.exists() else 0
-        options = ["--session", str(self.folder.path), "--name", self.name, "--heartbeat", f"{self.heartbeat_s:g}"]
-        self.process = subprocess.Popen([*self.command, *options, *self.options])
+        options = ["--session", str(self.folder.path), "--name", self.name, "--heartbeat", "20"]
+        program = ["-c", self.patch + RUN] if self.patch else ["-m", "stoker.manager.main"]
+        self.process = subprocess.Popen([sys.executable, *program, *options, *self.options])
         until(
             lambda: (
                 self.folder.file.exists()
@@ -164,20 +161,17 @@ class Manager:
         )
 
     def kill(self) -> None:
-        assert self.process is not None
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(PATIENCE_S)
 
     def ended(self, *, seconds: float = 60.0) -> int:
-        assert self.process is not None
         return self.process.wait(seconds)
 
     def close(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            self.process.kill()
-            self.process.wait(PATIENCE_S)
+        self.process.kill()
+        self.process.wait(PATIENCE_S)
 
 
 def pilot_hello(session: str, **more: Any) -> say.PilotHello:
     devices = (say.DeviceFacts("cpu:0", "cpu", 8 * 10**9),)  # type: ignore[arg-type]
-    return say.PilotHello(wire.VERSION, session, "here", os.getpid(), devices, **more)
+    return say.PilotHello(wire.VERSION, session, "here", os.getpid(), **({"devices": devices} | more))

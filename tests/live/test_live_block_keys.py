@@ -16,12 +16,9 @@ from stoker.protocol.session import SessionFolder
 def of_block(folder: SessionFolder, manager: Manager, peers: Peers) -> Peers:
     del manager
 
-    def make(block: str, name: str, *, says: str | None = None, hello: bool = True) -> Peer:
+    def make(block: str, name: str, *, says: str | None = None) -> Peer:
         pilot_command.issue_block_key(folder, block)
-        peer = peers("pilot", hello=False, key=folder.read_block_key(block), name=name)
-        if hello:
-            peer.send(pilot_hello(peer.session, block=block if says is None else says), numbered=False)
-        return peer
+        return peers("pilot", key=folder.read_block_key(block), name=name, block=block if says is None else says)
 
     return make
 
@@ -83,8 +80,7 @@ def test_restarted_manager_refuses_the_key_of_another_block(
     manager.kill()
     victim.close()  # an open peer would reconnect and receive messages for the next pilot of this name
     manager.start()
-    again = peers("pilot", hello=False, key=folder.read_block_key("b1"), name="n1~0123456789abcdef")
-    again.send(pilot_hello(again.session, block="b1"), numbered=False)
+    again = peers("pilot", key=folder.read_block_key("b1"), name="n1~0123456789abcdef", block="b1")
     again.hear(to_pilot.PilotWelcome)
     thief = of_block("b2", "n1~fedcba9876543210", says="b2")
     thief.hear(to_pilot.PilotRefused)

@@ -2,18 +2,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from live.peers import Manager, Peer, Peers, pilot_hello, until, welcomed
+from live.peers import Manager, Peer, Peers, until, welcomed
 
 from stoker.contexts.recipe import BARE
 from stoker.manager.live.clock import Clock
-from stoker.protocol import to_client, to_pilot, wire
+from stoker.protocol import to_client, to_pilot
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallOptions, CallSpec, FailureKind, ListedState, Objective
 from stoker.protocol.ids import CallId, FunctionKey, RecipeKey
 from stoker.protocol.session import SessionFolder
+
+JUMPING = """
+import os, time
+from pathlib import Path
+
+ahead, really = Path(os.environ["CLOCK_AHEAD"]), time.time
+time.time = lambda: really() + float(ahead.read_text())
+"""
+"""A manager whose wall clock is fast by the seconds in the file $CLOCK_AHEAD."""
 
 
 @pytest.fixture
@@ -27,9 +37,8 @@ def jump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], o
 
 @pytest.fixture
 def manager(folder: SessionFolder, jump: Callable[[float], object]) -> Iterator[Manager]:
-    made = Manager(folder, script=Path(__file__).with_name("jumping_manager.py"))
-    yield made
-    made.close()
+    with closing(Manager(folder, patch=JUMPING)) as manager:
+        yield manager
 
 
 def test_clock_jump_of_an_hour_loses_no_connected_pilot(
@@ -38,8 +47,7 @@ def test_clock_jump_of_an_hour_loses_no_connected_pilot(
     [client] = welcomed(peers, "client")
 
     def joined() -> Peer:
-        pilot = peers("pilot", hello=False)
-        pilot.send(pilot_hello(pilot.session, ends_in_s=1800.0), numbered=False)
+        pilot = peers("pilot", ends_in_s=1800.0)
         pilot.hear(to_pilot.PilotWelcome)
         return pilot
 
@@ -64,7 +72,7 @@ def test_clock_jump_of_an_hour_loses_no_connected_pilot(
 
 def submit(client: Peer, *due_in_s: float) -> None:
     """Submit a call for each deadline; late calls are dropped."""
-    client.send(say.DefineRecipe(BARE), say.DefineFunction(FunctionKey("f"), "f", b"code"))
+    client.define()
     options = CallOptions(objective=Objective(drop_late=True))
     for number, seconds in enumerate(due_in_s):
         calls = [CallSpec(CallId(number), b"")]
@@ -91,8 +99,7 @@ def test_deadlines_stay_correct_across_clock_jumps_and_restarts(
     manager.kill()
     jump(2 * jump_s)
     manager.start()
-    observer = peers("client", name="observer", hello=False)
-    observer.send(say.ClientHello(wire.VERSION, observer.session, observer=True), numbered=False)
+    observer = peers("client", observer=True)
     observer.hear(to_client.ClientWelcome)
     [after] = waiting_due_in_s(observer)
     assert before - 30 < after < before

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import psutil
 import pytest
-from live.pausing_manager import STEPS
+from faults.world import is_alive
 from live.peers import Manager, Peers, pilot_hello, until
 
 from stoker.contexts.recipe import BARE
@@ -27,6 +26,9 @@ from stoker.protocol.calls import CallEnd, CallSpec
 from stoker.protocol.session import SessionFolder
 
 PAYLOAD = b"x" * 300
+STEPS = (
+    "before the segment", "between the segments", "before the fork", "half a snapshot", "no name", "before removal",
+)  # fmt: skip
 
 
 def replay(folder: SessionFolder) -> Core | None:
@@ -36,19 +38,22 @@ def replay(folder: SessionFolder) -> Core | None:
     return past.core
 
 
+PAUSING = Path(__file__).with_name("pausing_manager.py").read_text()
+
+
 class Compacting(Manager):
     """A manager that compacts early and stops at `step`."""
 
     def __init__(self, folder: SessionFolder, step: str) -> None:
         self.mark = folder.path.parent / "mark"
-        super().__init__(folder, script=Path(__file__).with_name("pausing_manager.py"), before=(step, self.mark))
+        super().__init__(folder, patch=f"{PAUSING}stop_at({step!r}, Path({str(self.mark)!r}))\n")
 
     @property
     def stopped(self) -> int:
         return int(self.mark.read_text() or 0) if self.mark.exists() else 0
 
     def start_without_stops(self) -> None:
-        self.command[2] = "none"
+        self.patch = PAUSING
         self.start()
 
 
@@ -90,6 +95,11 @@ class Work:
         self.submitted += count
         self.submit_frame(say.Submit("f", "bare", specs))  # type: ignore[arg-type]
 
+    def run(self, count: int) -> None:
+        """Submit calls, and wait until all calls are done."""
+        self.submit(count)
+        self.until(lambda: len(self.results) == self.submitted, what="its calls are done")
+
     def turn(self) -> None:
         for message in self.pilot.listen(0.01):
             if isinstance(message, to_pilot.StartLibrary):
@@ -126,11 +136,7 @@ class Work:
         self.submit_frame(say.Received(self.received))
 
     def until(self, true: Callable[[], object], *, what: str) -> None:
-        def turned() -> object:
-            self.turn()
-            return true()
-
-        until(turned, what=what)
+        until(lambda: self.turn() or true(), what=what)
 
     def come_back(self) -> None:
         """Connect to a new manager process: all peers say hello, and resend unacknowledged frames."""
@@ -155,8 +161,7 @@ def test_journal_is_compacted_while_its_session_runs(
     manager = compacting("none")
     work = Work(peers)
     for _ in range(12):
-        work.submit(20)
-        work.until(lambda: len(work.results) == work.submitted, what="its calls are done")
+        work.run(20)
         work.confirm()
     work.until(lambda: "was compacted" in folder.manager_log.read_text(), what="compaction")
     work.hold = True
@@ -175,7 +180,6 @@ def test_journal_is_compacted_while_its_session_runs(
     assert found.difference is None
     assert found.since > 0
     core = replay(folder)
-    assert core is not None
     validate(core.state)
     assert (core.state.done, len(core.state.calls)) == (240, 5)
     told = story_of_ended_session(folder, "3")
@@ -186,8 +190,7 @@ def test_journal_is_compacted_while_its_session_runs(
     manager.start()
     work.come_back()
     work.hold = False
-    work.submit(20)
-    work.until(lambda: len(work.results) == work.submitted, what="the calls before and after the kill are done")
+    work.run(20)
     assert work.results == {n: b"result %d" % n for n in range(265)}
     again = verify(folder.journal, session="test", policies=default_policies())
     assert again.difference is None
@@ -214,7 +217,7 @@ def test_manager_killed_while_it_compacts_loses_nothing(
     stopped = manager.stopped
     work.submit(3)  # the manager reads these calls before the kill only if the stopped process is its child
     manager.kill()
-    until(lambda: not _lives(stopped), what="the child ends with its parent")
+    until(lambda: not is_alive(stopped), what="the child ends with its parent")
     before = sorted(path.name for path in folder.path.glob("journal*"))
 
     manager.start_without_stops()
@@ -236,17 +239,14 @@ def test_killed_snapshot_process_loses_no_call(
     manager = compacting("half a snapshot")
     work = Work(peers)
     for _ in range(8):
-        work.submit(20)
-        work.until(lambda: len(work.results) == work.submitted, what="its calls are done")
+        work.run(20)
     os.kill(until(lambda: manager.stopped, what="the child stops"), signal.SIGKILL)
     until(lambda: "was not compacted" in folder.manager_log.read_text(), what="the manager notices it")
-    work.submit(20)
-    work.until(lambda: len(work.results) == work.submitted, what="its calls are done")
+    work.run(20)
     assert len(records.list_segments(folder.journal)) == 2
     work.client.send(say.EndSession("test is over"))
     assert manager.ended() == 0
     core = replay(folder)
-    assert core is not None
     assert core.state.done == 180
 
 
@@ -263,10 +263,3 @@ def test_missing_beginning_of_a_compacted_journal_is_reported(tmp_path: Path, fo
     records.numbered_segment_path(folder.journal, 1).unlink()
     with pytest.raises(SessionError, match="lacks the beginning of the session"):
         replay(folder)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

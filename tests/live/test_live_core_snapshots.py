@@ -21,7 +21,7 @@ from stoker.manager.live import journal, records, snapshot
 from stoker.manager.live.compaction import Compaction
 from stoker.manager.live.decisions import decision_checksum
 from stoker.manager.live.records import SegmentHead
-from stoker.manager.live.restore import JournalReplay, policies_modules, restore_manager
+from stoker.manager.live.restore import JournalReplay, restore_manager
 from stoker.manager.live.snapshot import Unreadable, Unsaveable
 from stoker.manager.policies import HottestFirst, KeepBlocks, LoadWhereWanted, default_policies
 from stoker.manager.policies.slinfer import slinfer
@@ -147,14 +147,14 @@ def test_measured_step_times_are_restored(make: Callable[[], Policies], tmp_path
 # ---- journals with snapshots
 
 
-def lived(path: Path, toy: Toy, *, cut_at: int, policies: Policies | None = None) -> journal.Journal:
+def lived(path: Path, toy: Toy, *, cut_at: int) -> journal.Journal:
     book = journal.Journal(path)
-    core = Core("k3v9", policies or default_policies(), strict=True)
+    core = Core("k3v9", default_policies(), strict=True)
     core.start()
     for number, (now, event) in enumerate(toy.past):
         if number == cut_at:
             head = book.begin_segment()
-            snapshot.write(records.snapshot_path(path, head.number), core, head, modules=policies_modules(policies))
+            snapshot.write(records.snapshot_path(path, head.number), core, head)
         book.write(now, event)
         book.decided(decision_checksum(core.handle(event, now)))
         book.flush()
@@ -172,7 +172,6 @@ def test_manager_starts_from_the_newest_readable_snapshot(toy: Toy, tmp_path: Pa
 
     shot.write_bytes(whole[:-20])
     came = restore_manager(path, "k3v9", default_policies())
-    assert came.core is not None
     assert came.core.state.calls.keys() == toy.core.state.calls.keys(), "the first segment is still there"
     assert len([text for text in came.notices if "cannot be read" in text]) == 1
 
@@ -223,31 +222,15 @@ def test_policy_that_cannot_be_saved_is_reported_once(tmp_path: Path) -> None:
     book.close()
 
 
-class Idle(LoadWhereWanted):
-    def wanted(self, view: object, context: object) -> tuple[()]:  # type: ignore[override]
-        return ()
-
-
 class Raises(LoadWhereWanted):
     def wanted(self, view: object, context: object) -> tuple[()]:  # type: ignore[override]
         raise ZeroDivisionError("of the user's own")
 
 
-def other(residency: LoadWhereWanted) -> Policies:
-    return Policies(dispatch=HottestFirst(), residency=residency, provisioning=KeepBlocks())
-
-
-def test_manager_continues_although_a_replay_decides_differently(toy: Toy, tmp_path: Path) -> None:
-    lived(tmp_path / "journal", toy, cut_at=-1, policies=other(Idle())).close()
-    came = restore_manager(tmp_path / "journal", "k3v9", default_policies())
-    assert came.core is not None
-    (notice,) = came.notices
-    assert "a replay decides differently" in notice
-
-
 def test_journal_that_cannot_be_replayed_does_not_end_the_session(toy: Toy, tmp_path: Path) -> None:
     lived(tmp_path / "journal", toy, cut_at=-1).close()
-    came = restore_manager(tmp_path / "journal", "k3v9", other(Raises()))
+    policies = Policies(dispatch=HottestFirst(), residency=Raises(), provisioning=KeepBlocks())
+    came = restore_manager(tmp_path / "journal", "k3v9", policies)
     assert came.core is None
     assert {end.call for end in came.ends} == {toy.ids[name] for name in toy.ended}
     assert "cannot be replayed (ZeroDivisionError: of the user's own)" in came.notices[0]

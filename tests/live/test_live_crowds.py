@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -26,25 +26,18 @@ from stoker.protocol.session import SessionFolder
 
 
 STRANGERS = 1000
-LIMITED = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))
-from stoker.manager.main import main
-sys.exit(main(sys.argv[1:]))
-"""
+LIMITED = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))"
 
 
 @pytest.fixture
-def limited(folder: SessionFolder, tmp_path: Path) -> Iterator[Manager]:
+def limited(folder: SessionFolder) -> Iterator[Manager]:
     """A manager with 1,024 descriptors; this process may open thousands."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     if before[1] != resource.RLIM_INFINITY and before[1] < 4096:
         pytest.skip(f"this machine lets a process open {before[1]} files")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], 4096), before[1]))
-    (tmp_path / "limited_manager.py").write_text(LIMITED)
-    manager = Manager(folder, script=tmp_path / "limited_manager.py")
-    yield manager
-    manager.close()
+    with closing(Manager(folder, patch=LIMITED)) as manager:
+        yield manager
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
@@ -166,8 +159,6 @@ def test_lease_is_renewed_when_no_descriptor_is_left(tmp_path: Path) -> None:
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    assert holder.stdin is not None
-    assert holder.stdout is not None
     try:
         assert holder.stdout.readline() == "full\n"
         for _ in range(3):

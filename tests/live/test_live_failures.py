@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import closing
 from typing import Any
 
 import pytest
-from live.peers import Manager, Peer, Peers, until, welcomed
+from live.peers import Manager, Peer, Peers, pilot_hello, until, welcomed
 
 from stoker.contexts.recipe import BARE
 from stoker.manager.live import keeper
@@ -15,12 +15,30 @@ from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallEnd, CallSpec, FailureKind
 from stoker.protocol.session import SessionFolder
 
+FAILING = """
+from stoker.manager.core import dispatch, story
+
+arrive, tell = dispatch.submit_calls, story.tell_story
+
+def failing_arrive(core, group, specs):
+    arrive(core, group, specs)
+    if group.function.name == "boom":
+        raise ZeroDivisionError("division by zero")
+
+def failing_tell(state, subject):
+    if subject == "boom":
+        raise KeyError(subject)
+    return tell(state, subject)
+
+dispatch.submit_calls, story.tell_story = failing_arrive, failing_tell
+"""
+"""A manager whose core raises on accepted calls of the function `boom`, and on requests to explain these calls."""
+
 
 @pytest.fixture
 def failing(folder: SessionFolder) -> Iterator[Manager]:
-    manager = Manager(folder, script=Path(__file__).with_name("failing_manager.py"))
-    yield manager
-    manager.close()
+    with closing(Manager(folder, patch=FAILING)) as manager:
+        yield manager
 
 
 def hello(client: Peer, *, answer: type = to_client.ClientWelcome) -> Any:
@@ -66,7 +84,7 @@ def test_message_that_crashes_the_manager_cancels_only_its_calls(failing: Manage
     failing.start()
     held = say.LibraryFacts(1, "bare", ("cpu:0",), True, (1,))  # type: ignore[arg-type]
     hello(client)
-    pilot.send(say.PilotHello(wire.VERSION, "test", "here", 7, _devices(), libraries=(held,)), numbered=False)
+    pilot.send(pilot_hello("test", libraries=(held,)), numbered=False)
     pilot.hear(to_pilot.PilotWelcome)
     client.socket.send(bad)  # the client repeats the unacknowledged frame
     [end] = client.hear(to_client.Results).ends
@@ -79,7 +97,6 @@ def test_message_that_crashes_the_manager_cancels_only_its_calls(failing: Manage
     status = client.status()
     assert "division by zero" in status.notices[-1].text
     assert "Traceback" in failing.folder.manager_log.read_text()
-    assert failing.process is not None
     assert failing.process.poll() is None, "the repeated message is not handled again"
 
 
@@ -100,7 +117,3 @@ def test_question_that_the_manager_cannot_answer_is_refused(failing: Manager, pe
     [client] = welcomed(peers, "client")
     client.send(say.AskStory("boom"), numbered=False)
     assert client.status().refused == {"question that the manager could not answer": 1}
-
-
-def _devices() -> tuple[say.DeviceFacts, ...]:
-    return (say.DeviceFacts("cpu:0", "cpu", 8 * 10**9),)  # type: ignore[arg-type]

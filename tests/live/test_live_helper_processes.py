@@ -5,15 +5,14 @@ import logging
 import os
 import queue
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import psutil
 import pytest
-from live.peers import Peers, until, welcomed
+from live.peers import Manager, Peers, until, welcomed
 from polling import PATIENCE_S
 
 from stoker.config import write_sites
@@ -22,7 +21,7 @@ from stoker.manager.executor.processes import ManagerProcess
 from stoker.manager.live import keeper
 from stoker.manager.live.helper_processes import FACTORY, PAUSE_S, TOLD_S, HelperSupervisor
 from stoker.manager.live.keeper import MOST_DEATHS, RestartProgress, Restarts
-from stoker.protocol import to_client, wire
+from stoker.protocol import to_client
 from stoker.protocol import to_manager as say
 from stoker.protocol.session import SessionFolder
 from stoker.site import Provider, ProviderKind, Site
@@ -41,12 +40,9 @@ def site(folder: SessionFolder) -> Site:
 
 
 def factories(folder: SessionFolder) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter(["cmdline", "status"]):
-        words = process.info["cmdline"] or []
-        if FACTORY in words and str(folder.path) in words and process.info["status"] != psutil.STATUS_ZOMBIE:
-            found.append(process)
-    return found
+    wanted, there = {FACTORY, str(folder.path)}, psutil.process_iter(["cmdline", "status"])
+    alive = [process for process in there if process.info["status"] != psutil.STATUS_ZOMBIE]
+    return [process for process in alive if wanted <= set(process.info["cmdline"] or ())]
 
 
 @pytest.fixture
@@ -69,7 +65,6 @@ class HelperHarness:
     @property
     def pid(self) -> int:
         process = self.attendant._process
-        assert process is not None
         return process.pid
 
     def look(self, after_s: float = 0.0) -> str:
@@ -117,26 +112,16 @@ def test_factory_that_cannot_start_is_reported_with_its_last_line(folder: Sessio
     assert "line 2: [provider] one GPU node is not a setting" in words
 
 
-IMPATIENT = """
-import sys
-from stoker.manager.live import helper_processes
-helper_processes.TOLD_S = 1.0
-from stoker.manager.main import main
-sys.exit(main(sys.argv[1:]))
-"""
+IMPATIENT = "from stoker.manager.live import helper_processes\nhelper_processes.TOLD_S = 1.0"
 
 
 @pytest.fixture
-def impatient(folder: SessionFolder, site: Site) -> Iterator[subprocess.Popen[bytes]]:
+def impatient(folder: SessionFolder, site: Site) -> Iterator[Manager]:
     """Yield a manager that soon reports a silent factory, and whose factory cannot get the session lock."""
     with (folder.path / "factory.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        command = [sys.executable, "-c", IMPATIENT, "--session", str(folder.path), "--name", "test", "--detached"]
-        process = subprocess.Popen(command)
-        until(folder.file.exists, seconds=30, what="manager listening")
-        yield process
-        process.kill()
-        process.wait(5)
+        with closing(Manager(folder, "--detached", patch=IMPATIENT)) as manager:
+            yield manager
 
 
 @pytest.mark.usefixtures("_nobody_stays", "impatient")
@@ -152,8 +137,7 @@ def test_status_and_stories_show_why_no_block_is_submitted(peers: Peers) -> None
     story = client.hear(to_client.Story)
     assert "asked" in story.headline
     assert story.lines[-1].text == trouble()
-    factory = peers("client", hello=False)
-    factory.send(say.ClientHello(wire.VERSION, "test", observer=True, factory=True), numbered=False)
+    factory = peers("client", observer=True, factory=True)
     assert [block.block for block in factory.hear(to_client.KnownBlocks).blocks] == ["b1"]
     until(lambda: trouble() == "", what="the end of the trouble")
 
@@ -171,14 +155,6 @@ def test_report_leaves_out_log_lines_of_an_earlier_factory(folder: SessionFolder
 # ---- restarts
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def lives(restarts: Restarts, file: Path, *, does: bool) -> float | None:
     restarts.started()
     progress = RestartProgress(file, done=7)
@@ -190,22 +166,22 @@ def lives(restarts: Restarts, file: Path, *, does: bool) -> float | None:
 
 
 def test_helper_without_progress_is_abandoned_after_growing_pauses(tmp_path: Path) -> None:
-    restarts = Restarts(tmp_path / "progress", clock=Clock())
+    restarts = Restarts(tmp_path / "progress", clock=lambda: 100.0)
     pauses = [lives(restarts, tmp_path / "progress", does=False) for _ in range(MOST_DEATHS)]
     assert pauses == [0.0, 1.0, 2.0, 4.0, None]
 
 
 def test_manager_with_progress_is_always_restarted(tmp_path: Path) -> None:
-    restarts = Restarts(tmp_path / "progress", clock=Clock())
+    restarts = Restarts(tmp_path / "progress", clock=lambda: 100.0)
     assert [lives(restarts, tmp_path / "progress", does=True) for _ in range(50)] == [0.0] * 50
 
 
 def test_helper_that_dies_rarely_is_always_restarted(tmp_path: Path) -> None:
-    clock = Clock()
-    restarts = Restarts(tmp_path / "progress", clock=clock)
+    now = 100.0
+    restarts = Restarts(tmp_path / "progress", clock=lambda: now)
     for _ in range(20):
         assert lives(restarts, tmp_path / "progress", does=False) is not None
-        clock.now += 20.0
+        now += 20.0
 
 
 def test_unwritable_progress_file_is_ignored(tmp_path: Path) -> None:
@@ -219,7 +195,6 @@ def test_factory_that_connected_before_it_died_restarts_at_once(folder: SessionF
     for _ in range(4):
         attendant.keep_up(now)
         process = attendant._process
-        assert process is not None
         process.wait(PATIENCE_S)
         pids.add(process.pid)
         now += PAUSE_S + 0.01
@@ -242,36 +217,21 @@ def sleeper(folder: SessionFolder, lost: queue.SimpleQueue[SessionError]) -> Ite
     manager.end(grace_s=0)
 
 
-class Heard(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.said: queue.SimpleQueue[str] = queue.SimpleQueue()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.said.put(record.getMessage())
-
-
-@pytest.fixture
-def heard() -> Iterator[Heard]:
-    heard, log = Heard(), logging.getLogger("stoker")
-    log.addHandler(heard)
-    yield heard
-    log.removeHandler(heard)
-
-
 def forbid_start(folder: SessionFolder) -> None:
     folder.manager_log.unlink()
     folder.manager_log.mkdir()
 
 
-def test_manager_start_is_retried(folder: SessionFolder, sleeper: ManagerProcess, heard: Heard) -> None:
+def test_manager_start_is_retried(
+    folder: SessionFolder, sleeper: ManagerProcess, caplog: pytest.LogCaptureFixture
+) -> None:
     first = sleeper.pid
     forbid_start(folder)
     os.kill(first, signal.SIGKILL)
-    assert "was killed by signal 9; it is started again with" in heard.said.get(timeout=PATIENCE_S)
-    said = heard.said.get(timeout=PATIENCE_S)
-    assert "the manager could not be started" in said
-    assert "it is started again in 1 s" in said
+    first_said, then_said = until(lambda: len(caplog.messages) >= 2 and caplog.messages[:2], what="two log lines")
+    assert "was killed by signal 9; it is started again with" in first_said
+    assert "the manager could not be started" in then_said
+    assert "it is started again in 1 s" in then_said
     folder.manager_log.rmdir()
     until(lambda: sleeper.pid != first and sleeper.is_running())
 

@@ -52,7 +52,6 @@ def test_each_kind_of_record_is_stored_and_read_back() -> None:
     history.record(RecordStay("pool", 900.0, PilotEnd.LOST))
     history.record(RecordPilots("pool", 0))
     advice = history.answer(AskAdvice(OfContext(key)))
-    assert advice is not None
     assert isinstance(advice.advice, CostAdvice)
     assert advice.advice.by_kind["cpu"].paces == {1: pytest.approx(0.5), 2: 0.3}
     history.close()

@@ -27,7 +27,7 @@ from stoker.manager.core.events import (
 from stoker.manager.core.reactor import Core
 from stoker.manager.live import journal, restore
 from stoker.manager.live.decisions import decision_checksum
-from stoker.manager.live.records import HEAD, MAGIC, Damage, SegmentHead, scan
+from stoker.manager.live.records import HEAD, MAGIC, Damage, SegmentHead, numbered_segment_path, scan
 from stoker.manager.live.replay import verify
 from stoker.manager.live.restore import JournalReplay, restore_manager
 from stoker.manager.policies import default_policies
@@ -218,23 +218,18 @@ def test_damage_is_reported_and_its_file_kept(tmp_path: Path) -> None:
     assert restore_manager(path, "test", default_policies()).notices == [], "the damage is reported once"
 
 
-def test_only_last_damaged_files_and_old_journals_are_kept(tmp_path: Path) -> None:
+def test_last_three_journals_that_were_put_aside_are_kept(path: Path) -> None:
     for number in range(1, 6):
-        (tmp_path / f"journal.damaged-{number:06d}-17").touch()
         for name in ("", "-000001", "-000002-snapshot"):
-            (tmp_path / f"journal.aside-20260{number}01-000000{name}").touch()
-    path = damaged(tmp_path)
-    restore_manager(path, "test", default_policies())
-    assert [kept.name[:22] for kept in sorted(tmp_path.glob("journal.damaged-*"))] == [
-        "journal.damaged-000001",  # without this file the damage would be reported again
-        "journal.damaged-000003",
-        "journal.damaged-000004",
-        "journal.damaged-000005",
-    ]
-    stamps = {kept.name[14:22] for kept in tmp_path.glob("journal.aside-*")}
-    assert stamps == {"20260301", "20260401", "20260501"}
-    assert len(list(tmp_path.glob("journal.aside-*"))) == 9
-    assert restore_manager(path, "test", default_policies()).notices == []
+            path.with_name(f"journal.aside-2020010{number}-000000{name}").touch()
+    book = journal.Journal(path)
+    book.write(1.0, TimerFired("a"))
+    book.begin_segment()
+    book.close()
+    numbered_segment_path(path, 1).unlink()
+    assert "lacks the beginning" in restore_manager(path, "test", default_policies()).notices[0]
+    stamps = [kept.name[14:22] for kept in sorted(path.parent.glob("journal.aside-*"))]
+    assert stamps[:-1] == ["20200104"] * 3 + ["20200105"] * 3
 
 
 def test_damaged_file_is_kept_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,7 +261,6 @@ def test_damaged_and_truncated_file_replays_equally_each_time(tmp_path: Path) ->
     path.write_bytes(path.read_bytes()[:-5])
     for _ in range(3):
         came = restore_manager(path, "test", default_policies())
-        assert came.core is not None
         assert came.core.state.refused == {"damaged records of the journal": 1}
         book = journal.Journal(path, end=came.end)
         book.write(100.0, Noticed("later"))
@@ -311,7 +305,6 @@ class Managed:
     def restart(self) -> list[str]:
         self.book.close()
         came = restore_manager(self.path, "test", default_policies())
-        assert came.core is not None
         self.core, self.book = came.core, journal.Journal(self.path, end=came.end)
         self.give(ManagerRestarted(came.lost))
         return came.notices
@@ -359,7 +352,6 @@ def test_damaged_beginning_loses_its_content_but_not_the_session(path: Path, spo
     assert here == given[-len(here) :]
     assert (len(here) < len(given)) is (spoilt == "the first page")
     came = restore_manager(path, "test", default_policies())
-    assert came.core is not None
     assert list(came.core.state.notices)[-1].startswith(here[-1][1].text)
     assert any("damaged" in notice for notice in came.notices)
     assert came.lost > 0
@@ -372,7 +364,6 @@ def test_session_continues_after_its_journal_became_zero_bytes(path: Path) -> No
     written_at = path.stat().st_mtime
     came = restore_manager(path, "test", default_policies())
     assert came.lost > 0
-    assert came.core is not None
     assert came.core.state.started_at == written_at
     book = journal.Journal(path, end=came.end)
     book.write(1.0, Noticed("it goes on"))
@@ -408,7 +399,6 @@ def test_client_frames_after_a_lost_record_are_accepted(path: Path) -> None:
     data[ends[2] - 3] ^= 1  # this byte is in the definition of f2
     path.write_bytes(data)
     core = restore_manager(path, "test", default_policies()).core
-    assert core is not None
     assert list(core.state.functions) == ["f3", "f4", "f5"]
     assert core.state.clients["ana"].inbox.last == 5  # type: ignore[index]
     assert core.state.clients["ana"].inbox.lost_handled_frames  # type: ignore[index]

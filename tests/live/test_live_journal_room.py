@@ -9,7 +9,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import journal_files
@@ -26,7 +26,6 @@ from stoker.manager.live.journal import explain_journal_trouble
 from stoker.manager.live.peer_watch import PeerTimeLimits
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
-from stoker.protocol.calls import CallEnd
 from stoker.protocol.session import SessionFolder
 from stoker.protocol.status import JOURNAL
 
@@ -44,12 +43,10 @@ def limit(pid: int, size: int) -> None:
 
 
 def test_manager_waits_on_a_full_disk(manager: Manager, peers: Peers, folder: SessionFolder) -> None:
-    assert manager.process is not None
     client, pilot = welcomed(peers, "client", "pilot")
     client.define(CODE)
     client.submit(0)
-    library = pilot.hear(to_pilot.StartLibrary).library
-    pilot.send(say.LibraryReady(library, 0.1, 0.2))
+    library = pilot.serve()
     pilot.hear(to_pilot.RunCalls)
     client.hear(to_client.Ack, where=lambda ack: ack.sequence == client.sequence)
     pilot.hear(to_pilot.Ack, where=lambda ack: ack.sequence == pilot.sequence)
@@ -58,16 +55,14 @@ def test_manager_waits_on_a_full_disk(manager: Manager, peers: Peers, folder: Se
     pilot.heard.clear()
     room = folder.journal.stat().st_size + 40  # space for a part of the next record
     limit(manager.process.pid, room)
-    pilot.send(say.CallsEnded(library, [CallEnd(0, True, b"result" * 100, 0.01)]))  # type: ignore[arg-type]
+    pilot.end(0, library=library, payload=b"result" * 100)
     client.submit(1)
 
     def notices() -> list[str]:
         return [line.text for line in client.status().notices]
 
     until(lambda: any("cannot be written" in text for text in notices()), what="status reports the full disk")
-    observer = peers("client", hello=False)
-    observer.send(say.ClientHello(wire.VERSION, observer.session, observer=True), say.AskStatus(), numbered=False)
-    assert observer.hear(to_client.Status).pilots, "a new observer is answered as well"
+    assert peers("client", observer=True).status().pilots, "a new observer is answered as well"
     heard = [type(message) for message in (*client.heard, *pilot.heard)]
     assert to_client.Results not in heard, "events outside the journal are not announced"
     assert to_pilot.RunCalls not in heard
@@ -82,7 +77,7 @@ def test_manager_waits_on_a_full_disk(manager: Manager, peers: Peers, folder: Se
         what="status reports that the journal can be written",
     )
     assert manager.process.poll() is None
-    pilot.send(say.CallsEnded(library, [CallEnd(1, True, b"more", 0.01)]))  # type: ignore[arg-type]
+    pilot.end(1, library=library, payload=b"more")
     assert client.hear(to_client.Results).ends[0].payload == b"more"
     submits = [
         message
@@ -96,13 +91,8 @@ def test_manager_waits_on_a_full_disk(manager: Manager, peers: Peers, folder: Se
 
 @pytest.mark.long
 def test_manager_killed_on_a_full_disk_loses_nothing(manager: Manager, peers: Peers, folder: SessionFolder) -> None:
-    assert manager.process is not None
-    [client] = welcomed(peers, "client")
-    client.define(CODE)
-    client.hear(to_client.Ack, where=lambda ack: ack.sequence == 1)
-    limit(manager.process.pid, folder.journal.stat().st_size + 30)
-    frame = client.submit(0)
-    until(lambda: "cannot be written" in folder.manager_log.read_text(), what="the log reports the full disk")
+    client, pilot, frame = fill_up(manager, peers, folder)
+    pilot.close()
     manager.kill()
     manager.start()
     client.send(say.ClientHello(wire.VERSION, client.session), numbered=False)
@@ -112,36 +102,33 @@ def test_manager_killed_on_a_full_disk_loses_nothing(manager: Manager, peers: Pe
     assert pilot.hear(to_pilot.StartLibrary)
 
 
-def fill_up(manager: Manager, peers: Peers, folder: SessionFolder) -> tuple[Peer, Peer]:
-    assert manager.process is not None
+def fill_up(manager: Manager, peers: Peers, folder: SessionFolder) -> tuple[Peer, Peer, bytes]:
+    """Fill the disk of a manager; return a client, a pilot, and the client's frame that the journal lacks."""
     client, pilot = welcomed(peers, "client", "pilot")
     client.define(CODE)
     client.hear(to_client.Ack, where=lambda ack: ack.sequence == 1)
     limit(manager.process.pid, folder.journal.stat().st_size + 30)
-    client.submit(0)
+    frame = client.submit(0)
     until(lambda: "cannot be written" in folder.manager_log.read_text(), what="the log reports the full disk")
-    return client, pilot
+    return client, pilot, frame
 
 
 def test_client_that_leaves_ends_its_session_on_a_full_disk(
     manager: Manager, peers: Peers, folder: SessionFolder
 ) -> None:
-    client, pilot = fill_up(manager, peers, folder)
+    client, pilot, _ = fill_up(manager, peers, folder)
     client.close()
     assert pilot.hear(to_pilot.Exit).reason == "its client is gone"
     assert manager.ended() == 0, "this exit code prevents a restart"
     holder = lease.read(folder.lease)
-    assert holder is not None
     assert (holder.over, holder.unwritten) == ("its client is gone", "File too large")
     assert "the last records of the session's journal are not written" in folder.manager_log.read_text()
 
 
 @pytest.mark.long
 def test_observer_ends_a_session_on_a_full_disk(manager: Manager, peers: Peers, folder: SessionFolder) -> None:
-    client, pilot = fill_up(manager, peers, folder)
-    observer = peers("client", hello=False)
-    hello = say.ClientHello(wire.VERSION, observer.session, observer=True)
-    observer.send(hello, numbered=False)
+    client, pilot, _ = fill_up(manager, peers, folder)
+    observer = peers("client", observer=True)
     observer.hear(to_client.ClientWelcome)
     observer.send(say.EndSession("stoker down"), numbered=False)
     assert observer.hear(to_client.SessionOver).reason == "stoker down"
@@ -156,15 +143,14 @@ def test_observer_ends_a_session_on_a_full_disk(manager: Manager, peers: Peers, 
 def manager_with_full_buffer(folder: SessionFolder) -> Iterator[Manager]:
     """Yield a manager that reads no messages while its disk is full; a killed `stoker down` has left a request file."""
     folder.asked_to_end.touch()
-    manager = Manager(folder, script=Path(__file__).with_name("brimful_manager.py"))
-    yield manager
-    manager.close()
+    with closing(Manager(folder, patch="from stoker.manager.live import server\nserver.FULL_BYTES = 4000")) as manager:
+        yield manager
 
 
 def test_down_command_ends_a_session_whose_manager_reads_nothing(
     manager_with_full_buffer: Manager, folder: SessionFolder, peers: Peers
 ) -> None:
-    client, pilot = fill_up(manager_with_full_buffer, peers, folder)
+    client, pilot, _ = fill_up(manager_with_full_buffer, peers, folder)
     client.submit(1, payload=bytes(5000))
     until(lambda: not answers(folder), what="the manager stops reading")
     time.sleep(1.0)
@@ -179,7 +165,7 @@ def test_down_command_ends_a_session_whose_manager_reads_nothing(
 def test_pilot_is_not_declared_lost_while_its_hello_is_unread(
     manager_with_full_buffer: Manager, folder: SessionFolder, peers: Peers
 ) -> None:
-    client, pilot = fill_up(manager_with_full_buffer, peers, folder)
+    client, pilot, _ = fill_up(manager_with_full_buffer, peers, folder)
     unread = peers("client", hello=False)
     client.submit(1, payload=bytes(5000))
     until(lambda: not answers(folder), what="the manager stops reading")
@@ -218,8 +204,7 @@ def answers(folder: SessionFolder) -> bool:
 
 
 def test_programs_are_notified_of_a_full_disk(manager: Manager, peers: Peers, folder: SessionFolder) -> None:
-    assert manager.process is not None
-    client, _ = fill_up(manager, peers, folder)
+    client, _, _ = fill_up(manager, peers, folder)
     text = client.hear(to_client.Status).trouble[JOURNAL]
     assert f"{folder.journal} has reached this user's limit of file sizes (ulimit -f)" in text
     assert f"prlimit --pid {manager.process.pid} --fsize=unlimited" in text
@@ -272,10 +257,30 @@ def test_records_that_failed_to_write_are_later_written_once(tmp_path: Path, syn
 # ---- synced writes
 
 
+SYNCING = """
+import os, time
+from pathlib import Path
+
+go, log, really = Path({go!r}), Path({log!r}), os.fdatasync
+
+def fdatasync(fd):
+    while not go.exists():
+        time.sleep(0.01)
+    really(fd)
+    with log.open("a") as file:
+        file.write("once\\n")
+
+os.fdatasync = fdatasync
+"""
+
+
 class Disk:
+    """A disk whose syncs wait for the file `go`."""
+
     def __init__(self, path: Path) -> None:
         self.go, self.log = path / "go", path / "synced"
         self.log.touch()
+        self.patch = SYNCING.format(go=str(self.go), log=str(self.log))
 
     @property
     def syncs(self) -> int:
@@ -287,8 +292,8 @@ def start(folder: SessionFolder, tmp_path: Path) -> Iterator[Callable[..., Disk]
     with ExitStack() as made:
 
         def started(*options: str) -> Disk:
-            disk, script = Disk(tmp_path), Path(__file__).with_name("syncing_manager.py")
-            made.callback(Manager(folder, *options, script=script, before=(disk.go, disk.log)).close)
+            disk = Disk(tmp_path)
+            made.callback(Manager(folder, *options, patch=disk.patch).close)
             return disk
 
         yield started
@@ -313,10 +318,9 @@ def test_calls_are_sent_before_the_sync_and_results_after_it(start: Callable[...
     client, pilot = welcomed(peers, "client", "pilot")
     client.define()
     client.submit(0)
-    library = pilot.hear(to_pilot.StartLibrary).library
-    pilot.send(say.LibraryReady(library, 0.1, 0.2))
+    library = pilot.serve()
     pilot.hear(to_pilot.RunCalls)
-    pilot.send(say.CallsEnded(library, [CallEnd(0, True, b"result", 0.01)]))  # type: ignore[arg-type]
+    pilot.end(0, library=library)
     client.hear(to_client.Results)
     client.hear(to_client.Ack, where=lambda ack: ack.sequence == client.sequence)
     pilot.hear(to_pilot.Ack, where=lambda ack: ack.sequence == pilot.sequence)
@@ -324,7 +328,7 @@ def test_calls_are_sent_before_the_sync_and_results_after_it(start: Callable[...
     disk.go.unlink()
     client.submit(1)
     assert [spec.call for spec in pilot.hear(to_pilot.RunCalls).calls] == [1]
-    pilot.send(say.CallsEnded(library, [CallEnd(1, True, b"result", 0.01)]))  # type: ignore[arg-type]
+    pilot.end(1, library=library)
     assert client.silent(0.5)
     assert pilot.silent(5.0), "not even an acknowledgement that waits for no other message"
     disk.go.touch()
@@ -409,5 +413,5 @@ def test_finished_sync_wakes_the_loop_once(tmp_path: Path, monkeypatch: pytest.M
             found = [early, sync.done()]
             assert [each for each in found if each and each.turns] == [journal.SyncResult(position, 1)]
             assert not is_woken(0)
-            assert sync.done() == journal.SyncResult(position, 0)
+            assert sync.done() == journal.SyncResult(0, 0)
     sync.close()

@@ -123,7 +123,6 @@ def test_stoker_logs_follows_a_restarted_log(tmp_path: Path) -> None:
     code = "import sys; from pathlib import Path; from stoker.manager.cli.logs import _print_file as show; "
     code += "show(Path(sys.argv[1]), follow=True)"
     with subprocess.Popen([sys.executable, "-u", "-c", code, str(path)], stdout=subprocess.PIPE) as follower:
-        assert follower.stdout is not None
         assert follower.stdout.readline() == b"first\n"
         for number in range(4000):
             log.info("line %05d %s", number, "x" * 30)

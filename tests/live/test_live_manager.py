@@ -4,7 +4,7 @@ import math
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import closing
 
 import msgspec
 import pytest
@@ -12,7 +12,6 @@ from live.peers import Manager, Peer, Peers, key_pair, pilot_hello, until, welco
 
 from stoker.manager.live import lease
 from stoker.manager.live.clock import PendingAcks
-from stoker.manager.live.replay import status_of_ended_session, story_of_ended_session
 from stoker.manager.live.server import discard_result
 from stoker.manager.main import TAKEN_OVER
 from stoker.protocol import to_client, to_pilot, wire
@@ -37,35 +36,12 @@ def pilot(manager: Manager, peers: Peers) -> Peer:
     return pilot
 
 
-def test_journal_contains_the_history_of_a_call(
-    client: Peer, pilot: Peer, manager: Manager, folder: SessionFolder
-) -> None:
-    client.submit(0)
-    pilot.serve()
-    run = pilot.hear(to_pilot.RunCalls)
-    assert [spec.call for spec in run.calls] == [0]
-    assert run.function_blob.blob == b"code"
-    pilot.end(0)
-    assert [end.call for end in client.hear(to_client.Results).ends] == [0]
-    client.send(say.EndSession("test is over"))
-    pilot.hear(to_pilot.Exit)
-    assert manager.ended() == 0
-    assert status_of_ended_session(folder).done == 1
-    story = story_of_ended_session(folder, "c-0")
-    assert story.found
-    assert any("ended with a result" in line.text for line in story.lines)
-
-
 def test_peers_with_wrong_keys_or_other_sessions_are_refused(client: Peer, peers: Peers) -> None:
     stranger = peers("client", key=key_pair())
     assert stranger.silent(0.5)
     assert client.status().done == 0
-    neighbour = peers("client", hello=False)
-    neighbour.send(say.ClientHello(wire.VERSION, "other"), numbered=False)
-    assert "other" in neighbour.hear(to_client.ClientRefused).reason
-    pilot = peers("pilot", hello=False)
-    pilot.send(pilot_hello("other"), numbered=False)
-    assert "this is session test" in pilot.hear(to_pilot.PilotRefused).reason
+    assert "other" in peers("client", session="other").hear(to_client.ClientRefused).reason
+    assert "this is session test" in peers("pilot", session="other").hear(to_pilot.PilotRefused).reason
 
 
 def test_hello_of_a_future_version_names_both_versions(client: Peer, peers: Peers) -> None:
@@ -119,35 +95,9 @@ def test_repeated_and_late_messages_are_ignored(client: Peer, pilot: Peer) -> No
     assert not [m for m in client.heard if isinstance(m, to_client.Results)]
 
 
-def test_killed_manager_restarts_and_repeats_no_call(
-    client: Peer, pilot: Peer, manager: Manager, folder: SessionFolder
-) -> None:
-    client.submit(0, 1, 2)
-    pilot.serve()
-    pilot.hear(to_pilot.RunCalls)
-    pilot.end(0)
-    assert client.hear(to_client.Results).first == 0
-    pilot.hear(to_pilot.RunCalls, where=lambda m: m.calls[0].call == 1)
-    manager.kill()
-    manager.start()
-    held = say.LibraryFacts(1, "bare", ("cpu:0",), True, (1,))  # type: ignore[arg-type]
-    pilot.send(pilot_hello("test", libraries=(held,)), numbered=False)
-    # the welcome has the options of the first start of the session
-    assert pilot.hear(to_pilot.PilotWelcome).heartbeat_s == manager.heartbeat_s
-    client.send(say.ClientHello(wire.VERSION, "test", received=0), numbered=False)
-    client.hear(to_client.ClientWelcome)
-    again = client.hear(to_client.Results)
-    assert (again.first, [end.call for end in again.ends]) == (0, [0])
-    pilot.end(1)
-    later = client.hear(to_client.Results)
-    assert (later.first, [end.call for end in later.ends]) == (1, [1])
-    assert [spec.call for spec in pilot.hear(to_pilot.RunCalls).calls] == [2]
-
-
 def test_observer_sees_a_session_but_does_not_keep_it_alive(client: Peer, peers: Peers, manager: Manager) -> None:
-    watcher = peers("client", hello=False)
-    watcher.send(say.ClientHello(wire.VERSION, "test", observer=True), say.AskStatus(), numbered=False)
-    assert watcher.hear(to_client.Status).session == "test"
+    watcher = peers("client", observer=True)
+    assert watcher.status().session == "test"
     watcher.send(say.AskStory("nobody"), numbered=False)
     assert not watcher.hear(to_client.Story).found
     watcher.submit(9, payload=b"")
@@ -157,23 +107,13 @@ def test_observer_sees_a_session_but_does_not_keep_it_alive(client: Peer, peers:
 
 
 SURE_S = 4.0  # this is longer than the time between two renewals
-BRIEFLY_SURE = f"""
-import sys
-from stoker.manager import main
-from stoker.manager.live import lease
-lease.SURE_S = {SURE_S}
-sys.exit(main.main(sys.argv[1:]))
-"""
 
 
 @pytest.fixture
-def brief(folder: SessionFolder, tmp_path: Path) -> Iterator[Manager]:
+def brief(folder: SessionFolder) -> Iterator[Manager]:
     """A manager that trusts its lease for only `SURE_S` seconds after a renewal."""
-    script = tmp_path / "briefly_sure_manager.py"
-    script.write_text(BRIEFLY_SURE)
-    manager = Manager(folder, script=script)
-    yield manager
-    manager.close()
+    with closing(Manager(folder, patch=f"from stoker.manager.live import lease\nlease.SURE_S = {SURE_S}")) as manager:
+        yield manager
 
 
 def test_frozen_manager_continues_unless_it_was_replaced(brief: Manager, peers: Peers) -> None:
@@ -181,7 +121,6 @@ def test_frozen_manager_continues_unless_it_was_replaced(brief: Manager, peers: 
     client.define()
     client.submit(0)
     pilot.hear(to_pilot.StartLibrary)
-    assert brief.process is not None
     brief.process.send_signal(signal.SIGSTOP)
     time.sleep(SURE_S + 1.0)
     brief.process.send_signal(signal.SIGCONT)

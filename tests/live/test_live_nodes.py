@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from contextlib import closing
 
-import msgspec
 import pytest
 from live.peers import Manager, Peer, Peers, pilot_hello, until, welcomed
+from msgspec.structs import replace
 
 from stoker import locks
 from stoker.contexts.folders import state_folder
 from stoker.manager.live import node_store
 from stoker.manager.live.node_store import NodeStore
-from stoker.protocol import to_client, wire
+from stoker.protocol import to_client
 from stoker.protocol import to_manager as say
 from stoker.protocol.blocks import FORGET_NODE_S, AllowedNodes, BlockPhase, KnownBlock, NodeRecord
 from stoker.protocol.ids import BlockId
@@ -85,7 +86,7 @@ def test_only_one_of_two_sessions_claims_the_probe_of_a_bad_node() -> None:
     assert one.claim(bad, every_s=90.0, now=now)
     assert not other.claim(bad, every_s=90.0, now=now + 1.0)
     assert other.claim(bad, every_s=90.0, now=now + 91.0)
-    kept(msgspec.structs.replace(bad, excluded=False, at=now + 92.0))
+    kept(replace(bad, excluded=False, at=now + 92.0))
     assert not one.claim(bad, every_s=90.0, now=now + 300.0)
     one.close()
     other.close()
@@ -122,8 +123,7 @@ def folder(folder: SessionFolder) -> Iterator[SessionFolder]:
 
 
 def factory_of(peers: Peers) -> tuple[Peer, tuple[KnownBlock, ...]]:
-    factory = peers("client", hello=False, name="factory-mine")
-    factory.send(say.ClientHello(wire.VERSION, factory.session, observer=True, factory=True), numbered=False)
+    factory = peers("client", name="factory-mine", observer=True, factory=True)
     known: tuple[KnownBlock, ...] = factory.hear(to_client.KnownBlocks).blocks
     return factory, known
 
@@ -131,11 +131,9 @@ def factory_of(peers: Peers) -> tuple[Peer, tuple[KnownBlock, ...]]:
 def test_bad_node_stays_excluded_in_later_sessions(folder: SessionFolder, manager: Manager, peers: Peers) -> None:
     factory, _ = factory_of(peers)
     [client] = welcomed(peers, "client")
-    pilot = peers("pilot", hello=False)
-    hello = pilot_hello(pilot.session)
-    faulty = tuple(msgspec.structs.replace(device, fault=BAD) for device in hello.devices)
+    faulty = tuple(replace(device, fault=BAD) for device in pilot_hello("test").devices)
     factory.send(say.BlockUpdate(BlockId("b1"), BlockPhase.RUNNING, "12", source="gpu"))
-    pilot.send(msgspec.structs.replace(hello, devices=faulty, block="b1", node="n2"), numbered=False)
+    peers("pilot", devices=faulty, block="b1", node="n2")
     [excluded] = until(lambda: client.status().excluded_nodes, what="n2 is excluded")
     assert (excluded.node, excluded.why) == ("n2", BAD)
     factory.hear(to_client.SubmitBlocks, where=lambda said: [each.allowed.exclude for each in said.orders] == [("n2",)])
@@ -146,8 +144,7 @@ def test_bad_node_stays_excluded_in_later_sessions(folder: SessionFolder, manage
 
 def test_cleared_node_is_used_by_a_running_session(folder: SessionFolder, peers: Peers) -> None:
     kept(record())
-    manager = Manager(folder)
-    try:
+    with closing(Manager(folder)) as manager:
         _, known = factory_of(peers)
         assert [block.allowed for block in known] == [AllowedNodes(exclude=("n2",))]
         [client] = welcomed(peers, "client")
@@ -156,5 +153,3 @@ def test_cleared_node_is_used_by_a_running_session(folder: SessionFolder, peers:
         until(lambda: not client.status().excluded_nodes, what="the session hears that n2 is cleared")
         client.send(say.EndSession("test is over"))
         assert manager.ended(seconds=30) == 0
-    finally:
-        manager.close()

@@ -77,8 +77,7 @@ def live(manager: Manager, client: Peer, pilot: Peer, *, calls: int = CALLS) -> 
     client.send(say.DefineRecipe(BARE), say.DefineRecipe(other), say.DefineFunction("f", "f", b"code"))  # type: ignore[arg-type]
     for call in range(0, calls, 2):
         for recipe in ("bare", "other"):
-            number = call + (recipe == "other")
-            client.send(say.Submit("f", recipe, [CallSpec(number, b"arguments")]))  # type: ignore[arg-type]
+            client.submit(call + (recipe == "other"), recipe=recipe)
     done = 0
     while done < calls:
         for message in pilot.listen(0.05):
@@ -143,7 +142,6 @@ def dispatched_by(dispatch: HottestFirst) -> Policies:
 
 def test_replay_with_other_policies_names_the_first_difference(lived: SessionFolder) -> None:
     found = replayed(lived, dispatched_by(Coldest())).difference
-    assert found is not None
     assert any("RunCalls" in line for line in found.decides) or found.decides == ("nothing",)
     assert any("CallsEnded" in line or "LibraryReady" in line or "Submit" in line for line in found.happened)
 
@@ -153,7 +151,7 @@ def test_restarted_manager_continues_to_record_decision_checks(
 ) -> None:
     client, pilot = welcomed(peers, "client", "pilot")
     client.define()
-    client.send(say.Submit("f", "bare", [CallSpec(n, b"") for n in range(2)]))  # type: ignore[arg-type]
+    client.submit(0, 1)
     pilot.hear(to_pilot.StartLibrary)
     until(lambda: replayed(folder).checked, what="checks in the journal of a live manager")
     manager.kill()

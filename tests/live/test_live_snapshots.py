@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -67,25 +68,19 @@ class Hosts:
     def disk(self, host: str) -> Path:
         return self.path / host / f"stoker-{os.getuid()}"
 
-    def pilot(self, *options: str, snapshots: Path | None = None, host: str = "") -> str:
-        """Start a pilot on `host` (default: a new host) with a folder of snapshots (default: none); return its name."""
+    def pilot(self, *options: str, host: str = "") -> str:
+        """Start a pilot on `host` (default: a new host) without a folder of snapshots; return its name."""
         disk, before = self.path / (host or f"host-{len(self.pilots)}"), set(self.names())
         own = {name: value for name, value in os.environ.items() if name != SNAPSHOTS}
-        own |= {"STOKER_HOME": str(self.home)} | ({SNAPSHOTS: str(snapshots)} if snapshots else {})
-        process = subprocess.Popen(
-            [sys.executable, "-m", "stoker.pilot.main", "--session", str(self.folder.path), "--devices", "cpu:1",
-             "--scratch", str(disk), *options],
-            env=own,
-        )  # fmt: skip
+        command = [sys.executable, "-m", "stoker.pilot.main", "--session", str(self.folder.path), "--devices", "cpu:1"]
+        command += ["--scratch", str(disk), *options]
+        process = subprocess.Popen(command, env=own | {"STOKER_HOME": str(self.home)})
         [name] = until(lambda: set(self.names()) - before, seconds=60, what="a pilot joining")
         self.pilots[name] = process
         return name
 
     def names(self) -> list[str]:
-        return [pilot.pilot for pilot in self.status().pilots]
-
-    def status(self) -> Any:
-        return self.client.status()
+        return [pilot.pilot for pilot in self.client.status().pilots]
 
     def keeping(self, *options: str, host: str = "", made_s: float = 60.0) -> tuple[str, Recipe]:
         """Start the first pilot, which makes and offers the snapshot of a context; return its name and the context."""
@@ -116,7 +111,7 @@ class Hosts:
 
     def offered(self, name: str, *, objects: int) -> None:
         until(
-            lambda: next(pilot.objects for pilot in self.status().pilots if pilot.pilot == name) >= objects,
+            lambda: next(pilot.objects for pilot in self.client.status().pilots if pilot.pilot == name) >= objects,
             seconds=60,
             what="the snapshot being offered",
         )
@@ -142,11 +137,8 @@ class Hosts:
 @pytest.fixture
 def hosts(folder: SessionFolder, peers: Peers, tmp_path: Path) -> Iterator[Hosts]:
     folder.write_key("transfer", KeyPair(public="", secret=secrets.token_hex(32)))
-    manager = Manager(folder)
-    made = Hosts(folder, peers("client"), tmp_path)
-    yield made
-    made.close()
-    manager.close()
+    with closing(Manager(folder)), closing(Hosts(folder, peers("client"), tmp_path)) as made:
+        yield made
 
 
 def test_pilots_of_one_host_share_a_fetched_snapshot(hosts: Hosts) -> None:

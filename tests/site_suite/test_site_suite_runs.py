@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from cli.command_line import write_commands
 from driver.machine import Machine
 from faults.world import World
 
@@ -46,7 +47,6 @@ def prove_gpus(
 
 def start_until_a_promise_holds(world: World) -> subprocess.Popen[str]:
     process = start(world, '[pilot]\ndevices = "cpu:1"\n')
-    assert process.stderr is not None
     for line in process.stderr:
         if line.startswith("  ok "):
             break
@@ -116,9 +116,7 @@ def test_error_of_a_site_without_scratch_names_the_folder(world):
 def test_batch_system_that_does_not_answer_is_named(world):
     commands = world.path / "commands"
     commands.mkdir()
-    for name in ("sbatch", "squeue", "scancel", "sinfo", "scontrol"):
-        (commands / name).write_text("#!/bin/sh\nexec sleep 60\n")
-        (commands / name).chmod(0o755)
+    write_commands(commands, **dict.fromkeys(("sbatch", "squeue", "scancel", "sinfo", "scontrol"), "exec sleep 60"))
     site = '[provider]\nkind = "slurm"\npartition = "main"\ncommand_limit = "1 s"\n[session]\ninterface = "127.0.0.1"\n'
     path = f"{commands}:{os.environ['PATH']}"
     code, report = prove(world, site, "starts or is_hot", "--wait", "8", PATH=path)

@@ -50,54 +50,34 @@ def definitions(text: str) -> Iterator[tuple[str, str, int]]:
         yield found[1], found[2], text.count("\n", 0, found.end()) + 1
 
 
-def product(root: Path) -> Iterator[tuple[str, str, str, int]]:
+def product() -> Iterator[tuple[str, str, str, int]]:
     for folder in FOLDERS:
-        for path in sorted((root / folder).rglob("*.py")):
+        for path in sorted((ROOT / folder).rglob("*.py")):
             for definition in definitions(path.read_text()):
-                yield str(path.relative_to(root)), *definition
+                yield str(path.relative_to(ROOT)), *definition
 
 
-def homonyms(root: Path) -> dict[str, set[str]]:
+def test_each_class_name_is_defined_once_or_allowed_twice():
     found: dict[str, list[str]] = defaultdict(list)
-    for path, kind, name, _ in product(root):
+    for path, kind, name, _ in product():
         if kind == "class":
             found[name].append(path)
-    several = {name: paths for name, paths in found.items() if len(paths) > 1}
-    return {
-        name: set(paths)
-        for name, paths in several.items()
-        if name not in ALLOWED or ALLOWED[name][0] != set(paths) or len(paths) != len(set(paths))
-    }
-
-
-def vague(root: Path) -> list[str]:
-    return [f"{path}:{line} {name}" for path, kind, name, line in product(root) if kind == "def" and name in VAGUE]
-
-
-def test_each_class_name_is_defined_once():
-    assert homonyms(ROOT) == {}, "rename one of them, or say in ALLOWED why both are called so"
-
-
-def long_test_names(root: Path) -> list[str]:
-    return [
-        f"{path.relative_to(root)}:{line} {name}"
-        for path in sorted((root / "tests").rglob("test_*.py"))
-        for kind, name, line in definitions(path.read_text())
-        if kind == "def" and name.startswith("test_") and len(name) > LONGEST + len("test_")
-    ]
-
-
-def test_allowed_duplicate_class_names_still_exist():
-    defined: dict[str, set[str]] = defaultdict(set)
-    for path, kind, name, _ in product(ROOT):
-        if kind == "class":
-            defined[name].add(path)
-    assert {name: defined[name] for name in ALLOWED} == {name: files for name, (files, _) in ALLOWED.items()}
+    several = {name: sorted(paths) for name, paths in found.items() if len(paths) > 1}
+    allowed = {name: sorted(files) for name, (files, _) in ALLOWED.items()}
+    differ = {name: several.get(name) for name in several.keys() | allowed if several.get(name) != allowed.get(name)}
+    assert differ == {}, "rename one of them, or say in ALLOWED why both are called so"
 
 
 def test_no_function_has_a_vague_name():
-    assert vague(ROOT) == [], "name the effect (`refresh_devices`) or the answer (`job_status`)"
+    vague = [f"{path}:{line} {name}" for path, kind, name, line in product() if kind == "def" and name in VAGUE]
+    assert vague == [], "name the effect (`refresh_devices`) or the answer (`job_status`)"
 
 
 def test_test_names_are_short():
-    assert long_test_names(ROOT) == [], f"state the behaviour in at most {LONGEST} characters"
+    long = [
+        f"{path.relative_to(ROOT)}:{line} {name}"
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        for kind, name, line in definitions(path.read_text())
+        if kind == "def" and name.startswith("test_") and len(name) > LONGEST + len("test_")
+    ]
+    assert long == [], f"state the behaviour in at most {LONGEST} characters"
