@@ -1,7 +1,8 @@
 """Answer the core's questions from the history of earlier sessions and the advisor process.
 
 The manager never waits for the advisor. It starts the advisor `GATHER_S` after the first question, and again when the
-advisor dies. The questions that a dead advisor has not answered are dropped, because one of them may have killed it.
+advisor dies. After a death, the manager sends one question at a time until an answer arrives. If the advisor dies twice
+during a question, the manager drops the question.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 import socket
 import subprocess
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import assert_never
 
 import msgspec
@@ -31,6 +33,7 @@ ADVISOR = "stoker.manager.advice.main"
 _NOT_STARTED = "the advisor cannot be started (%s); the manager tries again"
 MOST_OPEN = 512
 MOST_PACES = 64
+MOST_TRIES = 2
 LIMIT_S = 180.0
 GATHER_S = 10.0
 PAUSE_S = 2.0
@@ -109,6 +112,17 @@ def _advice(kind: str, known: Estimate, steps: StepTimes | None) -> ContextAdvic
     )  # fmt: skip
 
 
+@dataclass(slots=True)
+class _Question:
+    about: About
+    data: bytes
+    tries: int = 0
+
+    @property
+    def is_slow(self) -> bool:
+        return isinstance(self.about, OfContext | events.OfFunction)
+
+
 class AdvisorLink:
     """Sends questions to the advisor. `watch`, `unwatch`: add its descriptor to the manager's loop, and remove it."""
 
@@ -117,11 +131,12 @@ class AdvisorLink:
         self._folder = folder
         self._watch = watch
         self._unwatch = unwatch
-        self._waiting: dict[About, bytes] = {}
-        self._sent: set[About] = set()
+        self._waiting: dict[About, _Question] = {}
+        self._sent: dict[About, _Question] = {}
         self._paces = 0
         self._heard_at = 0.0
         """Time at which the advisor started, answered, or received a question while it had none."""
+        self._one_at_a_time = False
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._start_at = 0.0
@@ -138,7 +153,7 @@ class AdvisorLink:
         if self._process is None and not self.open:
             self._start_at = now + GATHER_S
         self._paces += is_pace
-        self._waiting[about] = data
+        self._waiting[about] = _Question(about, data)
         self.keep_up(now)
 
     @property
@@ -190,11 +205,11 @@ class AdvisorLink:
         except msgspec.MsgspecError as error:
             log.warning("an answer of the advisor cannot be read: %s", error)
             return
-        if answer.about not in self._sent:
+        question = self._sent.pop(answer.about, None)
+        if question is None:
             return
-        self._sent.remove(answer.about)
         self._paces -= isinstance(answer.about, OfPace)
-        self._heard_at = now
+        self._heard_at, self._one_at_a_time = now, False
         self._pause.reset()
         if answer.found is not None:
             found.append(answer.found)
@@ -226,30 +241,36 @@ class AdvisorLink:
     def _send(self, now: float) -> None:
         if not self._waiting or self._channel is None:
             return
-        slow = sum(map(_is_slow, self._sent))
-        for about, data in list(self._waiting.items()):
-            if len(self._sent) >= _MOST_SENT:
+        most = 1 if self._one_at_a_time else _MOST_SENT
+        slow = sum(question.is_slow for question in self._sent.values())
+        for about, question in list(self._waiting.items()):
+            if len(self._sent) >= most:
                 return
-            if _is_slow(about) and slow >= _MOST_SLOW_SENT:
+            if question.is_slow and slow >= _MOST_SLOW_SENT:
                 continue
             try:
-                self._channel.send(data)
+                self._channel.send(question.data)
             except OSError:  # the channel is full or closed; the next read detects a closed channel
                 return
             if not self._sent:
                 self._heard_at = now
             del self._waiting[about]
-            self._sent.add(about)
-            slow += _is_slow(about)
+            self._sent[about] = question
+            slow += question.is_slow
+            question.tries += 1
 
     def _handle_advisor_exit(self, now: float) -> None:
         self._close_channel()
         code = self._process.poll() if self._process is not None else None
-        how, dropped = f" ({code})" if code is not None else "", len(self._sent)
-        self._paces -= sum(isinstance(about, OfPace) for about in self._sent)
-        self._sent.clear()
+        again = {about: question for about, question in self._sent.items() if question.tries < MOST_TRIES}
+        dropped = [about for about in self._sent if about not in again]
+        self._paces -= sum(isinstance(about, OfPace) for about in dropped)
+        self._one_at_a_time = bool(self._sent)
+        self._sent = {}
+        self._waiting = again | self._waiting
         self._start_at = max(self._start_at, now)
-        log.warning("the advisor ended%s: %d questions open, %d dropped", how, self.open, dropped)
+        how = f" ({code})" if code is not None else ""
+        log.warning("the advisor ended%s: %d questions open, %d dropped", how, self.open, len(dropped))
 
     def _close_channel(self) -> None:
         if self._channel is None:
@@ -258,7 +279,3 @@ class AdvisorLink:
             self._unwatch(self._channel.fileno())
         self._channel.close()
         self._channel = None
-
-
-def _is_slow(about: About) -> bool:
-    return isinstance(about, OfContext | events.OfFunction)

@@ -91,7 +91,7 @@ def test_advisor_starts_with_the_first_question(link: Made) -> None:
     assert made.due_in_s == float("inf")
 
 
-def test_killed_advisor_is_restarted_and_asked_the_next_questions(
+def test_killed_advisor_is_restarted_and_asked_again(
     link: Made, odd: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     itself = advisor.ADVISOR
@@ -103,17 +103,28 @@ def test_killed_advisor_is_restarted_and_asked_the_next_questions(
     made._process.wait()
     monkeypatch.setattr(advisor, "ADVISOR", itself)
     assert made.answers(1.0) == []
-    made.ask(question(2), 30.0)
-    (answer,) = found(made, 1, now=30.0)
+    (answer,) = found(made, 1, now=1.0 + advisor.LONGEST_PAUSE_S / 10)
     assert made._process.pid != before
-    assert answer.about == question(2).about
+    assert answer.about == question(1).about
 
 
-def test_question_that_kills_the_advisor_is_dropped(link: Made, odd: Callable[[str], None]) -> None:
+def test_question_that_kills_the_advisor_twice_is_dropped(
+    link: Made, odd: Callable[[str], None], tmp_path: Path
+) -> None:
     odd("dies")
     made, _ = link
     ask_at_once(made)
-    until(lambda: not made.answers(1.0) and made.due_in_s == float("inf"), what="the end of the question")
+    now = 0.0
+
+    def given_up() -> bool:
+        nonlocal now
+        if made._process is not None and made._process.poll() is not None:
+            now += 10.0  # advance the time only while no advisor runs, so a slow start is no timeout
+        assert made.answers(now) == []
+        return made.due_in_s == float("inf")
+
+    until(given_up, what="the end of the question")
+    assert (tmp_path / "began").read_text() == "xx"
 
 
 def test_unreadable_answer_counts_as_no_answer(link: Made, odd: Callable[[str], None]) -> None:
