@@ -90,7 +90,7 @@ class CausalLM:
             )
             self._runner = ModelRunner(model, limit_bytes=PREFIX_LIMIT_BYTES)
             make = partial(
-                build_inference_engine, self._runner, self._prompts.texts(), engine=engine, cache_bytes=cache_bytes,
+                build_inference_engine, self._runner, self._prompts.texts, engine=engine, cache_bytes=cache_bytes,
                 took=self._steps.took, graphs=graphs, adapters=self.adapters,
             )  # fmt: skip
             self._thread = EngineThread(
@@ -114,7 +114,7 @@ class CausalLM:
     @property
     def longest(self) -> int:
         """Maximum tokens of a prompt and its continuation; 0 if unknown."""
-        return self._prompts.longest
+        return self._prompts.texts.longest
 
     @property
     def engine(self) -> str:
@@ -191,10 +191,11 @@ class CausalLM:
             told: Receives the finished share, and the total 1.0.
         """
         with self._thread.hold() as engine:
-            load, longest = engine.load(), self._prompts.longest
+            load = engine.load()
             if load.running or load.waiting:
                 raise RuntimeError(f"{load.running + load.waiting} requests run; the model cannot be profiled")
-            profiler = EngineProfiler(engine, vocabulary=len(self.tokenizer), longest=longest, quick=quick, told=told)
+            words = len(self.tokenizer)
+            profiler = EngineProfiler(engine, vocabulary=words, longest=self.longest, quick=quick, told=told)
             self._steps.paused = True
             try:
                 found = profiler.measure()
@@ -427,7 +428,8 @@ class CausalLM:
         if not labels or not all(labels):
             raise ValueError(f"label_scores needs labels, none of them empty; it got {list(labels)!r}")
         tails = self._prompts.label_tokens([prefix + prompt for prompt in prompts], rows, labels)
-        self._prompts.check_lengths([len(row) + max(map(len, tail)) for row, tail in zip(rows, tails, strict=True)])
+        for place, (row, tail) in enumerate(zip(rows, tails, strict=True)):
+            self._prompts.texts.check_length(len(row) + max(map(len, tail)), f"prompt {place}")
         ahead = self._prompts.encode([prefix])[0] if prefix else ()
         scores: list[list[float]] = []
         most, check = max(batch_size, _SCORED_AT_ONCE), ambient.current_call_stop().check

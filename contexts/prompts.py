@@ -60,26 +60,16 @@ AT_ONCE = 256
 
 
 class PromptReader:
-    """A tokenizer, its end tokens, and the model's limits (0 = unknown).
-
-    `grammars`: None if the engine compiles grammars itself.
-    """
+    """A tokenizer, and the end tokens and limits of its model in `texts` (see `ModelTexts`)."""
 
     def __init__(
         self, tokenizer: Any, *, ends: frozenset[int], longest: int, vocabulary: int = 0, grammars: Any = None
     ) -> None:
         self.tokenizer = tokenizer
-        self.ends = ends
-        self.longest = longest
         self._dropped = _special_tokens_to_drop(tokenizer)
-        self.vocabulary = vocabulary
-        self._grammars = grammars
-
-    def texts(self) -> ModelTexts:
-        return ModelTexts(
-            decode=self.decode, ends=self.ends, longest=self.longest, vocabulary=self.vocabulary,
-            grammars=self._grammars,
-        )  # fmt: skip
+        self.texts = ModelTexts(
+            decode=self.decode, ends=ends, longest=longest, vocabulary=vocabulary, grammars=grammars
+        )
 
     @property
     def chat_template(self) -> str:
@@ -147,12 +137,6 @@ class PromptReader:
                 for whole, other in zip(wholes, alone, strict=True)
             ])  # fmt: skip
         return found
-
-    def check_lengths(self, lengths: Sequence[int]) -> None:
-        for index, length in enumerate(lengths):
-            if self.longest and length > self.longest:
-                told = f"prompt {index} has {length} tokens with its continuation"
-                raise ValueError(f"{told}; the model accepts at most {self.longest}. Shorten it, or split it")
 
 
 _MARKS = frozenset(

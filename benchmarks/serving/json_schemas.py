@@ -131,7 +131,7 @@ def _compiled(model: Any, schemas: list[Schema], took_ms: list[float]) -> list[S
     for schema in schemas:
         began = time.perf_counter()
         try:
-            model._prompts.texts().prepare(Sampling(json_schema=json.dumps(schema)))
+            model._prompts.texts.prepare(Sampling(json_schema=json.dumps(schema)))
         except ValueError:
             continue
         took_ms.append(1000 * (time.perf_counter() - began))

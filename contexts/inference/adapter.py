@@ -286,12 +286,13 @@ class ModelTexts(msgspec.Struct, frozen=True, kw_only=True):
             raise OptionRefused("adapter", "this model's engine does not support adapters; continuous and vllm do")
         self.prepare(sampling)
         self.check_tokens_in_vocabulary(request.prompt, "the prompt")
-        length = (virtual_tokens or 0) + len(request.prompt) + sampling.max_new_tokens
+        self.check_length((virtual_tokens or 0) + len(request.prompt) + sampling.max_new_tokens)
+
+    def check_length(self, length: int, what: str = "the prompt") -> None:
+        """Raise ValueError if a prompt and its continuation have too many tokens."""
         if self.longest and length > self.longest:
-            raise ValueError(
-                f"the prompt has {length} tokens with its continuation; the model accepts at most {self.longest}."
-                " Shorten it, or split it"
-            )
+            told = f"{what} has {length} tokens with its continuation"
+            raise ValueError(f"{told}; the model accepts at most {self.longest}. Shorten it, or split it")
 
     def check_tokens_in_vocabulary(self, tokens: Collection[int], where: str, *, option: str = "") -> None:
         if not self.vocabulary or not tokens or 0 <= min(tokens) <= max(tokens) < self.vocabulary:
