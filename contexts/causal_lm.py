@@ -158,7 +158,7 @@ def causal_lm(
         folders = {name: os.fspath(folder) for name, folder in sorted(adapters.items())}
         for name, folder in folders.items():
             try:
-                check_adapter(folder, base=os.fspath(path))
+                check_adapter(folder, base=os.fspath(path) or default_model())
             except ValueError as error:
                 why = f"causal_lm(adapters=...): {name}: {error}"
                 raise RecipeError(why, option="adapters", path=folder) from None
