@@ -34,41 +34,10 @@ from stoker.contexts.model_source import POOLINGS, SHORTEST_RUNTIME, SentenceFac
 from stoker.contexts.prompts import AT_ONCE
 from stoker.errors import InputTooLongError, RecipeError
 
-REPEATS = 30
 _FEWEST_REPEATS = 5
 _LIMIT_S = 90.0
 """Time limit of a profile in seconds; each length still gets `_FEWEST_REPEATS` repeats."""
 _WARM_UP = 3
-
-
-def profile_lengths(
-    model: EncoderModel, lengths: Sequence[int] = (), *, step: int = 0, dtype: str = "auto",
-    compiled: bool | str = "auto", repeats: int = REPEATS, told: Callable[[float, float], None] = lambda *_: None,
-) -> EncoderProfile:  # fmt: skip
-    """Return the time profile of a model for ascending `lengths` (default: `lengths_to_measure`).
-
-    Raises RecipeError for invalid lengths, ContextError if compiling fails.
-    """
-    asked = tuple(lengths) or lengths_to_measure(model.longest, step=step)
-    if asked[0] < SHORTEST_RUNTIME or any(a >= b for a, b in pairwise(asked)):
-        raise RecipeError(f"lengths must be ascending, {SHORTEST_RUNTIME} tokens or more; they are {list(asked)}")
-    if model.longest and asked[-1] > model.longest:
-        raise RecipeError(f"{asked[-1]} tokens cannot be measured: the model accepts at most {model.longest}")
-    samples: dict[int, list[float]] = {tokens: [] for tokens in asked}
-    is_compiled = wants_compiling(model.device, compiled)
-    if is_compiled:
-        is_compiled = _time_compiled_runtimes(model, samples, compiled=compiled, repeats=repeats, told=told)
-    else:
-        _time_runtimes_in_rotation(model, samples, repeats=repeats, told=told)
-    return EncoderProfile(
-        lengths=tuple(
-            LengthTime(tokens, middle := median(taken), median(abs(each - middle) for each in taken))
-            for tokens, taken in samples.items()
-        ),
-        name=model.name, dtype=dtype, computed_dtype=str(model.model.dtype).removeprefix("torch."), compiled=compiled,
-        is_compiled=is_compiled, device=device_hardware_name(model.device), threads=torch.get_num_threads(),
-        torch=str(torch.__version__), repeats=min(map(len, samples.values())), measured_at=time.time(),
-    )  # fmt: skip
 
 
 def _time_runtimes_in_rotation(
@@ -220,18 +189,43 @@ class EncoderModel:
         if self._compiler is not None:
             self._compiler.close()
 
-    def profile_lengths(self, lengths: Sequence[int] = (), **how: Any) -> EncoderProfile:
+    def profile_lengths(
+        self, lengths: Sequence[int] = (), *, step: int = 0, dtype: str = "auto", compiled: bool | str = "auto",
+        repeats: int = 30, told: Callable[[float, float], None] = lambda *_: None,
+    ) -> EncoderProfile:  # fmt: skip
         """Return the model's times at several input lengths.
 
         Args:
-            lengths: Numbers of tokens, ascending. Empty: `lengths_to_measure`.
-            **how: Options of `stoker.contexts.encoding.profile_lengths`.
+            lengths: Numbers of tokens, ascending. Empty: multiples of `step`, and the longest length.
+            step: Tokens between two lengths; 0: at most 32 lengths.
+            dtype, compiled: As in `encoder`.
+            repeats: Maximum batches per length.
+            told: Receives the number of finished parts, and their total.
 
         Raises:
             RecipeError: The lengths are not ascending, or exceed the model's limit.
             ContextError: A runtime cannot be compiled.
         """
-        return profile_lengths(self, lengths, **how)
+        asked = tuple(lengths) or lengths_to_measure(self.longest, step=step)
+        if asked[0] < SHORTEST_RUNTIME or any(a >= b for a, b in pairwise(asked)):
+            raise RecipeError(f"lengths must be ascending, {SHORTEST_RUNTIME} tokens or more; they are {list(asked)}")
+        if self.longest and asked[-1] > self.longest:
+            raise RecipeError(f"{asked[-1]} tokens cannot be measured: the model accepts at most {self.longest}")
+        samples: dict[int, list[float]] = {tokens: [] for tokens in asked}
+        is_compiled = wants_compiling(self.device, compiled)
+        if is_compiled:
+            is_compiled = _time_compiled_runtimes(self, samples, compiled=compiled, repeats=repeats, told=told)
+        else:
+            _time_runtimes_in_rotation(self, samples, repeats=repeats, told=told)
+        return EncoderProfile(
+            lengths=tuple(
+                LengthTime(tokens, middle := median(taken), median(abs(each - middle) for each in taken))
+                for tokens, taken in samples.items()
+            ),
+            name=self.name, dtype=dtype, computed_dtype=str(self.model.dtype).removeprefix("torch."), compiled=compiled,
+            is_compiled=is_compiled, device=device_hardware_name(self.device), threads=torch.get_num_threads(),
+            torch=str(torch.__version__), repeats=min(map(len, samples.values())), measured_at=time.time(),
+        )  # fmt: skip
 
     def time_batch(self) -> float:
         """Return the seconds for a batch with one text of maximum length."""

@@ -142,7 +142,7 @@ class Stairs:
 @pytest.mark.parametrize("compiled", [False, True])
 def test_profile_stores_median_latency_and_spread_of_each_length(compiled: bool) -> None:
     told: list[tuple[float, float]] = []
-    found = profiling.profile_lengths(
+    found = profiling.EncoderModel.profile_lengths(
         Stairs(), compiled=compiled, repeats=21, told=lambda done, total: told.append((done, total))
     )
     assert [each.tokens for each in found.lengths] == list(range(16, 257, 16))
@@ -167,7 +167,7 @@ def test_profile_stores_median_latency_and_spread_of_each_length(compiled: bool)
 )
 def test_unmeasurable_lengths_are_refused(lengths: tuple[int, ...], says: str) -> None:
     with pytest.raises(RecipeError, match=says):
-        profiling.profile_lengths(Stairs(), lengths)
+        profiling.EncoderModel.profile_lengths(Stairs(), lengths)
 
 
 def lengths(seconds: Callable[[int], float], *, step: int = 16, longest: int = 512) -> list[LengthTime]:
