@@ -18,7 +18,7 @@ import torch
 from stoker.contexts import ambient
 from stoker.contexts.adapter_files import virtual_tokens
 from stoker.contexts.forward import ModelRunner
-from stoker.contexts.inference.adapter import EngineLoad, EngineMemory, InferenceEngine, Sampling, TokenCache
+from stoker.contexts.inference.adapter import EngineLoad, EngineMemory, Sampling, TokenCache
 from stoker.contexts.inference.core_share import compute_context_for_device
 from stoker.contexts.inference.engine_thread import EngineThread
 from stoker.contexts.inference.options import OptionRefused
@@ -137,10 +137,10 @@ class CausalLM:
         Args:
             device_memory_bytes: Limit of device memory; 0: no limit.
         """
-        with self._thread.hold() as engine:
+        with self._thread.alone():
             if device_memory_bytes:
-                self._limit(engine, device_memory_bytes, accepted=True)
-            return engine.slots()
+                self._limit(device_memory_bytes, accepted=True)
+            return self._thread.engine.slots()
 
     def resize(self, *, device_memory_bytes: int) -> None:
         """Limit the device memory of the model and its cache. Raises ValueError if the weights do not fit.
@@ -148,20 +148,20 @@ class CausalLM:
         Args:
             device_memory_bytes: Limit in bytes, including weights.
         """
-        with self._thread.hold() as engine:
-            self._limit(engine, device_memory_bytes)
+        with self._thread.alone():
+            self._limit(device_memory_bytes)
 
-    def _limit(self, engine: InferenceEngine, device_memory_bytes: int, *, accepted: bool = False) -> None:
+    def _limit(self, device_memory_bytes: int, *, accepted: bool = False) -> None:
         if self._own is not None and device_memory_bytes >= self._own.started_bytes > 0:
             return  # the engine was started within this limit
-        weights = engine.memory().weights_bytes
+        weights = self._thread.engine.memory().weights_bytes
         room = device_memory_bytes - weights - PROCESS_BYTES
         if accepted or device_memory_bytes >= ambient.device_memory_bytes() > 0:
             room = max(room, LEAST_CACHE_BYTES)
         if room <= 0:
             told = f"the model takes {show_bytes(weights)} and its process {show_bytes(PROCESS_BYTES)}"
             raise ValueError(f"{told}; with {show_bytes(device_memory_bytes)} there is no memory for texts")
-        engine.resize(room)
+        self._thread.engine.resize(room)
 
     def batch_load(self) -> EngineLoad:
         """Return the number of requests, and totals since the engine started."""
@@ -190,8 +190,8 @@ class CausalLM:
             quick: Take fewer samples.
             told: Receives the finished share, and the total 1.0.
         """
-        with self._thread.hold() as engine:
-            load = engine.load()
+        with self._thread.alone():
+            engine, load = self._thread.engine, self._thread.load()
             if load.running or load.waiting:
                 raise RuntimeError(f"{load.running + load.waiting} requests run; the model cannot be profiled")
             words = len(self.tokenizer)
@@ -206,8 +206,8 @@ class CausalLM:
 
     def memory(self) -> EngineMemory:
         """Return the memory that the weights and the cache occupy on the device."""
-        with self._thread.hold() as engine:
-            return engine.memory()
+        with self._thread.alone():
+            return self._thread.engine.memory()
 
     def token_cache(self) -> TokenCache | None:
         """Return the memory of the weights and of a cached token; None if unknown."""

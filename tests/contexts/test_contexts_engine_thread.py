@@ -181,10 +181,10 @@ def test_jobs_run_between_steps_and_raise_in_their_caller(engine: CountingEngine
 def test_holder_of_the_model_has_exclusive_access(engine: CountingEngine, thread: EngineThread) -> None:
     generation = thread.submit((1,), Sampling(max_new_tokens=100_000_000), pieces=True)
     next(generation.tokens())
-    with thread.hold() as held:
-        assert held is engine
+    with thread.alone():
+        assert thread.engine is engine
         steps = engine.steps
-        with thread.hold():  # a thread may hold the engine a second time
+        with thread.alone():  # a thread may hold the engine a second time
             pass
         assert thread.run(threading.current_thread) is threading.current_thread()
         for refused in (lambda: thread.submit((1,), Sampling()), thread.close):
@@ -274,7 +274,7 @@ def test_forked_child_gets_a_clear_error(thread: EngineThread) -> None:
         asks = (
             lambda: thread.submit((1,), Sampling()),
             lambda: thread.run(lambda: 1),
-            lambda: thread.hold().__enter__(),
+            lambda: thread.alone().__enter__(),
         )
         clear = 0
         for ask in asks:
