@@ -11,22 +11,14 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from itertools import pairwise
 from statistics import median
-from typing import Any, TypedDict, Unpack
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from stoker.contexts import ambient
-from stoker.contexts.compiling import (
-    Compiler,
-    RuntimeShape,
-    TokenRow,
-    build_model_inputs,
-    compile_runtime,
-    device_hardware_name,
-    wants_compiling,
-)
+from stoker.contexts.compiling import Compiler, compile_runtime, device_hardware_name, wants_compiling
 from stoker.contexts.inference.core_share import compute_context_for_device
 from stoker.contexts.joined_batches import JoinedBatches
 from stoker.contexts.length_profiles import EncoderProfile, LengthTime, lengths_to_measure
@@ -83,6 +75,20 @@ def _warm_up(runtime: EncoderModel) -> None:
 Text = str | tuple[str, str]
 """A text, or a pair of texts."""
 _SLOTS = 16
+
+
+class TokenRow(NamedTuple):
+    """Token ids of a text or of a pair. `types`: per token, the index of its text; may be empty."""
+
+    ids: list[int]
+    types: list[int]
+
+
+class RuntimeShape(NamedTuple):
+    """Tokens per text, and texts per batch."""
+
+    length: int
+    batch: int = 1
 
 
 class EmbeddingOptions(TypedDict, total=False):
@@ -369,7 +375,18 @@ class EncoderModel:
         return numbers
 
     def _inputs(self, rows: list[TokenRow]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        return build_model_inputs(rows, self.runtime, padding=self._padding, device=self._device)
+        width = max(len(row.ids) for row in rows)
+        if self.runtime is not None:
+            rows = [*rows, *rows[:1] * (self.runtime.batch - len(rows))]
+            width = self.runtime.length
+        lengths = torch.tensor([len(row.ids) for row in rows], device=self._device)
+        seen = torch.arange(width, device=self._device)[None, :] < lengths[:, None]
+        ids = [row.ids + [self._padding] * (width - len(row.ids)) for row in rows]
+        inputs = {"input_ids": torch.tensor(ids, device=self._device), "attention_mask": seen.long()}
+        if rows[0].types:
+            types = [row.types + [0] * (width - len(row.types)) for row in rows]
+            inputs["token_type_ids"] = torch.tensor(types, device=self._device)
+        return inputs, lengths
 
     def _forward(self, kind: Hashable, rows: list[TokenRow]) -> Any:
         inputs, lengths = self._inputs(rows)
