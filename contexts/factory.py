@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, overload
 from stoker.contexts import payload_layout
 from stoker.contexts.digest import digest_of
 from stoker.contexts.folders import program_folder
-from stoker.contexts.function_code import Captured, SourceLines, describe_generator, is_async
+from stoker.contexts.function_code import Captured, SourceLines, describe_generator, is_async, unwrap_partial
 from stoker.contexts.loading import ObjectPath, modules_of
 from stoker.contexts.objects import object_of
 from stoker.contexts.payloads import dumps_code
@@ -330,9 +330,7 @@ def _as_digestible_value(value: Any) -> Any:
 
 
 def _name_of(loader: Any) -> str:
-    plain = loader
-    while isinstance(plain, functools.partial):
-        plain = plain.func
+    plain = unwrap_partial(loader)
     name = str(getattr(plain, "__name__", type(plain).__name__))
     return "lambda" if name == "<lambda>" else name.strip("_") or name
 
