@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -57,13 +58,10 @@ def compile_once(form: str, compile: Compile[Made]) -> tuple[Made, str]:
             return had[0], _offer_snapshot(place, "just compiled" if had[1] else "compiled earlier")
         rename_damaged_snapshot(place)
     with _temporary_folder() as folder:
-        return compile(folder), _NOT_KEPT
+        return compile(Path(folder)), _NOT_KEPT
 
 
-@contextlib.contextmanager
-def _temporary_folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="stoker-compiled-", ignore_cleanup_errors=True) as folder:
-        yield Path(folder)
+_temporary_folder = partial(tempfile.TemporaryDirectory, prefix="stoker-compiled-", ignore_cleanup_errors=True)
 
 
 def _offer_snapshot(place: Path, how: str) -> str:
@@ -99,7 +97,7 @@ def _from_snapshot(source: Path, compile: Compile[Made], *, place: Path) -> tupl
     """Run `compile` with a copy of `source`. Return the result, and True if new code replaced `place`."""
     try:
         with _temporary_folder() as folder:
-            cache = folder / _CACHE
+            cache = Path(folder, _CACHE)
             shutil.copytree(source / _CACHE, cache)
             before, began = _files(cache), time.monotonic()
             made = compile(cache)
