@@ -168,11 +168,8 @@ class TextWriter:
         return self._thread.submit(row, sampling, pieces=pieces, due_at=due_at, tpot_s=tpot_s, sink=sink)
 
     def _row(self, prompt: Prompt, sampling: Sampling) -> Ids:
-        texts = self._prompts.texts
-        texts.prepare(sampling)
         row = self._prompts.row(prompt)
-        texts.check_tokens_in_vocabulary(row, "the prompt")
-        texts.check_length(len(row) + sampling.max_new_tokens)
+        self._prompts.texts.check_prompt(row, sampling)
         return row
 
     def _likelihoods(self, tokens: Sequence[NewToken | PromptToken]) -> Likelihoods:

@@ -284,9 +284,12 @@ class ModelTexts(msgspec.Struct, frozen=True, kw_only=True):
         sampling = request.sampling
         if sampling.adapter and virtual_tokens is None:
             raise OptionRefused("adapter", "this model's engine does not support adapters; continuous and vllm do")
+        self.check_prompt(request.prompt, sampling, virtual_tokens=virtual_tokens or 0)
+
+    def check_prompt(self, prompt: Collection[int], sampling: Sampling, *, virtual_tokens: int = 0) -> None:
         self.prepare(sampling)
-        self.check_tokens_in_vocabulary(request.prompt, "the prompt")
-        self.check_length((virtual_tokens or 0) + len(request.prompt) + sampling.max_new_tokens)
+        self.check_tokens_in_vocabulary(prompt, "the prompt")
+        self.check_length(virtual_tokens + len(prompt) + sampling.max_new_tokens)
 
     def check_length(self, length: int, what: str = "the prompt") -> None:
         """Raise ValueError if a prompt and its continuation have too many tokens."""
