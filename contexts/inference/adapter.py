@@ -304,27 +304,21 @@ class ModelTexts(msgspec.Struct, frozen=True, kw_only=True):
         why = f"{where} has the token {wrong}; this model's tokens are 0 to {self.vocabulary - 1}"
         raise OptionRefused(option, why) if option else ValueError(why)
 
-    def begin(self, request: GenerationRequest) -> Written:
-        some = request.sampling
-        return Written(self.decode, some.ends(self.ends), some.max_new_tokens, stop=some.stop, pieces=request.pieces)
-
 
 class Written:
     """The text of one request. A piece of text is returned when its characters are complete, or can no longer become
     complete.
     """
 
-    def __init__(
-        self, decode: Decode, ends: frozenset[int], most: int, *, stop: Sequence[str] = (), pieces: bool = False
-    ) -> None:
+    def __init__(self, texts: ModelTexts, request: GenerationRequest) -> None:
         self.tokens: list[int] = []
         self.finish: Finish | None = None
-        self._decode = decode
-        self._ends = ends
-        self._most = most
-        self._stop = tuple(stop)
-        self._follows = pieces or bool(stop)
-        self._pieces = pieces
+        self._decode = texts.decode
+        self._ends = request.sampling.ends(texts.ends)
+        self._most = request.sampling.max_new_tokens
+        self._stop = request.sampling.stop
+        self._follows = request.pieces or bool(self._stop)
+        self._pieces = request.pieces
         self._text = ""
         self._given = 0
         self._shown, self._complete = 0, 0

@@ -97,7 +97,7 @@ class VLLMEngine:
         params = vllm_sampling_params(request.sampling, ends=self._texts.ends)
         form, _ = request.sampling.structure or ("", None)
         self._send(str(request.id), request.prompt, params, adapter=adapter, form=form)
-        self._open[str(request.id)] = _RunningText(request, self._texts.begin(request), adapter.virtual_tokens)
+        self._open[str(request.id)] = _RunningText(request, Written(self._texts, request), adapter.virtual_tokens)
 
     def _check_usable(self) -> None:
         if self._asleep or self._broken:
