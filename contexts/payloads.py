@@ -319,9 +319,13 @@ def _join_with_modules(body: bytes, buffers: list[memoryview], table: Table, sta
     return b"".join(join_parts(WITH_BUFFERS, body, buffers)) if buffers else body
 
 
-@functools.lru_cache(maxsize=64)
 def carried_module_names(data: bytes) -> frozenset[str]:
     """Return the names of the modules in the bytes of `dumps_code`."""
+    return _carried_module_names(data) if data[:1] == WITH_MODULES else frozenset()
+
+
+@functools.lru_cache(maxsize=64)
+def _carried_module_names(data: bytes) -> frozenset[str]:
     return frozenset(carried_module_versions(data))
 
 
