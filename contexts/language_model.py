@@ -246,8 +246,9 @@ class CausalLM:
 
     @property
     def chat_template(self) -> str:
-        """Jinja template of the chat format, or ""."""
-        return self._prompts.chat_template
+        """Jinja templates of the chat format, joined; "" without a chat format."""
+        found = getattr(self.tokenizer, "chat_template", None) or ""
+        return "\n".join(map(str, found.values())) if isinstance(found, dict) else str(found)
 
     def chat_prompt(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
         """Return the prompt of a conversation. Without a chat format, join the messages' contents.
@@ -256,7 +257,11 @@ class CausalLM:
             messages: Messages with `role`, `content` and other fields of the format.
             options: Values for the format, for example `tools`.
         """
-        return self._prompts.chat_prompt(messages, **options)
+        if not self.chat_template:
+            return "\n\n".join(message["content"] for message in messages)
+        return str(
+            self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True, **options)
+        )
 
     def virtual_tokens(self, adapter: str) -> int:
         """Return the length of an adapter's soft prompt; 0 for a LoRA. Raises ValueError for an unsuitable adapter.

@@ -71,19 +71,6 @@ class PromptReader:
             decode=self.decode, ends=ends, longest=longest, vocabulary=vocabulary, grammars=grammars
         )
 
-    @property
-    def chat_template(self) -> str:
-        """The model's chat templates, joined."""
-        found = getattr(self.tokenizer, "chat_template", None) or ""
-        return "\n".join(map(str, found.values())) if isinstance(found, dict) else str(found)
-
-    def chat_prompt(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
-        if not self.chat_template:
-            return "\n\n".join(message["content"] for message in messages)
-        return str(
-            self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True, **options)
-        )
-
     def row(self, prompt: str | Sequence[int]) -> Ids:
         if isinstance(prompt, str):
             return self.rows([prompt])[0]
