@@ -150,7 +150,8 @@ def causal_lm(
     wanted.check(engine=engine)
     loader, arguments = language_model, dict[str, Any]()
     if graphs or adapters or wanted != EngineSettings():
-        loader, arguments = configured_language_model, {"graphs": graphs, **msgspec.structs.asdict(wanted)}
+        given = {"graphs": graphs, **msgspec.structs.asdict(wanted)}
+        loader, arguments = configured_language_model, {name: value for name, value in given.items() if value}
     if adapters:
         engine = "transformers" if engine == "auto" else engine
         if engine == "static":
