@@ -112,7 +112,8 @@ def check_adapter(folder: str, *, base: str) -> None:
         folder: Folder of the adapter.
         base: Folder of the base model, a file in that folder, or a name on the model hub.
     """
-    read_adapter_files(folder).check_fits_base_model(base_shapes(base))
+    place = Path(base).parent if base.endswith(".safetensors") else base
+    read_adapter_files(folder).check_fits_base_model(base_shapes(str(place)))
 
 
 @functools.lru_cache(maxsize=256)

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -142,26 +142,27 @@ SnapshotHook = Callable[[str, str, float], None]
 
 class _LibraryScope(NamedTuple):
     devices: tuple[str, ...]
-    context: Any
-    objects: dict[str, str]
-    offer: SnapshotHook | None
-    device_memory_bytes: int
+    context: Any = None
+    objects: Mapping[str, str] = {}
+    offer: SnapshotHook | None = None
+    device_memory_bytes: int = 0
 
 
 @dataclass(eq=False, slots=True)
 class _CallScope:
-    hook: ProgressHook | None
-    folder: str
-    state: bytes
-    seat: SeatHook | None
-    dues: TokenDues | None
-    stop: CallStop
+    hook: ProgressHook | None = None
+    folder: str = ""
+    state: bytes = b""
+    seat: SeatHook | None = None
+    dues: TokenDues | None = None
+    stop: CallStop = field(default_factory=CallStop)
     place: Gang | None = None
 
 
-_library: _LibraryScope | None = None
+_NO_LIBRARY, _NO_CALL = _LibraryScope(()), _CallScope()
+_library = _NO_LIBRARY
 _call: contextvars.ContextVar[_CallScope | None] = contextvars.ContextVar("stoker_call", default=None)
-_latest_call: _CallScope | None = None
+_latest_call = _NO_CALL
 _running: dict[_CallScope, None] = {}
 
 
@@ -172,7 +173,7 @@ def device() -> str:
 
 def devices() -> tuple[str, ...]:
     """Return the PyTorch names of all devices of this library. Each CPU device is `cpu`."""
-    if _library is not None:
+    if _library.devices:
         return _library.devices
     torch = sys.modules.get("torch")
     return ("cuda:0",) if torch is not None and torch.cuda.is_available() else ("cpu",)
@@ -188,7 +189,7 @@ def load_variable_from_serverless(name: str) -> Any:
         StokerError: No context is loaded here, or the dict lacks the key.
     """
     call = f"load_variable_from_serverless({name!r})"
-    if _library is None:
+    if _library is _NO_LIBRARY:
         raise StokerError(f"{call} works only inside a library, in a function of an app with a context (context=)")
     context = _library.context
     if not isinstance(context, Mapping):
@@ -215,7 +216,7 @@ def progress(done: float, total: float = 0, metric: float = 0.0, state: Any = No
         SerializationError: The checkpoint is too large or cannot be pickled.
     """
     scope = _current()
-    if scope is None or scope.hook is None:
+    if scope.hook is None:
         return
     made = state() if callable(state) else state
     packed = b"" if made is None else payloads.dumps(made, what="checkpoint")
@@ -233,8 +234,8 @@ def saved_state(default: Any = None) -> Any:
     Args:
         default: Value to return without a checkpoint.
     """
-    scope = _current()
-    return payloads.loads(scope.state, keep_classes=True) if scope is not None and scope.state else default
+    state = _current().state
+    return payloads.loads(state, keep_classes=True) if state else default
 
 
 def gang(*, limit_s: float = 60.0) -> Gang:
@@ -247,7 +248,7 @@ def gang(*, limit_s: float = 60.0) -> Gang:
         GangBroken: Rank 0 did not open its port in time.
     """
     scope = _current()
-    if scope is None or scope.seat is None:
+    if scope.seat is None:
         return Gang(rank=0, size=1)
     if scope.place is None:
         scope.place = scope.seat(limit_s)
@@ -256,8 +257,8 @@ def gang(*, limit_s: float = 60.0) -> Gang:
 
 def token_due_times(prompt_tokens: int) -> tuple[float, float]:
     """Return the time when the call's first token is due, and the seconds between later tokens."""
-    scope = _current()
-    return scope.dues(prompt_tokens) if scope is not None and scope.dues is not None else (math.inf, 0.0)
+    dues = _current().dues
+    return dues(prompt_tokens) if dues is not None else (math.inf, 0.0)
 
 
 def current_call_stop(*, own_thread: bool = False) -> CallStop:
@@ -273,10 +274,9 @@ def current_call_stop(*, own_thread: bool = False) -> CallStop:
 
 def scratch() -> Path:
     """Return a local folder that Stoker empties when this call ends."""
-    scope = _current()
-    if scope is not None and scope.folder:
-        return Path(scope.folder)
-    return Path(_temporary_folder().name) if _library is None else Path.cwd()
+    if folder := _current().folder:
+        return Path(folder)
+    return Path(_temporary_folder().name) if _library is _NO_LIBRARY else Path.cwd()
 
 
 @functools.cache
@@ -291,23 +291,22 @@ def local_path(path: str | os.PathLike[str]) -> Path:
         path: A cache name or a path.
     """
     given = os.fspath(path)
-    return Path((_library.objects.get(given) if _library is not None else None) or given)
+    return Path(_library.objects.get(given) or given)
 
 
 def cached_object_name(path: str | os.PathLike[str]) -> str:
     """Return the cache name of the object at a path, or ""."""
-    objects = _library.objects if _library is not None else {}
-    return next((name for name, place in objects.items() if Path(place) == Path(path)), "")
+    return next((name for name, place in _library.objects.items() if Path(place) == Path(path)), "")
 
 
 def offer_snapshot(form: str, folder: str | os.PathLike[str], *, made_s: float) -> None:
-    if _library is not None and _library.offer is not None:
+    if _library.offer is not None:
         _library.offer(form, os.fspath(folder), made_s)
 
 
 def device_memory_bytes() -> int:
     """Return the declared bytes of memory on each PyTorch device of this library; 0 if undeclared."""
-    return bytes_per_torch_device(_library.device_memory_bytes) if _library is not None else 0
+    return bytes_per_torch_device(_library.device_memory_bytes)
 
 
 def bytes_per_torch_device(device_bytes: int) -> int:
@@ -330,14 +329,13 @@ def enter_library(
     for one in (device,) if isinstance(device, str) else device or ("cpu",):
         kind = one.partition(":")[0]
         named.append("cpu" if kind == "cpu" else f"{kind}:{sum(n.startswith(kind + ':') for n in named)}")
-    if objects is None:
-        objects = _library.objects if _library is not None else {}
-    _library = _LibraryScope(tuple(named), context, dict(objects), offer, device_memory_bytes)
+    known = _library.objects if objects is None else dict(objects)
+    _library = _LibraryScope(tuple(named), context, known, offer, device_memory_bytes)
 
 
 def leave_library() -> None:
     global _library, _latest_call
-    _library = _latest_call = None
+    _library, _latest_call = _NO_LIBRARY, _NO_CALL
     _running.clear()
 
 
@@ -358,9 +356,9 @@ def leave_call_scope() -> None:
             scope.place.close()
         _running.pop(scope, None)
         if _latest_call is scope:
-            _latest_call = None
+            _latest_call = _NO_CALL
         _call.set(None)
 
 
-def _current() -> _CallScope | None:
+def _current() -> _CallScope:
     return _call.get() or _latest_call

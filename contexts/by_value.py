@@ -16,6 +16,7 @@ import inspect
 import io
 import logging
 import mmap
+import operator
 import pickle
 import sys
 import tarfile
@@ -134,9 +135,7 @@ def is_plain(value: Any, depth: int) -> bool:
 
 
 def class_by_name(module: str, name: str, attributes: dict[str, Any]) -> Any:
-    kind: Any = importlib.import_module(module)
-    for part in name.split("."):
-        kind = getattr(kind, part)
+    kind = operator.attrgetter(name)(importlib.import_module(module))
     for attribute, value in attributes.items():
         here = vars(kind).get(attribute)
         if type(here) is not type(value) or here != value:

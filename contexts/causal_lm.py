@@ -69,20 +69,12 @@ def load_causal_lm(
     return load_model(path, dtype=dtype, snapshot=snapshot, name=name, threads=threads, engine=engine, graphs=graphs)
 
 
-@context  # the key of a recipe covers the code and docstrings of the next two functions
+@context  # the key of a recipe covers the code and docstring of this function
 def language_model(
     path: str, *, dtype: str = "auto", snapshot: bool = True, threads: int = 0, engine: str = "auto"
 ) -> CausalLM:
     """Load the model once; the process then serves call after call."""
     return load_causal_lm(path, dtype=dtype, snapshot=snapshot, threads=threads, engine=engine)
-
-
-@context
-def language_model_with_graphs(
-    path: str, *, dtype: str = "auto", snapshot: bool = True, threads: int = 0, engine: str = "auto"
-) -> CausalLM:
-    """`language_model` with captured steps: a loader of another name keeps the keys of the other's recipes."""
-    return load_causal_lm(path, dtype=dtype, snapshot=snapshot, threads=threads, engine=engine, graphs=True)
 
 
 @context
@@ -97,32 +89,10 @@ def configured_language_model(
     max_model_len: int = 0,
     chat_template: str = "",
     vllm: dict[str, Any] | None = None,
+    adapters: Sequence[str] = (),
+    names: Sequence[str] = (),
 ) -> CausalLM:
-    """`language_model` with settings of its engine."""
-    from stoker.contexts.model_loading import load_model  # the module imports torch, which only a library may do
-
-    return load_model(
-        path, dtype=dtype, snapshot=snapshot, name=ambient.cached_object_name(path), threads=threads, engine=engine,
-        graphs=graphs, settings=EngineSettings(max_model_len, chat_template, vllm or {}),
-    )  # fmt: skip
-
-
-@context
-def adapted_language_model(
-    path: str,
-    *,
-    adapters: Sequence[str],
-    names: Sequence[str],
-    dtype: str = "auto",
-    snapshot: bool = True,
-    threads: int = 0,
-    engine: str = "transformers",
-    graphs: bool = False,
-    max_model_len: int = 0,
-    chat_template: str = "",
-    vllm: dict[str, Any] | None = None,
-) -> CausalLM:
-    """`configured_language_model` with adapters."""
+    """`language_model` with graphs, settings of its engine, or adapters."""
     from stoker.contexts.model_loading import load_model  # the module imports torch, which only a library may do
 
     return load_model(
@@ -178,21 +148,18 @@ def causal_lm(
     check_graphs(graphs, engine=engine, devices=devices)
     wanted = EngineSettings(max_model_len, chat_template, dict(sorted((vllm or {}).items())))
     wanted.check(engine=engine)
-    loader = language_model_with_graphs if graphs else language_model
-    arguments: dict[str, Any] = {}
-    if wanted != EngineSettings() or adapters:
-        loader = configured_language_model
-        arguments = {"graphs": graphs, **msgspec.structs.asdict(wanted)}
+    loader, arguments = language_model, dict[str, Any]()
+    if graphs or adapters or wanted != EngineSettings():
+        given = {"graphs": graphs, **msgspec.structs.asdict(wanted)}
+        loader, arguments = configured_language_model, {name: value for name, value in given.items() if value}
     if adapters:
-        loader, engine = adapted_language_model, "transformers" if engine == "auto" else engine
+        engine = "transformers" if engine == "auto" else engine
         if engine == "static":
             raise RecipeError("causal_lm(engine='static'): static does not support adapters", option="adapters")
-        if not vllm:
-            del arguments["vllm"]
         folders = {name: os.fspath(folder) for name, folder in sorted(adapters.items())}
         for name, folder in folders.items():
             try:
-                check_adapter(folder, base=os.fspath(path))
+                check_adapter(folder, base=os.fspath(path) or default_model())
             except ValueError as error:
                 why = f"causal_lm(adapters=...): {name}: {error}"
                 raise RecipeError(why, option="adapters", path=folder) from None

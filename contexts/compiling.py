@@ -18,8 +18,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -28,37 +29,6 @@ from stoker.contexts.folders import snapshot_folder
 from stoker.contexts.snapshot import make_folder, received_snapshot, rename_damaged_snapshot, snapshot_creation_seconds
 from stoker.errors import ContextError
 from stoker.units import show_seconds
-
-
-class TokenRow(NamedTuple):
-    """Token ids of a text or of a pair. `types`: per token, the index of its text; may be empty."""
-
-    ids: list[int]
-    types: list[int]
-
-
-class RuntimeShape(NamedTuple):
-    """Tokens per text, and texts per batch."""
-
-    length: int
-    batch: int = 1
-
-
-def build_model_inputs(
-    rows: list[TokenRow], shape: RuntimeShape | None, *, padding: int, device: torch.device
-) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    if shape is not None:
-        rows = [*rows, *rows[:1] * (shape.batch - len(rows))]
-    width = shape.length if shape is not None else max(len(row.ids) for row in rows)
-    lengths = torch.tensor([len(row.ids) for row in rows], device=device)
-    seen = torch.arange(width, device=device)[None, :] < lengths[:, None]
-    ids = [row.ids + [padding] * (width - len(row.ids)) for row in rows]
-    inputs = {"input_ids": torch.tensor(ids, device=device), "attention_mask": seen.long()}
-    if rows[0].types:
-        types = [row.types + [0] * (width - len(row.types)) for row in rows]
-        inputs["token_type_ids"] = torch.tensor(types, device=device)
-    return inputs, lengths
-
 
 log = logging.getLogger(__name__)
 
@@ -88,13 +58,10 @@ def compile_once(form: str, compile: Compile[Made]) -> tuple[Made, str]:
             return had[0], _offer_snapshot(place, "just compiled" if had[1] else "compiled earlier")
         rename_damaged_snapshot(place)
     with _temporary_folder() as folder:
-        return compile(folder), _NOT_KEPT
+        return compile(Path(folder)), _NOT_KEPT
 
 
-@contextlib.contextmanager
-def _temporary_folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="stoker-compiled-", ignore_cleanup_errors=True) as folder:
-        yield Path(folder)
+_temporary_folder = partial(tempfile.TemporaryDirectory, prefix="stoker-compiled-", ignore_cleanup_errors=True)
 
 
 def _offer_snapshot(place: Path, how: str) -> str:
@@ -130,7 +97,7 @@ def _from_snapshot(source: Path, compile: Compile[Made], *, place: Path) -> tupl
     """Run `compile` with a copy of `source`. Return the result, and True if new code replaced `place`."""
     try:
         with _temporary_folder() as folder:
-            cache = folder / _CACHE
+            cache = Path(folder, _CACHE)
             shutil.copytree(source / _CACHE, cache)
             before, began = _files(cache), time.monotonic()
             made = compile(cache)

@@ -77,17 +77,6 @@ def _type_tag_and_parts(value: Any, kind: type) -> tuple[str, list[Any]] | None:
     return None
 
 
-def _array_data(value: Any, kind: type) -> tuple[str, list[Any], str, bytes] | None:
-    if kind is getattr(sys.modules.get("numpy"), "ndarray", None) and not value.dtype.hasobject:
-        return "array", [str(value.dtype), tuple(value.shape)], "data", bytes(value.tobytes())
-    if (storage := _storage_bytes(value)) is not None:
-        return "", [], "storage", storage
-    if _is_dense_tensor(value):
-        facts = [qualified_class_name(kind), str(value.dtype), tuple(value.shape), bool(value.requires_grad)]
-        return "tensor", facts, "data", _tensor_bytes(value)
-    return None
-
-
 def _is_dense_tensor(value: Any) -> bool:
     torch: Any = sys.modules.get("torch")  # some names are missing while another thread imports torch
     return (
@@ -368,23 +357,27 @@ class _DigestWalk:
     def _object(self, value: Any, kind: type) -> None:
         if (found := _type_tag_and_parts(value, kind)) is not None:
             self._parts(*found)
-        elif (array := _array_data(value, kind)) is not None:
-            tag, facts, data_tag, data = array
-            if tag:
-                self._parts(tag, facts, more=1)
-            self.raw(data_tag, data)
+        elif kind is getattr(sys.modules.get("numpy"), "ndarray", None) and not value.dtype.hasobject:
+            self._parts("array", [str(value.dtype), tuple(value.shape)], data=value.tobytes())
+        elif (storage := _storage_bytes(value)) is not None:
+            self.raw("storage", storage)
+        elif _is_dense_tensor(value):
+            facts = [qualified_class_name(kind), str(value.dtype), tuple(value.shape), bool(value.requires_grad)]
+            self._parts("tensor", facts, data=_tensor_bytes(value))
         elif future := future_kind(value):
             raise RecipeError(f"{self._where() or 'it'} is {future}, which can't leave the program; use its result")
         else:
             self._visit_reduced_object(value, kind)
 
-    def _parts(self, tag: str, parts: list[Any], *, more: int = 0) -> None:
-        self.open(tag, len(parts) + more)
+    def _parts(self, tag: str, parts: list[Any], *, data: bytes | None = None) -> None:
+        self.open(tag, len(parts) + (data is not None))
         for number, part in enumerate(parts):
             if type(part) is str:
                 self.text(part)
             else:
                 self._visit_made(part, " its object" if tag == "method" and number == 1 else "")
+        if data is not None:
+            self.raw("data", data)
 
     def _visit_made(self, value: Any, step: str) -> None:
         self._alive.append(value)

@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 from transformers.utils import cached_file
 
 from stoker.contexts import ambient
-from stoker.contexts.compiling import RuntimeShape, compile_runtime
-from stoker.contexts.encoding import EncoderModel
+from stoker.contexts.compiling import compile_runtime
+from stoker.contexts.encoding import EncoderModel, RuntimeShape
 from stoker.contexts.model_source import read_sentence_facts
 from stoker.contexts.streamed_model import StreamedWeights, computation_dtype, hide_transformers_progress_bar
 from stoker.units import show_seconds

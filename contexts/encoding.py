@@ -11,22 +11,14 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from itertools import pairwise
 from statistics import median
-from typing import Any, TypedDict, Unpack
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from stoker.contexts import ambient
-from stoker.contexts.compiling import (
-    Compiler,
-    RuntimeShape,
-    TokenRow,
-    build_model_inputs,
-    compile_runtime,
-    device_hardware_name,
-    wants_compiling,
-)
+from stoker.contexts.compiling import Compiler, compile_runtime, device_hardware_name, wants_compiling
 from stoker.contexts.inference.core_share import compute_context_for_device
 from stoker.contexts.joined_batches import JoinedBatches
 from stoker.contexts.length_profiles import EncoderProfile, LengthTime, lengths_to_measure
@@ -34,41 +26,10 @@ from stoker.contexts.model_source import POOLINGS, SHORTEST_RUNTIME, SentenceFac
 from stoker.contexts.prompts import AT_ONCE
 from stoker.errors import InputTooLongError, RecipeError
 
-REPEATS = 30
 _FEWEST_REPEATS = 5
 _LIMIT_S = 90.0
 """Time limit of a profile in seconds; each length still gets `_FEWEST_REPEATS` repeats."""
 _WARM_UP = 3
-
-
-def profile_lengths(
-    model: EncoderModel, lengths: Sequence[int] = (), *, step: int = 0, dtype: str = "auto",
-    compiled: bool | str = "auto", repeats: int = REPEATS, told: Callable[[float, float], None] = lambda *_: None,
-) -> EncoderProfile:  # fmt: skip
-    """Return the time profile of a model for ascending `lengths` (default: `lengths_to_measure`).
-
-    Raises RecipeError for invalid lengths, ContextError if compiling fails.
-    """
-    asked = tuple(lengths) or lengths_to_measure(model.longest, step=step)
-    if asked[0] < SHORTEST_RUNTIME or any(a >= b for a, b in pairwise(asked)):
-        raise RecipeError(f"lengths must be ascending, {SHORTEST_RUNTIME} tokens or more; they are {list(asked)}")
-    if model.longest and asked[-1] > model.longest:
-        raise RecipeError(f"{asked[-1]} tokens cannot be measured: the model accepts at most {model.longest}")
-    samples: dict[int, list[float]] = {tokens: [] for tokens in asked}
-    is_compiled = wants_compiling(model.device, compiled)
-    if is_compiled:
-        is_compiled = _time_compiled_runtimes(model, samples, compiled=compiled, repeats=repeats, told=told)
-    else:
-        _time_runtimes_in_rotation(model, samples, repeats=repeats, told=told)
-    return EncoderProfile(
-        lengths=tuple(
-            LengthTime(tokens, middle := median(taken), median(abs(each - middle) for each in taken))
-            for tokens, taken in samples.items()
-        ),
-        name=model.name, dtype=dtype, computed_dtype=str(model.model.dtype).removeprefix("torch."), compiled=compiled,
-        is_compiled=is_compiled, device=device_hardware_name(model.device), threads=torch.get_num_threads(),
-        torch=str(torch.__version__), repeats=min(map(len, samples.values())), measured_at=time.time(),
-    )  # fmt: skip
 
 
 def _time_runtimes_in_rotation(
@@ -114,6 +75,20 @@ def _warm_up(runtime: EncoderModel) -> None:
 Text = str | tuple[str, str]
 """A text, or a pair of texts."""
 _SLOTS = 16
+
+
+class TokenRow(NamedTuple):
+    """Token ids of a text or of a pair. `types`: per token, the index of its text; may be empty."""
+
+    ids: list[int]
+    types: list[int]
+
+
+class RuntimeShape(NamedTuple):
+    """Tokens per text, and texts per batch."""
+
+    length: int
+    batch: int = 1
 
 
 class EmbeddingOptions(TypedDict, total=False):
@@ -220,18 +195,43 @@ class EncoderModel:
         if self._compiler is not None:
             self._compiler.close()
 
-    def profile_lengths(self, lengths: Sequence[int] = (), **how: Any) -> EncoderProfile:
+    def profile_lengths(
+        self, lengths: Sequence[int] = (), *, step: int = 0, dtype: str = "auto", compiled: bool | str = "auto",
+        repeats: int = 30, told: Callable[[float, float], None] = lambda *_: None,
+    ) -> EncoderProfile:  # fmt: skip
         """Return the model's times at several input lengths.
 
         Args:
-            lengths: Numbers of tokens, ascending. Empty: `lengths_to_measure`.
-            **how: Options of `stoker.contexts.encoding.profile_lengths`.
+            lengths: Numbers of tokens, ascending. Empty: multiples of `step`, and the longest length.
+            step: Tokens between two lengths; 0: at most 32 lengths.
+            dtype, compiled: As in `encoder`.
+            repeats: Maximum batches per length.
+            told: Receives the number of finished parts, and their total.
 
         Raises:
             RecipeError: The lengths are not ascending, or exceed the model's limit.
             ContextError: A runtime cannot be compiled.
         """
-        return profile_lengths(self, lengths, **how)
+        asked = tuple(lengths) or lengths_to_measure(self.longest, step=step)
+        if asked[0] < SHORTEST_RUNTIME or any(a >= b for a, b in pairwise(asked)):
+            raise RecipeError(f"lengths must be ascending, {SHORTEST_RUNTIME} tokens or more; they are {list(asked)}")
+        if self.longest and asked[-1] > self.longest:
+            raise RecipeError(f"{asked[-1]} tokens cannot be measured: the model accepts at most {self.longest}")
+        samples: dict[int, list[float]] = {tokens: [] for tokens in asked}
+        is_compiled = wants_compiling(self.device, compiled)
+        if is_compiled:
+            is_compiled = _time_compiled_runtimes(self, samples, compiled=compiled, repeats=repeats, told=told)
+        else:
+            _time_runtimes_in_rotation(self, samples, repeats=repeats, told=told)
+        return EncoderProfile(
+            lengths=tuple(
+                LengthTime(tokens, middle := median(taken), median(abs(each - middle) for each in taken))
+                for tokens, taken in samples.items()
+            ),
+            name=self.name, dtype=dtype, computed_dtype=str(self.model.dtype).removeprefix("torch."), compiled=compiled,
+            is_compiled=is_compiled, device=device_hardware_name(self.device), threads=torch.get_num_threads(),
+            torch=str(torch.__version__), repeats=min(map(len, samples.values())), measured_at=time.time(),
+        )  # fmt: skip
 
     def time_batch(self) -> float:
         """Return the seconds for a batch with one text of maximum length."""
@@ -375,7 +375,18 @@ class EncoderModel:
         return numbers
 
     def _inputs(self, rows: list[TokenRow]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        return build_model_inputs(rows, self.runtime, padding=self._padding, device=self._device)
+        width = max(len(row.ids) for row in rows)
+        if self.runtime is not None:
+            rows = [*rows, *rows[:1] * (self.runtime.batch - len(rows))]
+            width = self.runtime.length
+        lengths = torch.tensor([len(row.ids) for row in rows], device=self._device)
+        seen = torch.arange(width, device=self._device)[None, :] < lengths[:, None]
+        ids = [row.ids + [self._padding] * (width - len(row.ids)) for row in rows]
+        inputs = {"input_ids": torch.tensor(ids, device=self._device), "attention_mask": seen.long()}
+        if rows[0].types:
+            types = [row.types + [0] * (width - len(row.types)) for row in rows]
+            inputs["token_type_ids"] = torch.tensor(types, device=self._device)
+        return inputs, lengths
 
     def _forward(self, kind: Hashable, rows: list[TokenRow]) -> Any:
         inputs, lengths = self._inputs(rows)

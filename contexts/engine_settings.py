@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
 
+from stoker.config_errors import did_you_mean
 from stoker.errors import RecipeError, StokerError
 
 _ELSEWHERE = {
@@ -91,6 +91,5 @@ def check_vllm_arguments(given: Collection[str], known: Collection[str], *, vers
     """Raise StokerError for an argument that vLLM does not have."""
     for name in given:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-            meant = f"; did you mean {close[0]}?" if close else ""
-            raise StokerError(f"vllm: {name} is not an engine argument of vLLM {version}{meant}")
+            hint = did_you_mean(name, known, otherwise="")
+            raise StokerError(f"vllm: {name} is not an engine argument of vLLM {version}{hint and f'; {hint}'}")

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, overload
 from stoker.contexts import payload_layout
 from stoker.contexts.digest import digest_of
 from stoker.contexts.folders import program_folder
-from stoker.contexts.function_code import Captured, SourceLines, describe_generator, is_async
+from stoker.contexts.function_code import Captured, SourceLines, describe_generator, is_async, unwrap_partial
 from stoker.contexts.loading import ObjectPath, modules_of
 from stoker.contexts.objects import object_of
 from stoker.contexts.payloads import dumps_code
@@ -55,7 +55,7 @@ def first_rebound_name(key: str) -> str:
 class RecipeFactory:
     """A loader decorated with `@context`. Calling the factory returns a Recipe. Made by `context`."""
 
-    def __init__(self, loader: Loader, options: Mapping[str, Any], *, name: str = "") -> None:
+    def __init__(self, loader: Loader, options: Mapping[str, Any], name: str = "") -> None:
         if not callable(loader):
             raise RecipeError(f"@context decorates a function; it got {loader!r}")
         _check_loader_returns_value(loader)
@@ -96,17 +96,13 @@ class RecipeFactory:
         return f"<context {_name_of(self.loader)}{_signature(self.loader) or '(...)'}; call it to make a recipe>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _remake, (self.loader, self._given, self._name)
+        return RecipeFactory, (self.loader, self._given, self._name)
 
     def __getattr__(self, name: str) -> Any:
         if name in Recipe.__struct_fields__:
             loader = _name_of(self.__dict__["loader"])
             raise AttributeError(f"{loader} is not a recipe yet, so it has no {name}; call it first: {loader}(...)")
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-
-
-def _remake(loader: Loader, options: Mapping[str, Any], name: str) -> RecipeFactory:
-    return RecipeFactory(loader, options, name=name)
 
 
 @overload
@@ -334,9 +330,7 @@ def _as_digestible_value(value: Any) -> Any:
 
 
 def _name_of(loader: Any) -> str:
-    plain = loader
-    while isinstance(plain, functools.partial):
-        plain = plain.func
+    plain = unwrap_partial(loader)
     name = str(getattr(plain, "__name__", type(plain).__name__))
     return "lambda" if name == "<lambda>" else name.strip("_") or name
 

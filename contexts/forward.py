@@ -193,7 +193,7 @@ class ModelRunner:
             there = index.to(layer.keys.device)
             cache.update(layer.keys.index_select(0, there), layer.values.index_select(0, there), number)
         lengths = [batch.lengths[row] for row, _ in reads]
-        ids, longest = self._padded([tail for _, tail in reads])
+        ids, longest = self.padded([tail for _, tail in reads])
         output = self.model(
             input_ids=ids,
             attention_mask=self._padding_mask(lengths, batch.width, longest),
@@ -220,7 +220,7 @@ class ModelRunner:
                 yield start, self.model(input_ids=ids, use_cache=False, logits_to_keep=kept).logits[0].float()
 
     def whole(self, rows: Sequence[Ids]) -> torch.Tensor:
-        ids, longest = self._padded(rows)
+        ids, longest = self.padded(rows)
         mask = self._padding_mask([len(row) for row in rows], longest, 0)
         return self.model(input_ids=ids, attention_mask=mask, use_cache=False).logits.float()
 
@@ -235,7 +235,7 @@ class ModelRunner:
                 for number, (keys, values) in enumerate(prefix.kv):
                     wide = (len(rows), -1, -1, -1)
                     cache.update(keys[:, :, :start].expand(wide), values[:, :, :start].expand(wide), number)
-        ids, longest = self._padded([row[start:] for row in rows])
+        ids, longest = self.padded([row[start:] for row in rows])
         positions = (start + self._arange(longest)).expand(len(rows), -1)
         inputs: dict[str, Any] = {}
         wanted = last = torch.tensor([length - start - 1 for length in lengths], device=self.device)
@@ -279,7 +279,8 @@ class ModelRunner:
             log.warning("this architecture ignores a tree mask (off by %.2g); each label is read in its own row", off)
         return off <= limit
 
-    def _padded(self, rows: Sequence[Ids]) -> tuple[torch.Tensor, int]:
+    def padded(self, rows: Sequence[Ids]) -> tuple[torch.Tensor, int]:
+        """Return rows padded on the right, and the length of the longest row."""
         longest = max(map(len, rows))
         return torch.tensor([_fill([*row], longest) for row in rows], device=self.device), longest
 

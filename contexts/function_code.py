@@ -87,9 +87,15 @@ def may_read_own_files(code: types.CodeType) -> bool:
     )
 
 
-def plain(function: Callable[..., Any]) -> Any:
+def unwrap_partial(function: Any) -> Any:
+    """Return the function inside of `functools.partial` objects."""
     while isinstance(function, functools.partial):
         function = function.func
+    return function
+
+
+def plain(function: Callable[..., Any]) -> Any:
+    function = unwrap_partial(function)
     if inspect.isroutine(function) or isinstance(function, type):
         return function
     return type(function).__call__

@@ -18,7 +18,7 @@ import torch
 from stoker.contexts import ambient
 from stoker.contexts.adapter_files import virtual_tokens
 from stoker.contexts.forward import ModelRunner
-from stoker.contexts.inference.adapter import EngineLoad, EngineMemory, InferenceEngine, Sampling, TokenCache
+from stoker.contexts.inference.adapter import EngineLoad, EngineMemory, Sampling, TokenCache
 from stoker.contexts.inference.core_share import compute_context_for_device
 from stoker.contexts.inference.engine_thread import EngineThread
 from stoker.contexts.inference.options import OptionRefused
@@ -90,7 +90,7 @@ class CausalLM:
             )
             self._runner = ModelRunner(model, limit_bytes=PREFIX_LIMIT_BYTES)
             make = partial(
-                build_inference_engine, self._runner, self._prompts.texts(), engine=engine, cache_bytes=cache_bytes,
+                build_inference_engine, self._runner, self._prompts.texts, engine=engine, cache_bytes=cache_bytes,
                 took=self._steps.took, graphs=graphs, adapters=self.adapters,
             )  # fmt: skip
             self._thread = EngineThread(
@@ -114,7 +114,7 @@ class CausalLM:
     @property
     def longest(self) -> int:
         """Maximum tokens of a prompt and its continuation; 0 if unknown."""
-        return self._prompts.longest
+        return self._prompts.texts.longest
 
     @property
     def engine(self) -> str:
@@ -137,10 +137,10 @@ class CausalLM:
         Args:
             device_memory_bytes: Limit of device memory; 0: no limit.
         """
-        with self._thread.hold() as engine:
+        with self._thread.alone():
             if device_memory_bytes:
-                self._limit(engine, device_memory_bytes, accepted=True)
-            return engine.slots()
+                self._limit(device_memory_bytes, accepted=True)
+            return self._thread.engine.slots()
 
     def resize(self, *, device_memory_bytes: int) -> None:
         """Limit the device memory of the model and its cache. Raises ValueError if the weights do not fit.
@@ -148,20 +148,20 @@ class CausalLM:
         Args:
             device_memory_bytes: Limit in bytes, including weights.
         """
-        with self._thread.hold() as engine:
-            self._limit(engine, device_memory_bytes)
+        with self._thread.alone():
+            self._limit(device_memory_bytes)
 
-    def _limit(self, engine: InferenceEngine, device_memory_bytes: int, *, accepted: bool = False) -> None:
+    def _limit(self, device_memory_bytes: int, *, accepted: bool = False) -> None:
         if self._own is not None and device_memory_bytes >= self._own.started_bytes > 0:
             return  # the engine was started within this limit
-        weights = engine.memory().weights_bytes
+        weights = self._thread.engine.memory().weights_bytes
         room = device_memory_bytes - weights - PROCESS_BYTES
         if accepted or device_memory_bytes >= ambient.device_memory_bytes() > 0:
             room = max(room, LEAST_CACHE_BYTES)
         if room <= 0:
             told = f"the model takes {show_bytes(weights)} and its process {show_bytes(PROCESS_BYTES)}"
             raise ValueError(f"{told}; with {show_bytes(device_memory_bytes)} there is no memory for texts")
-        engine.resize(room)
+        self._thread.engine.resize(room)
 
     def batch_load(self) -> EngineLoad:
         """Return the number of requests, and totals since the engine started."""
@@ -190,11 +190,12 @@ class CausalLM:
             quick: Take fewer samples.
             told: Receives the finished share, and the total 1.0.
         """
-        with self._thread.hold() as engine:
-            load, longest = engine.load(), self._prompts.longest
+        with self._thread.alone():
+            engine, load = self._thread.engine, self._thread.load()
             if load.running or load.waiting:
                 raise RuntimeError(f"{load.running + load.waiting} requests run; the model cannot be profiled")
-            profiler = EngineProfiler(engine, vocabulary=len(self.tokenizer), longest=longest, quick=quick, told=told)
+            words = len(self.tokenizer)
+            profiler = EngineProfiler(engine, vocabulary=words, longest=self.longest, quick=quick, told=told)
             self._steps.paused = True
             try:
                 found = profiler.measure()
@@ -205,8 +206,8 @@ class CausalLM:
 
     def memory(self) -> EngineMemory:
         """Return the memory that the weights and the cache occupy on the device."""
-        with self._thread.hold() as engine:
-            return engine.memory()
+        with self._thread.alone():
+            return self._thread.engine.memory()
 
     def token_cache(self) -> TokenCache | None:
         """Return the memory of the weights and of a cached token; None if unknown."""
@@ -245,8 +246,9 @@ class CausalLM:
 
     @property
     def chat_template(self) -> str:
-        """Jinja template of the chat format, or ""."""
-        return self._prompts.chat_template
+        """Jinja templates of the chat format, joined; "" without a chat format."""
+        found = getattr(self.tokenizer, "chat_template", None) or ""
+        return "\n".join(map(str, found.values())) if isinstance(found, dict) else str(found)
 
     def chat_prompt(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
         """Return the prompt of a conversation. Without a chat format, join the messages' contents.
@@ -255,7 +257,11 @@ class CausalLM:
             messages: Messages with `role`, `content` and other fields of the format.
             options: Values for the format, for example `tools`.
         """
-        return self._prompts.chat_prompt(messages, **options)
+        if not self.chat_template:
+            return "\n\n".join(message["content"] for message in messages)
+        return str(
+            self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True, **options)
+        )
 
     def virtual_tokens(self, adapter: str) -> int:
         """Return the length of an adapter's soft prompt; 0 for a LoRA. Raises ValueError for an unsuitable adapter.
@@ -427,7 +433,8 @@ class CausalLM:
         if not labels or not all(labels):
             raise ValueError(f"label_scores needs labels, none of them empty; it got {list(labels)!r}")
         tails = self._prompts.label_tokens([prefix + prompt for prompt in prompts], rows, labels)
-        self._prompts.check_lengths([len(row) + max(map(len, tail)) for row, tail in zip(rows, tails, strict=True)])
+        for place, (row, tail) in enumerate(zip(rows, tails, strict=True)):
+            self._prompts.texts.check_length(len(row) + max(map(len, tail)), f"prompt {place}")
         ahead = self._prompts.encode([prefix])[0] if prefix else ()
         scores: list[list[float]] = []
         most, check = max(batch_size, _SCORED_AT_ONCE), ambient.current_call_stop().check

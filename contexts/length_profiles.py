@@ -57,45 +57,6 @@ class RuntimeLengths(msgspec.Struct, frozen=True):
         return f"runtimes of {listed} tokens: {1 - self.mean_s / self.alone_s:.0%} less time than the longest alone"
 
 
-def choose_lengths(
-    times: Sequence[LengthTime], texts: Sequence[float] = (), *, most: int = MOST_RUNTIMES
-) -> RuntimeLengths:
-    """Return the lengths that are worth a runtime. `texts`: number of texts per length."""
-    texts = texts or [1] * len(times)
-    # Because of noise, a shorter length may be slower than a longer one. In this case, use the time of the longer
-    # length.
-    seconds = list(accumulate((each.seconds for each in reversed(times)), min))[::-1]
-    before = list(accumulate(texts, initial=0.0))
-    last = len(times) - 1
-    chosen, mean_s = [last], seconds[last]
-    for total, places in _best_lengths_per_count(seconds, before, most=most)[1:]:
-        found_s = total / before[-1]
-        if mean_s <= found_s * (1 + LEAST_GAIN):
-            break
-        chosen, mean_s = places, found_s
-    return RuntimeLengths(tuple(times[place].tokens for place in chosen), mean_s, seconds[last])
-
-
-def _best_lengths_per_count(
-    seconds: Sequence[float], before: Sequence[float], *, most: int
-) -> list[tuple[float, list[int]]]:
-    """Return the total time and the indices of the best 1, 2, ... lengths (dynamic program)."""
-    places = range(len(seconds))
-    costs = [before[place + 1] * seconds[place] for place in places]
-    ways: list[list[int]] = [[place] for place in places]
-    found = [(costs[-1], ways[-1])]
-    for _ in range(1, min(most, len(seconds))):
-        further, chosen = [math.inf] * len(seconds), list(ways)
-        for place in places:
-            for shorter in range(place):
-                cost = costs[shorter] + (before[place + 1] - before[shorter + 1]) * seconds[place]
-                if cost < further[place]:
-                    further[place], chosen[place] = cost, [*ways[shorter], place]
-        costs, ways = further, chosen
-        found.append((costs[-1], ways[-1]))
-    return found
-
-
 _FORMAT = 1
 _FOLDER = "encoder-lengths"
 _STEP = 16
@@ -153,10 +114,40 @@ def lengths_that_pay(profile: EncoderProfile, counts: Iterable[int] = ()) -> Run
     """
     tokens = [each.tokens for each in profile.lengths]
     places = Counter(bisect_left(tokens, count) for count in counts)
-    texts = [places[place] for place in range(len(tokens))] if places else []
-    if places and not any(texts):
+    texts = [places[place] for place in range(len(tokens))] if places else [1] * len(tokens)
+    if not any(texts):
         raise RecipeError(f"every expected text has more tokens than the longest length measured, {tokens[-1]}")
-    return choose_lengths(profile.lengths, texts)
+    # Because of noise, a shorter length may be slower than a longer one. In this case, use the time of the longer
+    # length.
+    seconds = list(accumulate((each.seconds for each in reversed(profile.lengths)), min))[::-1]
+    before = list(accumulate(texts, initial=0))
+    chosen, mean_s = [len(tokens) - 1], seconds[-1]
+    for total, found in _best_lengths_per_count(seconds, before)[1:]:
+        found_s = total / before[-1]
+        if mean_s <= found_s * (1 + LEAST_GAIN):
+            break
+        chosen, mean_s = found, found_s
+    return RuntimeLengths(tuple(tokens[place] for place in chosen), mean_s, seconds[-1])
+
+
+def _best_lengths_per_count(seconds: Sequence[float], before: Sequence[float]) -> list[tuple[float, list[int]]]:
+    """Return the total time and the indices of the best 1, 2, ... lengths (dynamic program). `before`: number of texts
+    that are shorter than each length.
+    """
+    places = range(len(seconds))
+    costs = [before[place + 1] * seconds[place] for place in places]
+    ways: list[list[int]] = [[place] for place in places]
+    found = [(costs[-1], ways[-1])]
+    for _ in range(1, min(MOST_RUNTIMES, len(seconds))):
+        further, chosen = [math.inf] * len(seconds), list(ways)
+        for place in places:
+            for shorter in range(place):
+                cost = costs[shorter] + (before[place + 1] - before[shorter + 1]) * seconds[place]
+                if cost < further[place]:
+                    further[place], chosen[place] = cost, [*ways[shorter], place]
+        costs, ways = further, chosen
+        found.append((costs[-1], ways[-1]))
+    return found
 
 
 def keep_encoder_profile(path: str | os.PathLike[str], profile: EncoderProfile) -> Path:

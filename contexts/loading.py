@@ -6,7 +6,6 @@ and switches to local files.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import logging
 import os
@@ -24,7 +23,7 @@ from urllib.request import getproxies
 import msgspec
 
 from stoker.contexts.ambient import causes
-from stoker.contexts.function_code import global_names, imports
+from stoker.contexts.function_code import global_names, imports, unwrap_partial
 from stoker.contexts.inference.adapter import TokenCache
 from stoker.contexts.payloads import loads_code
 from stoker.contexts.recipe import Recipe
@@ -118,8 +117,7 @@ def _replace_object_paths(value: Any, objects: Mapping[str, str], recipe: Recipe
 
 def modules_of(loader: Any) -> tuple[str, ...]:
     """Return the installed modules that a loader uses, then its imported names as `module:attribute`."""
-    while isinstance(loader, functools.partial):
-        loader = loader.func
+    loader = unwrap_partial(loader)
     loader = getattr(loader, "__func__", loader)
     code = getattr(loader, "__code__", None)
     modules, parts = set[str](), set[str]()

@@ -65,12 +65,12 @@ def object_of(path: str | os.PathLike[str], *, memo: Path | None = None) -> Obje
     return ref
 
 
-def manifest_of(ref: ObjectRef, *, memo: Path | None = None) -> bytes:
+def manifest_of(ref: ObjectRef) -> bytes:
     """Return an object's manifest as bytes. Raises RecipeError if the source is unreadable or was changed."""
     if (kept := _kept.get(ref.name)) is not None:
         return kept
     try:
-        with _DigestCache(memo or state_folder() / "objects.sqlite") as remembered:
+        with _DigestCache(state_folder() / "objects.sqlite") as remembered:
             data = encode(_build_manifest(Path(ref.source).resolve(strict=True), remembered))
     except (OSError, RuntimeError) as error:
         raise RecipeError(f"{ref.source} cannot be read: {error}", path=ref.source) from error

@@ -18,13 +18,14 @@ import traceback
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from cloudpickle import cloudpickle as _inside
 
 from stoker.contexts.by_value import ByValuePickler, OpenHandle, class_by_name, is_plain
 from stoker.contexts.digest import digest_of_code
+from stoker.contexts.function_code import unwrap_partial
 from stoker.contexts.payload_layout import (
     PLAIN,
     WITH_BUFFERS,
@@ -124,14 +125,9 @@ def is_interrupt(error: BaseException) -> bool:
         return False
     if isinstance(error, KeyboardInterrupt):
         return True
-    handlers = {code for number in signal.valid_signals() if (code := _code_of(signal.getsignal(number)))}
+    functions = [unwrap_partial(signal.getsignal(number)) for number in signal.valid_signals()]
+    handlers = {getattr(function, "__code__", None) for function in functions}
     return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
-
-
-def _code_of(handler: Any) -> CodeType | None:
-    while isinstance(handler, functools.partial):
-        handler = handler.func
-    return getattr(handler, "__code__", None)
 
 
 def _pickle(

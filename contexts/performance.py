@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -357,14 +357,14 @@ class PerformanceStore:
         rows = self._file.read(
             "SELECT kind, what, function, count, mean, spread, most FROM measured WHERE recipe = ?", (recipe_key,)
         )
-        found: dict[str, dict[tuple[str, str], _Sums]] = {}
+        found: dict[str, dict[tuple[str, str], Measured]] = {}
         for kind, what, function, *sums in rows:
-            found.setdefault(kind, {})[what, function] = _Sums(*sums)
+            found.setdefault(kind, {})[what, function] = _measured(*sums)
         ratios = {
-            (kind, other): (sums.mean, float(sums.samples))
+            (kind, other): (ratio.mean, float(ratio.count))
             for kind, facts in found.items()
-            for (what, other), sums in facts.items()
-            if what == "time_ratio" and sums.mean > 0
+            for (what, other), ratio in facts.items()
+            if what == "time_ratio" and ratio.mean > 0
         }
         speeds = relative_speeds(ratios)
         return {kind: _estimate(found.get(kind, {}), speed=speeds.get(kind, 0.0)) for kind in {**found, **speeds}}
@@ -410,34 +410,28 @@ class PerformanceStore:
             self._file.write((_ADD, rows))
 
 
-class _Sums(NamedTuple):
-    samples: int = 0
-    mean: float = 0.0
-    spread: float = 0.0
-    """Sum of squared deviations from the mean."""
-    most: float = 0.0
-
-    def measured(self) -> Measured:
-        sd = math.sqrt(max(0.0, self.spread) / (self.samples - 1)) if self.samples > 1 else 0.0
-        return Measured(mean=self.mean, sd=sd, most=self.most, count=self.samples)
+def _measured(count: int, mean: float, spread: float, most: float) -> Measured:
+    """`spread`: sum of squared deviations from the mean."""
+    sd = math.sqrt(max(0.0, spread) / (count - 1)) if count > 1 else 0.0
+    return Measured(mean=mean, sd=sd, most=most, count=count)
 
 
-def _estimate(facts: dict[tuple[str, str], _Sums], *, speed: float) -> Estimate:
-    def of(what: str) -> dict[str, _Sums]:
-        return {name: sums for (each, name), sums in facts.items() if each == what}
+def _estimate(facts: dict[tuple[str, str], Measured], *, speed: float) -> Estimate:
+    def of(what: str) -> dict[str, Measured]:
+        return {name: found for (each, name), found in facts.items() if each == what}
 
-    def one(what: str) -> _Sums:
-        return facts.get((what, ""), _Sums())
+    def one(what: str) -> Measured:
+        return facts.get((what, ""), Measured())
 
-    load, functions = one("load_s").measured(), {name: sums.measured() for name, sums in of("run_s").items()}
+    load, functions = one("load_s"), of("run_s")
     runs = sum(each.count for each in functions.values())
     run_s = sum(each.mean * each.count for each in functions.values()) / runs if runs else 0.0
-    more = {name: round(sums.samples * (sums.mean - 1.0)) for name, sums in of("calls").items()}
+    more = {name: round(each.count * (each.mean - 1.0)) for name, each in of("calls").items()}
     return Estimate(
         load_s=load.mean, load_sd=load.sd, loads=load.count, start_s=one("start_s").mean,
         resident_bytes=int(one("resident_bytes").most), peak_bytes=int(one("peak_bytes").most),
         device_bytes=int(one("device_bytes").most), slots=round(one("slots").mean),
         run_s=run_s, runs=runs, functions=functions,
         calls={name: each.count + more.get(name, 0) for name, each in functions.items()},
-        paces={int(size): sums.measured() for size, sums in of("pace_s").items()}, speed=speed,
+        paces={int(size): pace for size, pace in of("pace_s").items()}, speed=speed,
     )  # fmt: skip

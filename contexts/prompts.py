@@ -60,38 +60,15 @@ AT_ONCE = 256
 
 
 class PromptReader:
-    """A tokenizer, its end tokens, and the model's limits (0 = unknown).
-
-    `grammars`: None if the engine compiles grammars itself.
-    """
+    """A tokenizer, and the end tokens and limits of its model in `texts` (see `ModelTexts`)."""
 
     def __init__(
         self, tokenizer: Any, *, ends: frozenset[int], longest: int, vocabulary: int = 0, grammars: Any = None
     ) -> None:
         self.tokenizer = tokenizer
-        self.ends = ends
-        self.longest = longest
         self._dropped = _special_tokens_to_drop(tokenizer)
-        self.vocabulary = vocabulary
-        self._grammars = grammars
-
-    def texts(self) -> ModelTexts:
-        return ModelTexts(
-            decode=self.decode, ends=self.ends, longest=self.longest, vocabulary=self.vocabulary,
-            grammars=self._grammars,
-        )  # fmt: skip
-
-    @property
-    def chat_template(self) -> str:
-        """The model's chat templates, joined."""
-        found = getattr(self.tokenizer, "chat_template", None) or ""
-        return "\n".join(map(str, found.values())) if isinstance(found, dict) else str(found)
-
-    def chat_prompt(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
-        if not self.chat_template:
-            return "\n\n".join(message["content"] for message in messages)
-        return str(
-            self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True, **options)
+        self.texts = ModelTexts(
+            decode=self.decode, ends=ends, longest=longest, vocabulary=vocabulary, grammars=grammars
         )
 
     def row(self, prompt: str | Sequence[int]) -> Ids:
@@ -147,12 +124,6 @@ class PromptReader:
                 for whole, other in zip(wholes, alone, strict=True)
             ])  # fmt: skip
         return found
-
-    def check_lengths(self, lengths: Sequence[int]) -> None:
-        for index, length in enumerate(lengths):
-            if self.longest and length > self.longest:
-                told = f"prompt {index} has {length} tokens with its continuation"
-                raise ValueError(f"{told}; the model accepts at most {self.longest}. Shorten it, or split it")
 
 
 _MARKS = frozenset(

@@ -26,10 +26,11 @@ def mean_hidden_states(model: CausalLM, texts: Sequence[str], *, most_tokens: in
     found: list[Any] = [None] * len(rows)
     with model.alone() as runner:
         for group in _group_rows_by_length(rows):
-            ids, mask = _padded([rows[index] for index in group], device=runner.device)
+            ids, width = runner.padded([rows[index] for index in group])
+            lengths = torch.tensor([len(rows[index]) for index in group], device=runner.device)[:, None]
+            mask = (torch.arange(width, device=runner.device) < lengths).long()
             states = runner.model.base_model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
-            weights = mask[:, :, None].to(torch.float32)
-            means = (states.float() * weights).sum(dim=1) / weights.sum(dim=1)
+            means = (states.float() * mask[:, :, None]).sum(dim=1) / lengths
             for index, mean in zip(group, means.cpu().numpy(), strict=True):
                 found[index] = mean
     return np.stack(found) if found else np.zeros((0, 0), dtype=np.float32)
@@ -108,10 +109,3 @@ def _group_rows_by_length(rows: list[Ids]) -> list[list[int]]:
             groups.append([])
         groups[-1].append(index)
     return groups
-
-
-def _padded(rows: list[Ids], *, device: Any) -> tuple[Any, Any]:
-    rest = [max(map(len, rows)) - len(row) for row in rows]
-    ids = torch.tensor([row + (0,) * more for row, more in zip(rows, rest, strict=True)], device=device)
-    mask = torch.tensor([[1] * len(row) + [0] * more for row, more in zip(rows, rest, strict=True)], device=device)
-    return ids, mask

@@ -174,9 +174,12 @@ class ContextOptions:
         )
         self.slots = 0 if slots == "auto" else _count("slots", slots, least=1, auto=', or "auto"')
         self.calls_per_library = _count("calls_per_library", calls_per_library, least=0, most=MOST_NUMBER)
-        self.files = _paths("files", files)
+        self.files = _names("files", files, what="paths, or names of the loader's parameters")
         self.preload = None if preload is None else _names("preload", preload)
-        self.awareness = _awareness(awareness)
+        levels = [level.value for level in Awareness]
+        if awareness not in (*Awareness, *levels):
+            raise _wrong("awareness", awareness, f"write one of {', '.join(levels)}")
+        self.awareness = Awareness(awareness)
         if self.awareness is not Awareness.FULL:  # a context that ends with its call runs only one call
             self.calls_per_library = self.calls_per_library or 1
         self.limits = _limits(min_libraries, max_libraries, keep_alive)
@@ -233,28 +236,14 @@ def _count(option: str, value: Any, *, least: int, most: int = MOST_AT_ONCE, aut
     return value
 
 
-def _names(option: str, value: Any) -> tuple[str, ...]:
-    names = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (value,)
-    if not all(isinstance(name, str) and name for name in names):
-        raise _wrong(option, value, f"write names, as in {option}=['...', '...']")
-    return names
-
-
-def _paths(option: str, value: Any) -> tuple[str, ...]:
+def _names(option: str, value: Any, *, what: str = "names") -> tuple[str, ...]:
     several = isinstance(value, Iterable) and not isinstance(value, str | os.PathLike)
-    paths = [os.fspath(each) if isinstance(each, os.PathLike) else each for each in (value if several else [value])]
-    if not all(isinstance(path, str) and path for path in paths):
-        raise _wrong(option, value, f"write paths, or names of the loader's parameters, as in {option}=['...', '...']")
-    return tuple(paths)
+    names = [os.fspath(each) if isinstance(each, os.PathLike) else each for each in (value if several else [value])]
+    if not all(isinstance(name, str) and name for name in names):
+        raise _wrong(option, value, f"write {what}, as in {option}=['...', '...']")
+    return tuple(names)
 
 
 def _wrong(option: str, value: Any, problem: str) -> RecipeError:
     shown = repr(value) if len(repr(value)) < 80 else repr(value)[:77] + "..."
     return RecipeError(f"@context({option}={shown}): {problem}", option=option)
-
-
-def _awareness(value: str | Awareness) -> Awareness:
-    try:
-        return Awareness(value)
-    except ValueError:
-        raise _wrong("awareness", value, f"write one of {', '.join(level.value for level in Awareness)}") from None

@@ -96,8 +96,9 @@ class TextWriter:
     ) -> list[str]:
         """Return the texts of `CausalLM.generate`."""
         rows = self._prompts.rows(prompts, prefix=prefix, batch_size=batch_size)
-        self._prompts.texts().prepare(sampling)
-        self._prompts.check_lengths([len(row) + sampling.max_new_tokens for row in rows])
+        self._prompts.texts.prepare(sampling)
+        for place, row in enumerate(rows):
+            self._prompts.texts.check_length(len(row) + sampling.max_new_tokens, f"prompt {place}")
         seeds = [(seed, place) for place in range(len(rows))] if isinstance(seed, int) else [(one, 0) for one in seed]
         if len(seeds) != len(rows):
             raise ValueError(f"generate was given {len(seeds)} seeds for {len(rows)} prompts")
@@ -167,11 +168,8 @@ class TextWriter:
         return self._thread.submit(row, sampling, pieces=pieces, due_at=due_at, tpot_s=tpot_s, sink=sink)
 
     def _row(self, prompt: Prompt, sampling: Sampling) -> Ids:
-        texts = self._prompts.texts()
-        texts.prepare(sampling)
         row = self._prompts.row(prompt)
-        texts.check_tokens_in_vocabulary(row, "the prompt")
-        self._prompts.check_lengths([len(row) + sampling.max_new_tokens])
+        self._prompts.texts.check_prompt(row, sampling)
         return row
 
     def _likelihoods(self, tokens: Sequence[NewToken | PromptToken]) -> Likelihoods:

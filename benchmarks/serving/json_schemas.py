@@ -131,7 +131,7 @@ def _compiled(model: Any, schemas: list[Schema], took_ms: list[float]) -> list[S
     for schema in schemas:
         began = time.perf_counter()
         try:
-            model._prompts.texts().prepare(Sampling(json_schema=json.dumps(schema)))
+            model._prompts.texts.prepare(Sampling(json_schema=json.dumps(schema)))
         except ValueError:
             continue
         took_ms.append(1000 * (time.perf_counter() - began))
@@ -144,7 +144,8 @@ def _run(model: Any, samplings: list[dict[str, Any]]) -> tuple[float, list[tuple
     from stoker.contexts.inference.adapter import GenerationRequest, Sampling
 
     found: dict[int, tuple[str, str, int]] = {}
-    with model._thread.hold() as engine:
+    with model._thread.alone():
+        engine = model._thread.engine
         for place, options in enumerate(samplings):
             sampling = Sampling(**{"max_new_tokens": LONGEST, "temperature": 1.0, "seed": (7, place), **options})
             engine.add(GenerationRequest(place, (5, 6, 7, 8), sampling))

@@ -284,14 +284,18 @@ class ModelTexts(msgspec.Struct, frozen=True, kw_only=True):
         sampling = request.sampling
         if sampling.adapter and virtual_tokens is None:
             raise OptionRefused("adapter", "this model's engine does not support adapters; continuous and vllm do")
+        self.check_prompt(request.prompt, sampling, virtual_tokens=virtual_tokens or 0)
+
+    def check_prompt(self, prompt: Collection[int], sampling: Sampling, *, virtual_tokens: int = 0) -> None:
         self.prepare(sampling)
-        self.check_tokens_in_vocabulary(request.prompt, "the prompt")
-        length = (virtual_tokens or 0) + len(request.prompt) + sampling.max_new_tokens
+        self.check_tokens_in_vocabulary(prompt, "the prompt")
+        self.check_length(virtual_tokens + len(prompt) + sampling.max_new_tokens)
+
+    def check_length(self, length: int, what: str = "the prompt") -> None:
+        """Raise ValueError if a prompt and its continuation have too many tokens."""
         if self.longest and length > self.longest:
-            raise ValueError(
-                f"the prompt has {length} tokens with its continuation; the model accepts at most {self.longest}."
-                " Shorten it, or split it"
-            )
+            told = f"{what} has {length} tokens with its continuation"
+            raise ValueError(f"{told}; the model accepts at most {self.longest}. Shorten it, or split it")
 
     def check_tokens_in_vocabulary(self, tokens: Collection[int], where: str, *, option: str = "") -> None:
         if not self.vocabulary or not tokens or 0 <= min(tokens) <= max(tokens) < self.vocabulary:
@@ -300,27 +304,21 @@ class ModelTexts(msgspec.Struct, frozen=True, kw_only=True):
         why = f"{where} has the token {wrong}; this model's tokens are 0 to {self.vocabulary - 1}"
         raise OptionRefused(option, why) if option else ValueError(why)
 
-    def begin(self, request: GenerationRequest) -> Written:
-        some = request.sampling
-        return Written(self.decode, some.ends(self.ends), some.max_new_tokens, stop=some.stop, pieces=request.pieces)
-
 
 class Written:
     """The text of one request. A piece of text is returned when its characters are complete, or can no longer become
     complete.
     """
 
-    def __init__(
-        self, decode: Decode, ends: frozenset[int], most: int, *, stop: Sequence[str] = (), pieces: bool = False
-    ) -> None:
+    def __init__(self, texts: ModelTexts, request: GenerationRequest) -> None:
         self.tokens: list[int] = []
         self.finish: Finish | None = None
-        self._decode = decode
-        self._ends = ends
-        self._most = most
-        self._stop = tuple(stop)
-        self._follows = pieces or bool(stop)
-        self._pieces = pieces
+        self._decode = texts.decode
+        self._ends = request.sampling.ends(texts.ends)
+        self._most = request.sampling.max_new_tokens
+        self._stop = request.sampling.stop
+        self._follows = request.pieces or bool(self._stop)
+        self._pieces = request.pieces
         self._text = ""
         self._given = 0
         self._shown, self._complete = 0, 0

@@ -23,7 +23,7 @@ import torch
 from stoker.contexts.batching import SMALLEST_ROW_TOKENS, BatchLimits, RunningBatch, Step
 from stoker.contexts.forward import Layers, PrefixCache
 from stoker.contexts.inference.adapter import EngineLoad, EngineMemory, GenerationRequest, ModelTexts, NewToken
-from stoker.contexts.inference.decode_graphs import DecodeGraphs, LaunchedStep, RowInput, StepShape
+from stoker.contexts.inference.decode_graphs import DecodeGraphs, LaunchedStep, RowInput
 from stoker.contexts.inference.decoder import DecodePart, KVStore, LeanDecoder, ReadPart
 from stoker.contexts.inference.kernels import NOT_FINITE, RequestText, next_tokens, positions_scored_at_once
 from stoker.contexts.inference.peft_adapters import AdaptedTokens, Adapter, AdapterBank, AdapterCache
@@ -43,10 +43,7 @@ class StepsAhead:
         """Launch a decode step. Return False if the step must run eagerly."""
         if step.prefill or len(step.requests) < len(self.batch.running):
             return False
-        shape = self._shape()
-        if shape is None or not self.graphs.due(shape):
-            return False
-        self._unread = self.graphs.launch(shape, lambda id: self._next_row_input(id, behind=0))
+        self._unread = self._launch()
         return self._unread is not None
 
     def read(self, *, follow: bool) -> tuple[int, list[tuple[int, int]]]:
@@ -78,20 +75,21 @@ class StepsAhead:
             state.made + 1 >= state.most for state in running
         ):
             return None
-        shape = self._shape()
-        if shape is None or not self.graphs.captured(shape):
-            return None
-        return self.graphs.launch(shape, lambda id: self._next_row_input(id, behind=1), after=unread)
+        return self._launch(after=unread)
 
-    def _shape(self) -> StepShape | None:
-        writing = [self.writing[id] for id in self.batch.running]
-        if not all(each.is_capturable for each in writing):
+    def _launch(self, *, after: LaunchedStep | None = None) -> LaunchedStep | None:
+        texts, running = self.writing, self.batch.running
+        if not all(texts[id].is_capturable for id in running):
             return None
-        return self.graphs.capturable_step_shape(list(self.store.arrays.values()), [each.draw for each in writing])
+        shape = self.graphs.capturable_step_shape(list(self.store.arrays.values()), [texts[id].draw for id in running])
+        if shape is None:
+            return None
+        unread = int(after is not None)
 
-    def _next_row_input(self, id: int, *, behind: int) -> RowInput:
-        writing = self.writing[id]
-        return RowInput(writing.ids[-1], self.batch.running[id].read + behind, writing.draw)
+        def next_input(id: int) -> RowInput:
+            return RowInput(texts[id].ids[-1], running[id].read + unread, texts[id].draw)
+
+        return self.graphs.launch(shape, next_input, after=after)
 
 
 _USUAL_ROW_TOKENS = 512

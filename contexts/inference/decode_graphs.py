@@ -174,24 +174,18 @@ class DecodeGraphs:
         shape = StepShape([array for array in arrays if array.requests], kind)
         return shape if len(shape.requests) <= self._most else None
 
-    def captured(self, shape: StepShape) -> bool:
-        return shape.key in self._graphs and self._graphs[shape.key][1] == shape.versions
-
-    def due(self, shape: StepShape) -> bool:
-        """Count a use of the shape. Return True if the shape has a graph or should get one."""
-        if self.captured(shape):
-            return True
-        uses = self._uses[shape.key] = self._uses.get(shape.key, 0) + 1
-        return uses > self._uses_before
-
     def launch(
         self, shape: StepShape, inputs: Callable[[int], RowInput], *, after: LaunchedStep | None = None
     ) -> LaunchedStep | None:
-        """Launch a step; capture the step first if needed. Return None if the capture fails. `after`: previous step,
-        whose tokens are read on the device. It requires a graph for the shape.
+        """Launch a step; capture the step first if its shape was used often. Return None if the step must run eagerly.
+        `after`: previous step, whose tokens are read on the device. It requires a graph for the shape.
         """
-        if after is None and not self.captured(shape) and not self._capture_decode_graph(shape, inputs):
-            return None
+        if shape.key not in self._graphs or self._graphs[shape.key][1] != shape.versions:
+            if after is not None:
+                return None
+            uses = self._uses[shape.key] = self._uses.get(shape.key, 0) + 1
+            if uses <= self._uses_before or not self._capture_decode_graph(shape, inputs):
+                return None
         replay, _ = self._graphs[shape.key] = self._graphs.pop(shape.key)  # move it to the end: most recently used
         if after is None or after.shape.key != shape.key or after.shape.requests != shape.requests:
             self._place(shape, inputs, after=after)

@@ -254,12 +254,6 @@ class EngineThread:
             self._thread.join()
 
     @contextlib.contextmanager
-    def hold(self) -> Iterator[InferenceEngine]:
-        """Reserve the model as `alone` does, and yield the engine."""
-        with self.alone():
-            yield self.engine
-
-    @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
         """Reserve the model for this thread."""
         self._check_not_forked()

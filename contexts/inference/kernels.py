@@ -26,6 +26,7 @@ from stoker.contexts.inference.adapter import (
     PromptToken,
     Sampling,
     TokenChance,
+    Written,
 )
 from stoker.contexts.inference.peft_adapters import Adapter
 from stoker.contexts.inference.token_rules import apply_token_rules, build_token_rules
@@ -276,7 +277,7 @@ class RequestText:
     def __init__(self, request: GenerationRequest, texts: ModelTexts, *, adapter: Adapter | None = None) -> None:
         self.request = request
         self.adapter = adapter
-        self.written = texts.begin(request)
+        self.written = Written(texts, request)
         self.draw = TokenDraw(request.sampling)
         self.rules = build_token_rules(request, texts)
         self.ids = [0] * (adapter.virtual_tokens if adapter is not None else 0) + list(request.prompt)

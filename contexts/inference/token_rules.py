@@ -212,16 +212,17 @@ class Grammars:
         return self._compiled(option, form).deep_copy()
 
     def _compile(self, option: str, form: str) -> Any:
+        word = "JSON schema" if option == "json_schema" else option
         if len(form) > _MOST_CHARACTERS:
-            why = f"the {_WORDS[option]} has {len(form):,} characters; at most {_MOST_CHARACTERS:,} are allowed"
+            why = f"the {word} has {len(form):,} characters; at most {_MOST_CHARACTERS:,} are allowed"
             raise OptionRefused(option, why)
         try:
             reader = self._reader
         except ImportError as error:
-            why = f"a {_WORDS[option]} needs the package llguidance ({error}); pip install 'stoker[models]'"
+            why = f"a {word} needs the package llguidance ({error}); pip install 'stoker[models]'"
             raise OptionRefused(option, why) from error
         except Exception as error:
-            why = f"llguidance cannot read this model's tokenizer, so its texts cannot follow a {_WORDS[option]}"
+            why = f"llguidance cannot read this model's tokenizer, so its texts cannot follow a {word}"
             raise OptionRefused(option, f"{why}: {_shortened(error)}") from error
         import llguidance
 
@@ -240,7 +241,7 @@ class Grammars:
             why = str(error)
         if why:
             what = "no text follows it" if why.startswith("NoExtension") else _shortened(why)
-            raise OptionRefused(option, f"the {_WORDS[option]} cannot be compiled: {what}")
+            raise OptionRefused(option, f"the {word} cannot be compiled: {what}")
         return matcher
 
     @functools.cached_property
@@ -252,9 +253,6 @@ class Grammars:
         ending = copy.deepcopy(self._tokenizer)  # llguidance needs an end token, so add one that the model lacks
         ending.add_special_tokens({"eos_token": "<|stoker end|>"})
         return from_tokenizer(ending)
-
-
-_WORDS = {"json_schema": "JSON schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
 
 
 def _shortened(why: object) -> str:

@@ -69,7 +69,7 @@ class VLLMEngine:
         self.device = start.device
         self.started_bytes = start.device_memory_bytes
         self.reused_tokens = 0
-        self._texts = prompts.texts()
+        self._texts = prompts.texts
         self._open: dict[str, _RunningText] = {}
         self._early: list[NewToken] = []  # tokens that were written while labels were scored
         self._load = EngineLoad()
@@ -94,10 +94,10 @@ class VLLMEngine:
                 f" the key-value cache, which has room for {self._start.longest} tokens of one request; give the model"
                 " more memory (device_memory=)"
             )
-        params = vllm_sampling_params(request.sampling, ends=self.prompts.ends)
+        params = vllm_sampling_params(request.sampling, ends=self._texts.ends)
         form, _ = request.sampling.structure or ("", None)
         self._send(str(request.id), request.prompt, params, adapter=adapter, form=form)
-        self._open[str(request.id)] = _RunningText(request, self._texts.begin(request), adapter.virtual_tokens)
+        self._open[str(request.id)] = _RunningText(request, Written(self._texts, request), adapter.virtual_tokens)
 
     def _check_usable(self) -> None:
         if self._asleep or self._broken:

@@ -27,7 +27,7 @@ from vllm.config.lora import MaxLoRARanks
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from stoker.contexts.adapter_files import GROUPS, AdapterFiles, BaseShapes, base_shapes, read_adapter_files
+from stoker.contexts.adapter_files import GROUPS, AdapterFiles, base_shapes, read_adapter_files
 from stoker.contexts.engine_settings import EngineSettings, check_vllm_arguments
 from stoker.contexts.inference.options import OptionRefused
 from stoker.contexts.inference.peft_adapters import Adapter, find_adapter_folder
@@ -221,9 +221,12 @@ class VLLMAdapters:
         self._base = base_shapes(base)
         self._ready: dict[str, VLLMAdapter] = {}
         self._numbers = itertools.count(1)
-        files = [
-            found for folder in folders.values() if (found := _read_fitting_adapter(folder, self._base)) is not None
-        ]
+        files: list[AdapterFiles] = []
+        for folder in folders.values():
+            with contextlib.suppress(ValueError):  # only requests for a damaged adapter fail
+                found = read_adapter_files(folder)
+                found.check_fits_base_model(self._base)
+                files.append(found)
         loras = [each for each in files if each.low_rank]
         self._count = len(loras)
         rank, ranks = max((each.rank for each in loras), default=0), sorted(get_args(MaxLoRARanks))
@@ -269,12 +272,3 @@ class VLLMAdapters:
                 raise OptionRefused("adapter", f"the adapter {name} cannot be served: {error}") from None
             self._ready[name] = VLLMAdapter(lora, checked.vectors)
         return self._ready[name]
-
-
-def _read_fitting_adapter(folder: str, base: BaseShapes | None) -> AdapterFiles | None:
-    try:
-        files = read_adapter_files(folder)
-        files.check_fits_base_model(base)
-    except ValueError:
-        return None
-    return files

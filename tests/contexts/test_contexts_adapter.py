@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_model import write_tiny_model
 
-from stoker.contexts.inference.adapter import Finish, Written
+from stoker.contexts.inference.adapter import Finish, GenerationRequest, ModelTexts, Sampling, Written
 from stoker.contexts.prompts import PromptReader, TokenText, token_text
 
 END = 256
@@ -20,11 +20,17 @@ def decode(ids: Sequence[int]) -> str:
     return bytes(ids).decode("utf-8", "replace")
 
 
+def begun(
+    decoded: Callable[[Sequence[int]], str], *, stop: tuple[str, ...] = (), pieces: bool = True, most: int = 100
+) -> Written:
+    texts = ModelTexts(decode=decoded, ends=frozenset({END}), longest=0)
+    return Written(texts, GenerationRequest(1, (0,), Sampling(max_new_tokens=most, stop=stop), pieces=pieces))
+
+
 def write(
     text: bytes, *, stop: tuple[str, ...] = (), pieces: bool = True, most: int = 10_000
 ) -> tuple[list[str], Written]:
-    written = Written(decode=decode, ends=frozenset({END}), most=most, stop=stop, pieces=pieces)
-    found = []
+    written, found = begun(decode, stop=stop, pieces=pieces, most=most), []
     for token in (*text, END):
         found.append(written.add(token))
         if written.finish is not None:
@@ -42,7 +48,7 @@ def of_bytes(ids: Sequence[int]) -> str:
 
 @pytest.mark.parametrize("decoded", [decode, of_bytes], ids=["byte level", "byte fallback"])
 def test_invalid_utf8_is_streamed_within_three_tokens(decoded: Callable[[Sequence[int]], str]) -> None:
-    written = Written(decode=decoded, ends=frozenset({END}), most=100, pieces=True)
+    written = begun(decoded)
     pieces = [written.add(0xFF) for _ in range(20)]
     assert pieces == ["", "", "", *[LOST] * 17]
     assert "".join([*pieces, written.add(END)]) == LOST * 20
@@ -50,7 +56,7 @@ def test_invalid_utf8_is_streamed_within_three_tokens(decoded: Callable[[Sequenc
 
 @pytest.mark.parametrize("decoded", [decode, of_bytes], ids=["byte level", "byte fallback"])
 def test_characters_of_several_tokens_are_sent_whole(decoded: Callable[[Sequence[int]], str]) -> None:
-    written = Written(decode=decoded, ends=frozenset({END}), most=100, pieces=True)
+    written = begun(decoded)
     pieces = [written.add(byte) for byte in "aé€😀é😀z".encode()]
     assert [piece for piece in pieces if piece] == ["a", "é", "€", "😀", "é", "😀", "z"]
 
@@ -66,7 +72,7 @@ def test_characters_that_share_tokens_are_sent_whole() -> None:
     def joined(ids: Sequence[int]) -> str:
         return b"".join(parts[id] for id in ids).decode("utf-8", "replace")
 
-    written = Written(decode=joined, ends=frozenset({END}), most=100, pieces=True)
+    written = begun(joined)
     pieces = [written.add(token) for token in range(len(parts))]
     assert "".join(pieces) == "€" * 7
     assert LOST not in "".join(pieces[:-1])

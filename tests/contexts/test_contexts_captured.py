@@ -67,17 +67,14 @@ MUTABLE = [
 ]
 
 
-@pytest.mark.parametrize("source", MUTABLE)
-def test_captured_object_that_may_change_counts_as_mutable(source: str) -> None:
-    use = namespace(f"{source}\ndef use(): return held")["use"]
-    assert Captured(use).mutable
-    through = namespace(f"{source}\ndef helper(): return held\ndef use(): return helper()")["use"]
-    assert Captured(through).mutable
+USE = "\ndef use(): return held"
+USE_THROUGH_HELPER = "\ndef helper(): return held\ndef use(): return helper()"
 
 
 @pytest.mark.parametrize(
     "source",
     [
+        *(source + use for source in MUTABLE for use in (USE, USE_THROUGH_HELPER)),
         "def use(x, items=[]): return items",
         "def use(*, items=[]): return items",
         "def use(): return use.rates\nuse.rates = []",
@@ -89,13 +86,12 @@ def test_captured_object_that_may_change_counts_as_mutable(source: str) -> None:
         "class use: pass",
     ],
 )
-def test_mutable_defaults_and_attributes_of_a_function_are_found(source: str) -> None:
+def test_captured_object_that_may_change_counts_as_mutable(source: str) -> None:
     assert Captured(namespace(source)["use"]).mutable
 
 
 FUNCTION = "rate = 1\ndef helper(x=0): return rate\n"
 CLASS = "rate = 1\nclass M:\n def run(self): return rate\n"
-USE = "\ndef use(): return held"
 
 HOLDERS = {
     "a dict": FUNCTION + "held = {'a': helper}",

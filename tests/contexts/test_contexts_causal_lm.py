@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from adapter_folders import write_tiny_lora
 from lazily import lazily, without_gradients
 from new_process import run_python
 from polling import PATIENCE_S
@@ -282,6 +283,18 @@ def test_recipe_has_a_name_an_object_and_a_key(tmp_path: Path) -> None:
     assert causal_lm("HuggingFaceTB/SmolLM2-135M").objects == ()
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Qwen3ForCausalLM"]}))
     assert causal_lm(tmp_path).preload == recipe.preload, "models of all architectures share a zygote"
+
+
+def test_recipe_refuses_an_adapter_of_another_base_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps(facts))
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    write_tiny_lora(tmp_path / "lora", seed=1, layers=6)
+    for base in (tmp_path, tmp_path / "model.safetensors"):
+        with pytest.raises(RecipeError, match="it has layer 2, and the base model has 2 layers"):
+            causal_lm(base, adapters={"lora": tmp_path / "lora"})
+    monkeypatch.chdir(tmp_path)
+    assert causal_lm(adapters={"lora": "lora"}).objects, "the default model has another config.json"
 
 
 def test_split_model_needs_a_fraction_of_cache_memory_per_device(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from lazily import lazily
 from tiny_encoder import load_encoder as load
@@ -44,8 +45,6 @@ class Backend:
 
 
 def test_runtime_is_compiled_once_at_its_load(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import numpy as np
-
     backend = Backend()
     monkeypatch.setattr(BACKEND, backend)
     model, plain = load(folder, length=8, batch=2, compiled=True), load(folder)
@@ -69,8 +68,6 @@ def test_load_fails_if_a_required_compilation_is_impossible(folder, monkeypatch)
 
 @pytest.mark.long
 def test_optional_compilation_that_fails_leaves_an_eager_runtime(folder, monkeypatch, caplog):
-    import numpy as np
-
     monkeypatch.setattr(BACKEND, fails)
     # pretend that the device is a GPU
     monkeypatch.setattr("stoker.contexts.compiling.wants_compiling", lambda _, wanted: wanted == "auto")
@@ -92,7 +89,6 @@ def test_compilation_depends_on_the_device_and_the_option() -> None:
 
 @pytest.mark.gpu
 def test_runtime_on_a_gpu_replays_its_graph_in_every_slot(folder: Path) -> None:
-    import numpy as np
     import torch
 
     if not torch.cuda.is_available():

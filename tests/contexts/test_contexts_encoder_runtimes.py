@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from new_process import run_python
 from tiny_encoder import load_encoder as load
@@ -31,8 +32,6 @@ def dynamic(folder: Path) -> Any:
 def test_fixed_length_runtime_embeds_like_a_dynamic_encoder(
     folder: Path, dynamic: Any, batch: int, pooling: str
 ) -> None:
-    import numpy as np
-
     found, tokens = load(folder, length=12, batch=batch).embed_array(TEXTS, pooling=pooling, normalize=False)
     expected, same_tokens = dynamic.embed_array(TEXTS, pooling=pooling, normalize=False)
     assert np.allclose(found, expected, atol=1e-5)
@@ -40,8 +39,6 @@ def test_fixed_length_runtime_embeds_like_a_dynamic_encoder(
 
 
 def test_text_longer_than_the_runtime_is_refused_or_truncated(folder: Path, dynamic: Any) -> None:
-    import numpy as np
-
     model = load(folder, length=8)
     with pytest.raises(InputTooLongError, match="text 1 has 11 tokens; this runtime accepts at most 8") as raised:
         model.embed(["paris", "paris lies in " * 3])

@@ -105,23 +105,19 @@ def test_call_told_to_stop_does_not_wait_for_a_step(engine: CountingEngine, thre
     """A stopped call frees its slot before the current step ends, and no later step contains its request."""
     stop = CallStop()
     ambient.enter_call_scope(stop=stop)
-    try:
-        generation = thread.submit((1,), Sampling(max_new_tokens=100_000_000), pieces=True)
-        sent = thread.submit((1,), Sampling(max_new_tokens=100_000_000), pieces=True, sink=Sink(10**9))
-        tokens = generation.tokens()
-        next(tokens)
-        engine.gate.clear()
-        thread_waits = engine.steps
-        stop.ask()
-        for waiting in (tokens, sent.tokens()):
-            with pytest.raises(Evicted):
-                next(waiting)
+    tokens = thread.submit((1,), Sampling(max_new_tokens=100_000_000), pieces=True).tokens()
+    sent = thread.submit((1,), Sampling(max_new_tokens=100_000_000), pieces=True, sink=Sink(10**9))
+    next(tokens)
+    engine.gate.clear()
+    thread_waits = engine.steps
+    stop.ask()
+    for ask in (
+        lambda: next(tokens), lambda: next(sent.tokens()),
+        lambda: thread.submit((2,), Sampling()), lambda: thread.run(lambda: None),
+    ):  # fmt: skip
         with pytest.raises(Evicted):
-            thread.submit((2,), Sampling())
-        with pytest.raises(Evicted):
-            thread.run(lambda: None)
-    finally:
-        ambient.leave_call_scope()
+            ask()
+    ambient.leave_call_scope()
     engine.gate.set()
     thread.run(lambda: None)
     assert engine.open == {}
@@ -181,10 +177,10 @@ def test_jobs_run_between_steps_and_raise_in_their_caller(engine: CountingEngine
 def test_holder_of_the_model_has_exclusive_access(engine: CountingEngine, thread: EngineThread) -> None:
     generation = thread.submit((1,), Sampling(max_new_tokens=100_000_000), pieces=True)
     next(generation.tokens())
-    with thread.hold() as held:
-        assert held is engine
+    with thread.alone():
+        assert thread.engine is engine
         steps = engine.steps
-        with thread.hold():  # a thread may hold the engine a second time
+        with thread.alone():  # a thread may hold the engine a second time
             pass
         assert thread.run(threading.current_thread) is threading.current_thread()
         for refused in (lambda: thread.submit((1,), Sampling()), thread.close):
@@ -274,7 +270,7 @@ def test_forked_child_gets_a_clear_error(thread: EngineThread) -> None:
         asks = (
             lambda: thread.submit((1,), Sampling()),
             lambda: thread.run(lambda: 1),
-            lambda: thread.hold().__enter__(),
+            lambda: thread.alone().__enter__(),
         )
         clear = 0
         for ask in asks:

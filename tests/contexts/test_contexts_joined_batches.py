@@ -5,6 +5,7 @@ from collections.abc import Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
+from faults.world import until
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,13 +46,7 @@ def busy(pool: ThreadPoolExecutor, *, kind: str = "k", row: int = 50) -> tuple[E
 
 
 def until_waiting(engine: Engine, rows: int) -> None:
-    limit = threading.Event()
-    for _ in range(3000):
-        with engine.joined._lock:
-            if sum(map(len, engine.joined._waiting.values())) == rows:
-                return
-        limit.wait(0.01)
-    raise AssertionError(f"{rows} rows never waited")
+    until(lambda: sum(map(len, list(engine.joined._waiting.values()))) == rows, why=f"{rows} rows wait")
 
 
 @given(st.lists(st.integers(1, 400), max_size=40), st.integers(1, 9))

@@ -4,7 +4,7 @@ import itertools
 import logging
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,15 @@ import pytest
 from lazily import lazily
 
 from stoker.contexts import EncoderProfile, keep_encoder_profile, kept_encoder_profile, lengths_that_pay
-from stoker.contexts.length_profiles import LEAST_GAIN, LengthTime, choose_lengths, lengths_to_measure
+from stoker.contexts.length_profiles import LEAST_GAIN, LengthTime, lengths_to_measure
 from stoker.errors import RecipeError
 
 profiling = lazily("stoker.contexts.encoding", needs="torch transformers")
 
 
-def profile(seconds: Callable[[int], float], lengths: range = range(16, 257, 16), **more: Any) -> EncoderProfile:
+def profile(
+    seconds: Callable[[int], float], lengths: Iterable[int] = range(16, 257, 16), **more: Any
+) -> EncoderProfile:
     given: dict[str, Any] = {
         "name": "", "dtype": "auto", "computed_dtype": "float32", "compiled": "auto", "is_compiled": True,
         "device": "NVIDIA H100", "threads": 1, "torch": "2.13.0", "repeats": 30, "measured_at": 1e9,
@@ -142,7 +144,7 @@ class Stairs:
 @pytest.mark.parametrize("compiled", [False, True])
 def test_profile_stores_median_latency_and_spread_of_each_length(compiled: bool) -> None:
     told: list[tuple[float, float]] = []
-    found = profiling.profile_lengths(
+    found = profiling.EncoderModel.profile_lengths(
         Stairs(), compiled=compiled, repeats=21, told=lambda done, total: told.append((done, total))
     )
     assert [each.tokens for each in found.lengths] == list(range(16, 257, 16))
@@ -167,35 +169,34 @@ def test_profile_stores_median_latency_and_spread_of_each_length(compiled: bool)
 )
 def test_unmeasurable_lengths_are_refused(lengths: tuple[int, ...], says: str) -> None:
     with pytest.raises(RecipeError, match=says):
-        profiling.profile_lengths(Stairs(), lengths)
+        profiling.EncoderModel.profile_lengths(Stairs(), lengths)
 
 
-def lengths(seconds: Callable[[int], float], *, step: int = 16, longest: int = 512) -> list[LengthTime]:
-    return [LengthTime(tokens, seconds(tokens), 0.0) for tokens in range(step, longest + 1, step)]
-
-
-def test_steadily_rising_latency_selects_few_runtime_lengths() -> None:
-    found = choose_lengths(lengths(lambda tokens: 0.001 + 0.0001 * tokens), most=32)
-    assert 3 <= len(found.tokens) < 32
-    assert len(choose_lengths(lengths(lambda tokens: 0.0001 * tokens), most=3).tokens) == 3
-    noisy = [LengthTime(64, 0.009, 0.0), LengthTime(128, 0.002, 0.0), LengthTime(256, 0.004, 0.0)]
-    assert choose_lengths(noisy).tokens == (128, 256), "a slower shorter runtime is not chosen"
+def test_steadily_rising_latency_selects_few_runtime_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = range(16, 513, 16)
+    monkeypatch.setattr("stoker.contexts.length_profiles.MOST_RUNTIMES", 32)
+    assert 3 <= len(lengths_that_pay(profile(lambda tokens: 0.001 + 0.0001 * tokens, many)).tokens) < 32
+    monkeypatch.setattr("stoker.contexts.length_profiles.MOST_RUNTIMES", 3)
+    assert len(lengths_that_pay(profile(lambda tokens: 0.0001 * tokens, many)).tokens) == 3
+    noisy = profile({64: 0.009, 128: 0.002, 256: 0.004}.__getitem__, (64, 128, 256))
+    assert lengths_that_pay(noisy).tokens == (128, 256), "a slower shorter runtime is not chosen"
 
 
 def test_chosen_lengths_are_optimal_for_their_number() -> None:
     chance = random.Random(3)
     for _ in range(40):
         times = sorted(chance.uniform(0.001, 0.02) for _ in range(7))
-        given = [LengthTime(32 * (n + 1), seconds, 0.0) for n, seconds in enumerate(times)]
-        texts = [chance.random() for _ in given]
-        found = choose_lengths(given, texts)
+        measured = profile(lambda tokens, times=times: times[tokens // 32 - 1], range(32, 225, 32))  # type: ignore[misc]
+        given, texts = measured.lengths, [chance.randint(0, 50) for _ in range(7)]
+        counts = [each.tokens for each, number in zip(given, texts, strict=True) for _ in range(number)]
+        found = lengths_that_pay(measured, counts)
 
-        def mean_s(chosen: tuple[int, ...], given: list[LengthTime] = given, texts: list[float] = texts) -> float:
+        def mean_s(chosen: tuple[int, ...], given: Any = given, texts: list[int] = texts) -> float:
             by_length = {each.tokens: each.seconds for each in given}
             padded = (min(length for length in chosen if length >= each.tokens) for each in given)
             return sum(n * by_length[length] for n, length in zip(texts, padded, strict=True)) / sum(texts)
 
-        def best_of(count: int, given: list[LengthTime] = given) -> float:
+        def best_of(count: int, given: Any = given) -> float:
             lengths = [each.tokens for each in given]
             ways = (way for way in itertools.combinations(lengths, count) if way[-1] == lengths[-1])
             return min(map(mean_s, ways))

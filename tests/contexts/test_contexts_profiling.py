@@ -2,105 +2,69 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from memoryless_engine import MemorylessEngine
 from own_driver import PROMPTS, OwnDriver, small_llama
 
-from stoker.contexts.batching import Step
+from stoker.contexts.batching import BatchLimits, RunningBatch, Step
 from stoker.contexts.inference.adapter import EngineLoad, Finish, GenerationRequest, InferenceEngine, NewToken, Sampling
 from stoker.contexts.inference.profiling import COLD_STEPS, EngineProfiler, StepCollector
 from stoker.contexts.step_times import StepModel, StepSample, times_of
 from stoker.manager.sim.batch_run import TimedRequest, batch_run
 
 
-class SteppedClock:
-    """A clock that advances only while an engine computes."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class TimedEngine(MemorylessEngine):
-    """An engine without a model: each step reads a prompt or decodes all rows, in the time of a formula.
-    `memory_rows`: number of requests that fit.
+    """An engine without a model: the time `now` advances only in steps, by a formula. Every fifth step may be
+    disturbed. `memory_rows`: number of requests that fit.
     """
 
     name = "timed"
 
-    def __init__(self, clock: SteppedClock, *, rows: int, memory_rows: int = 1000, noise: bool = False) -> None:
-        self._clock, self._rows, self._memory_rows, self._noise = clock, rows, memory_rows, noise
-        self._unread: dict[int, GenerationRequest] = {}
-        self._lengths: dict[int, int] = {}
-        self._most: dict[int, int] = {}
+    def __init__(self, *, rows: int, memory_rows: int = 1000, noise: bool = False) -> None:
+        self.now = 0.0
+        self._rows, self._noise = rows, noise
+        self._batch = RunningBatch(BatchLimits(rows=memory_rows, prefill_tokens=1000, prefill_requests=1))
         self._load = EngineLoad()
-        self.asked = 0
 
     def add(self, request: GenerationRequest) -> None:
-        self.asked += 1
-        self._unread[request.id] = request
+        self._batch.add(request.id, prompt=len(request.prompt), most=request.sampling.max_new_tokens)
 
     def step(self) -> list[NewToken]:
-        load = self._load
-        if self._unread and len(self._lengths) < self._memory_rows:
-            request = self._unread.pop(next(iter(self._unread)))
-            count = len(request.prompt)
-            self._takes(0.001 + 0.0001 * count + 1e-8 * count * count / 2)
-            self._load = EngineLoad(
-                steps=load.steps + 1, decode_steps=load.decode_steps, prompt_tokens=load.prompt_tokens + count
-            )
-            self._lengths[request.id], self._most[request.id] = count, request.sampling.max_new_tokens
-            return [self._token(request.id)]
-        rows = len(self._lengths)
-        self._takes(0.002 + 0.0003 * rows + 1e-7 * sum(self._lengths.values()))
-        self._load = EngineLoad(
-            steps=load.steps + 1, decode_steps=load.decode_steps + 1, prompt_tokens=load.prompt_tokens
+        step = self._batch.next()
+        assert step is not None
+        requests, read = [self._batch.running[id] for id in step.requests], step.prompt_tokens
+        seconds = 0.002 + 0.0003 * len(requests) + 1e-7 * sum(request.length for request in requests)
+        if read:
+            seconds = 0.001 + 0.0001 * read + 1e-8 * read * read / 2
+        self.now += seconds * (20 if self._noise and self._load.steps % 5 == 0 else 1)
+        ended = [request.id for request in requests if request.made + 1 == request.most]
+        self._batch.did(step, ended=ended)
+        self._load = self._load.after(
+            decoded=step.writing, running=0, prompt_tokens=read, new_tokens=len(requests), busy_s=seconds
         )
-        return [self._token(id) for id in list(self._lengths)]
-
-    def _takes(self, seconds: float) -> None:
-        disturbed = self._noise and self._load.steps % 5 == 0
-        self._clock.now += seconds * (20 if disturbed else 1)
-
-    def _token(self, id: int) -> NewToken:
-        self._lengths[id] += 1
-        self._most[id] -= 1
-        if self._most[id]:
-            return NewToken(id, 7)
-        del self._lengths[id]
-        return NewToken(id, 7, finish=Finish.LENGTH)
+        return [NewToken(id, 7, finish=Finish.LENGTH if id in ended else None) for id in step.requests]
 
     def abort(self, request: int) -> None:
-        self._unread.pop(request, None)
-        self._lengths.pop(request, None)
+        self._batch.abort(request)
 
     def slots(self) -> int:
         return self._rows
 
     def load(self) -> EngineLoad:
-        return EngineLoad(
-            running=len(self._lengths), waiting=0 if len(self._lengths) < self._memory_rows else len(self._unread),
-            steps=self._load.steps, decode_steps=self._load.decode_steps, prompt_tokens=self._load.prompt_tokens,
-        )  # fmt: skip
+        batch = self._batch
+        return msgspec.structs.replace(self._load, running=len(batch.running), waiting=len(batch.waiting))
 
     def stop(self) -> None:
         pass
 
 
 def profile(**options: Any) -> tuple[TimedEngine, Any, list[float]]:
-    clock = SteppedClock()
-    engine = TimedEngine(clock, rows=options.pop("rows", 8), **options)
-    told: list[float] = []
+    engine, told = TimedEngine(rows=8, **options), list[float]()
     profiler = EngineProfiler(
-        engine,
-        vocabulary=1000,
-        longest=600,
-        quick=True,
-        clock=clock,
+        engine, vocabulary=1000, longest=600, quick=True, clock=lambda: engine.now,
         told=lambda done, total: told.append(done / total),
-    )
+    )  # fmt: skip
     return engine, profiler.measure(), told
 
 

@@ -6,8 +6,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from faults.world import until
 from lazily import lazily
-from polling import PATIENCE_S, polls
+from polling import PATIENCE_S
 from tiny_encoder import load_encoder, load_recipe, write_tiny_encoder
 from tiny_model import write_tiny_model
 
@@ -18,13 +19,6 @@ torch = lazily("torch", needs="transformers")
 LONG = {"max_new_tokens": 1_900}
 SEEN = 3
 """The model pass during which the call is stopped."""
-
-
-def until(true: Callable[[], Any], *, why: str) -> None:
-    for more in polls(PATIENCE_S):
-        if true():
-            return
-        assert more, why
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -112,7 +112,8 @@ class TestVLLM(EngineContract):
 
     @pytest.fixture
     def driver(self, model: Any, own: Any) -> Iterator[VLLMDriver]:
-        with model._thread.hold() as engine:
+        with model._thread.alone():
+            engine = model._thread.engine
             for id in list(engine._open):
                 engine.abort(int(id))
             yield VLLMDriver(engine, own)
