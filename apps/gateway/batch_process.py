@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import os
 import time
 from collections import deque
@@ -24,9 +23,8 @@ import psutil
 
 from stoker.apps.common.batch_state import BatchUse, PermitFile
 from stoker.apps.common.openai_requests import RequestRefused
+from stoker.apps.gateway.failures import log
 from stoker.apps.gateway.keys import Caller, Guard, HeldRequest, KeyLimits
-
-log = logging.getLogger("stoker.gateway")
 
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 _END_CHECK_S = 0.5

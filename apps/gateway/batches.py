@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import logging
 import re
 import shutil
 import sys
@@ -29,10 +28,9 @@ from stoker.apps.gateway.batch_files import (
     write_batch_output_files,
 )
 from stoker.apps.gateway.batch_process import BatchPace, MonitoredBatch, find_process
+from stoker.apps.gateway.failures import log
 from stoker.apps.gateway.keys import Guard
 from stoker.apps.gateway.usage import BatchReader, UsageRecorder
-
-log = logging.getLogger("stoker.gateway")
 
 _ID = re.compile(r"batch_[0-9a-f]{24}")
 _OPEN = ("in_progress", "finalizing", "cancelling")

@@ -7,7 +7,6 @@ is the mean of the model's last answers, at most the request's limit (SLINFER §
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,11 +16,10 @@ import msgspec
 
 from stoker.apps.common.models_file import LONGEST_OBJECTIVE_S
 from stoker.apps.common.openai_requests import ApiRequest, refused
+from stoker.apps.gateway.failures import log
 from stoker.contexts import token_counter
 from stoker.errors import ConfigError, RecipeError
 from stoker.units import parse_seconds
-
-log = logging.getLogger("stoker.gateway")
 
 HEADERS = {"stoker-ttft": "ttft", "stoker-tpot": "tpot"}
 """Request headers, and the call option that each sets."""

@@ -12,10 +12,7 @@ from stoker.apps.common.openai_requests import IGNORED, ApiRequest, Endpoint, No
 from stoker.apps.common.refusals import expect, expect_texts, expect_whole_number, refused, required
 
 SCORE, RERANK = "/v1/score", "/v1/rerank"
-_FIELDS = {
-    SCORE: ("model", "text_1", "text_2"),
-    RERANK: ("model", "query", "documents", "top_n", "return_documents"),
-}
+_FIELDS = {SCORE: ("model", "text_1", "text_2"), RERANK: ("model", "query", "documents", "top_n", "return_documents")}
 _MOST_TEXTS = 2048
 
 

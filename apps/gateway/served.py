@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
@@ -29,6 +28,7 @@ import msgspec
 
 from stoker.apps.common.models_file import ModelKind, ModelSettings, recipe_of
 from stoker.apps.common.openai_requests import ApiRequest, Endpoint, RequestRefused
+from stoker.apps.gateway.failures import log
 from stoker.apps.gateway.functions import embed, score, write, write_pieces
 from stoker.apps.gateway.objectives import Objectives, RequestLengths
 from stoker.contexts import Recipe, longest_input
@@ -280,8 +280,6 @@ class ServedModels(dict[str, ServedModel]):
             raise RequestRefused(said, param="model", code="model_mismatch")
         return model
 
-
-log = logging.getLogger("stoker.gateway")
 
 _FRESH_S = 1.0
 _WARM_EVERY_S = 2.0

@@ -7,7 +7,6 @@ contains the totals so far, and a gateway adds only the difference to new totals
 from __future__ import annotations
 
 import datetime
-import logging
 import os
 import re
 import sqlite3
@@ -22,9 +21,8 @@ import msgspec
 
 from stoker.apps.common.batch_state import OK, read_json_lines
 from stoker.apps.common.openai_requests import RequestRefused
+from stoker.apps.gateway.failures import log
 from stoker.contexts import may_be_shared, state_folder
-
-log = logging.getLogger("stoker.gateway")
 
 NOBODY = "-"
 """The name for clients without a key. No key can have this name."""

@@ -14,6 +14,7 @@ import pickle
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -49,7 +50,7 @@ class GatewayWorker:
         routes = model_routes(
             Answering(self._models, watch, self._hold, self._metrics, most_bytes=task.most_bytes),
             Tokenizing(self._models, most_bytes=task.most_bytes),
-            lambda handler: guarded(handler, guard, failed=self._metrics.count_error),
+            partial(guarded, guard=guard, failed=self._metrics.count_error),
         )
         self._paths = frozenset(route.path for route in routes)
         self._app = build_starlette_app(routes, guard, origins=task.origins, lifespan=self._lifespan)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import pickle
 import signal
 import socket
@@ -27,14 +26,12 @@ from starlette.types import ASGIApp
 
 from stoker.apps.common.models_file import ModelSettings
 from stoker.apps.common.openai_requests import RequestRefused
-from stoker.apps.gateway.failures import refusal_of
+from stoker.apps.gateway.failures import log, refusal_of
 from stoker.apps.gateway.figures import Sample, summed
 from stoker.apps.gateway.keys import Guard, HeldRequest
 from stoker.apps.gateway.listening import GRACE_S
 from stoker.apps.gateway.served import ServedModels
 from stoker.sessions import WorkerFacts
-
-log = logging.getLogger("stoker.gateway")
 
 _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _STABLE_S = 60.0

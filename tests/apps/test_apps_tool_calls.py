@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.apps.common.answer_parsing import REASONING, ReasoningParser, detect_reasoning_marks
+from stoker.apps.common.answer_parsing import REASONING, CallParser, ReasoningParser, detect_reasoning_marks
 from stoker.apps.common.tool_calls import (
     FORMATS,
     AnswerDelta,
-    CallParser,
     NamedCallParser,
     ToolCallParser,
     detect_tool_call_format,
