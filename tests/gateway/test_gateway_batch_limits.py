@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from gateway.loops import in_loop, until
-from polling import PATIENCE_S
+from gateway.program_batches import CHAT, ProgramBatches
 
 from stoker.apps.batch_inference.run import Permits
-from stoker.apps.gateway.batch_files import FileStore, GatewayBatch, read_batch
+from stoker.apps.gateway.batch_files import FileStore, GatewayBatch
 from stoker.apps.gateway.batch_process import BatchPace
 from stoker.apps.gateway.batches import Batches
 from stoker.apps.gateway.keys import Guard, KeyFile, KeyLimits
-
-CHAT = "/v1/chat/completions"
-ANSWERS_THEN_WAITS = """
-import json, pathlib, sys, time
-run = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
-run.mkdir()
-def record(name, status):
-    return {"custom_id": name, "infer_s": 1, "line": {"custom_id": name, "response": {"status_code": status}}}
-lines = [record("r0", 200), record("r1", 400), record("r2", 200)]
-text = "".join(json.dumps(line, separators=(",", ":")) + "\\n" for line in lines)
-(run / "results.jsonl.part").write_text(text + '{"torn')
-time.sleep(600)
-"""
 
 
 @pytest.fixture
@@ -37,29 +22,9 @@ def keys(tmp_path):
     return KeyFile(tmp_path / "keys.json")
 
 
-class HeldBatches(Batches):
-    """Batches whose process answers three requests and then waits."""
-
-    async def _spawn(self, batch: GatewayBatch) -> asyncio.subprocess.Process:
-        words = [sys.executable, "-c", ANSWERS_THEN_WAITS, "--out", str(self._run(batch))]
-        return await asyncio.create_subprocess_exec(*words)
-
-
-def batches_in(folder: Path) -> HeldBatches:
-    return HeldBatches(folder / "batches", FileStore(folder / "files"), models=Path("m.toml"), session="s")
-
-
-async def begun(batches: Batches, **body: str) -> GatewayBatch:
-    lines = [{"custom_id": f"r{n}", "method": "POST", "url": CHAT, "body": body} for n in range(5)]
-    data = "".join(json.dumps(line) + "\n" for line in lines).encode()
-    file = batches.files.add(data, filename="f", purpose="batch", owner="")
-    asked = {"endpoint": CHAT, "input_file_id": file.id, "completion_window": "24h"}
-    return await batches.add(read_batch(json.dumps(asked).encode()))
-
-
-async def half_answered(folder: Path) -> tuple[HeldBatches, GatewayBatch]:
-    batches = batches_in(folder)
-    batch = await begun(batches)
+async def half_answered(folder: Path) -> tuple[ProgramBatches, GatewayBatch]:
+    batches = ProgramBatches(folder)
+    batch = await batches.begun()
     await until(lambda: batches.get(batch.id, owner="").completed == 2)
     return batches, batch
 
@@ -67,12 +32,6 @@ async def half_answered(folder: Path) -> tuple[HeldBatches, GatewayBatch]:
 def contents(batches: Batches, id: str | None) -> list[dict]:
     assert id is not None
     return [json.loads(line) for line in batches.files.data(id).read_text().splitlines()]
-
-
-async def ended(batches: Batches, id: str) -> GatewayBatch:
-    if id in batches._tasks:
-        await asyncio.wait_for(batches._tasks[id], PATIENCE_S)
-    return batches.get(id, owner="")
 
 
 def check_kept(batches: Batches, batch: GatewayBatch, *, status: str, code: str) -> None:
@@ -88,7 +47,7 @@ def check_kept(batches: Batches, batch: GatewayBatch, *, status: str, code: str)
 async def test_cancelled_batch_keeps_its_answers(tmp_path):
     batches, batch = await half_answered(tmp_path)
     assert batches.cancel(batch.id, owner="").status == "cancelling"
-    check_kept(batches, await ended(batches, batch.id), status="cancelled", code="batch_cancelled")
+    check_kept(batches, await batches.over(batch.id), status="cancelled", code="batch_cancelled")
 
 
 @in_loop
@@ -98,9 +57,9 @@ async def test_expired_batch_keeps_its_answers(tmp_path):
     file = tmp_path / "batches" / f"{batch.id}.json"
     kept = json.loads(file.read_bytes())
     file.write_text(json.dumps({**kept, "created_at": int(time.time()) - 86_400}))
-    later = batches_in(tmp_path)
+    later = ProgramBatches(tmp_path)
     later.resume()
-    check_kept(later, await ended(later, batch.id), status="expired", code="batch_expired")
+    check_kept(later, await later.over(batch.id), status="expired", code="batch_expired")
 
 
 @in_loop
@@ -109,7 +68,7 @@ async def test_batch_keeps_its_answers_when_its_process_dies(tmp_path):
     child = batches._followed[batch.id].child
     assert child is not None
     child.kill()
-    found = await ended(batches, batch.id)
+    found = await batches.over(batch.id)
     check_kept(batches, found, status="failed", code="batch_failed")
     assert str(tmp_path) not in json.dumps(found.body)
 
