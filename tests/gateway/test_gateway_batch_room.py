@@ -130,7 +130,7 @@ async def test_unstartable_batch_can_be_cancelled(tmp_path: Path, monkeypatch: p
 async def test_restarted_gateway_finds_the_unrecorded_process_of_a_batch(tmp_path: Path) -> None:
     room = Room()
     killed, id = SmallBatches(tmp_path, room, SLEEPS), f"batch_{'1' * 24}"
-    batch = GatewayBatch(id, "", CHAT, "file-x", 1, total=1)
+    batch = GatewayBatch(id, "", CHAT, "file-x", int(time.time()), total=1)
     killed._keep(batch)
     orphan = await killed._spawn(batch)
     batches = SmallBatches(tmp_path, room, SLEEPS)
