@@ -53,16 +53,16 @@ _EXIT_CODES_WITH_FILES = (0, 1)
 
 class Batches:
     def __init__(
-        self, folder: Path, files: FileStore, *, models: Path, session: str, guard: Guard | None = None,
-        usage: UsageRecorder | None = None, names: Collection[str] = (),
+        self, folder: Path, files: FileStore, *, models: Path, session: str, guard: Guard, usage: UsageRecorder,
+        names: Collection[str],
     ) -> None:  # fmt: skip
-        """`guard`: None if keys have no limits; `usage`: counts the requests for the models `names`."""
+        """`usage`: counts the requests for the models `names`."""
         self._folder = folder
         self.files = files
         self._models = models
         self._session = session
         self._guard = guard
-        self._usage = usage or UsageRecorder()
+        self._usage = usage
         self._names = names
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._followed: dict[str, MonitoredBatch] = {}
@@ -227,7 +227,7 @@ class Batches:
 
     def _pace(self, batch: GatewayBatch) -> BatchPace | None:
         """None if the key of the batch has no limits. A deleted key gets no permits."""
-        if self._guard is None or self._guard.is_open or not batch.owner:
+        if self._guard.is_open or not batch.owner:
             return None
         caller = self._guard.caller_by_key_name(batch.owner)
         if caller is not None and not caller.is_limited:

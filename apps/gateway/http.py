@@ -130,13 +130,13 @@ class Gateway:
 
     def __init__(
         self, models: ServedModels, watch: SessionWatch, guard: Guard, *, site: str, most_bytes: int,
-        batches: Batches | None = None, keeps: Sequence[Callable[[], Awaitable[None]]] = (),
-        origins: Sequence[str] = (), usage: UsageRecorder | None = None, workers: GatewayWorkers | None = None,
+        usage: UsageRecorder, batches: Batches | None = None, keeps: Sequence[Callable[[], Awaitable[None]]] = (),
+        origins: Sequence[str] = (), workers: GatewayWorkers | None = None,
     ) -> None:  # fmt: skip
         self._models = models
         self._watch = watch
         self._guard = guard
-        self._usage = usage or UsageRecorder()
+        self._usage = usage
         self._metrics = GatewayMetrics(self._usage)
         self._answering = Answering(models, watch, guard.hold, self._metrics, most_bytes=most_bytes)
         self._tokenizing = Tokenizing(models, most_bytes=most_bytes)

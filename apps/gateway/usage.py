@@ -177,9 +177,9 @@ def _add_batch(database: sqlite3.Connection, id: str, model: str, total: UsageCo
 
 
 class UsageRecorder:
-    """Keeps the counts of a gateway until a thread has written them. Without a file, nothing is counted."""
+    """Keeps the counts of a gateway until a thread has written them."""
 
-    def __init__(self, file: UsageFile | None = None) -> None:
+    def __init__(self, file: UsageFile) -> None:
         self._file = file
         self._counts: dict[Place, UsageCount] = {}
         self._batches: dict[str, BatchTotals] = {}
@@ -199,23 +199,20 @@ class UsageRecorder:
             self._thread.join()
 
     def count(self, count: UsageCount, *, key: str, model: str) -> None:
-        if self._file is not None:
-            with self._changing:
-                self._add((today(), key or NOBODY, model), count)
+        with self._changing:
+            self._add((today(), key or NOBODY, model), count)
 
     def set_batch(self, id: str, models: Mapping[str, UsageCount], *, key: str) -> None:
-        if self._file is not None and models:
+        if models:
             with self._changing:
                 self._batches[id] = key or NOBODY, dict(models)
 
     def read(self, query: UsageQuery) -> list[UsageRow]:
         """Write the counts, and return the rows of a report. Raises OSError and sqlite3.Error."""
         self.flush()
-        return self._file.read(query) if self._file is not None else []
+        return self._file.read(query)
 
     def flush(self) -> None:
-        if self._file is None:
-            return
         with self._writing:
             with self._changing:
                 counts, self._counts = self._counts, {}

@@ -12,6 +12,8 @@ from polling import PATIENCE_S
 
 from stoker.apps.gateway.batch_files import FileStore, GatewayBatch, read_batch
 from stoker.apps.gateway.batches import Batches
+from stoker.apps.gateway.keys import Guard, KeyFile
+from stoker.apps.gateway.usage import UsageFile, UsageRecorder
 
 CHAT = "/v1/chat/completions"
 ANSWERS_THEN_WAITS = """
@@ -32,8 +34,11 @@ time.sleep(600)
 
 class ProgramBatches(Batches):
     def __init__(self, folder: Path, program: str = ANSWERS_THEN_WAITS, **more: Any) -> None:
-        files = more.pop("files", None) or FileStore(folder / "files")
-        super().__init__(folder / "batches", files, models=Path("m.toml"), session="s", **more)
+        more = {
+            "files": FileStore(folder / "files"), "guard": Guard(KeyFile(folder / "keys.json")),
+            "usage": UsageRecorder(UsageFile(folder / "usage.sqlite")), **more,
+        }  # fmt: skip
+        super().__init__(folder / "batches", models=Path("m.toml"), session="s", names=("small",), **more)
         self.program = program
         self.started: list[asyncio.subprocess.Process] = []
 

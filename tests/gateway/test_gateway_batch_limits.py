@@ -11,7 +11,7 @@ from gateway.loops import in_loop, until
 from gateway.program_batches import CHAT, ProgramBatches
 
 from stoker.apps.batch_inference.run import Permits
-from stoker.apps.gateway.batch_files import FileStore, GatewayBatch
+from stoker.apps.gateway.batch_files import GatewayBatch
 from stoker.apps.gateway.batch_process import BatchPace
 from stoker.apps.gateway.batches import Batches
 from stoker.apps.gateway.keys import Guard, KeyFile, KeyLimits
@@ -154,14 +154,15 @@ def test_batch_takes_at_most_one_permit_per_remaining_request(keys, tmp_path):
 def test_batch_without_its_key_starts_no_request(keys, tmp_path):
     keys.add("ana", KeyLimits(concurrent=2))
     keys.add("ben", KeyLimits())
-    batches = Batches(tmp_path, FileStore(tmp_path / "f"), models=Path("m"), session="s", guard=Guard(keys))
+    batches = ProgramBatches(tmp_path)
     batch = GatewayBatch("batch_1", "ana", CHAT, "file-1", int(time.time()))
     assert batches._pace(batch) is not None
+    (tmp_path / "batches").mkdir()
     keys.remove("ana")
     pace = batches._pace(batch)
     assert pace is not None
     pace.begin(left=5)
-    assert take_all(pace, Permits(tmp_path / "batch_1.permits")) == 0
+    assert take_all(pace, Permits(tmp_path / "batches" / "batch_1.permits")) == 0
     batch.owner = "ben"
     assert batches._pace(batch) is None, "its key has no limits"
 

@@ -6,13 +6,13 @@ import pytest
 
 pytest.importorskip("starlette")
 
+from gateway.program_batches import ProgramBatches
 from tiny_model import write_tiny_model
 
 from stoker.apps.batch_inference.options import read_models
 from stoker.apps.common.models_file import read_models as read_models_file
 from stoker.apps.common.openai_requests import ApiRequest, Endpoint, RequestRefused
-from stoker.apps.gateway.batch_files import KEPT_S, FileStore, read_upload
-from stoker.apps.gateway.batches import Batches, GatewayBatch
+from stoker.apps.gateway.batch_files import KEPT_S, FileStore, GatewayBatch, read_upload
 from stoker.apps.gateway.served import ServedModels
 
 
@@ -27,7 +27,7 @@ def test_file_is_visible_to_its_owner_alone(tmp_path):
 
 
 def test_old_files_are_removed_unless_a_running_batch_reads_them(tmp_path):
-    batches = Batches(tmp_path / "batches", FileStore(tmp_path / "files"), models=tmp_path / "m.toml", session="s")
+    batches = ProgramBatches(tmp_path)
     used, unused = (batches.files.add(b"x", filename="x", purpose="batch", owner="") for _ in range(2))
     (tmp_path / "files" / ("file-" + "0" * 24)).mkdir()  # an interrupted upload leaves an empty folder
     then = used.created_at

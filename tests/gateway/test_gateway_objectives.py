@@ -21,6 +21,7 @@ from stoker.apps.gateway.failures import refusal_of
 from stoker.apps.gateway.figures import GatewayMetrics, RunningRequest
 from stoker.apps.gateway.objectives import Objectives, RequestLengths, read_objective_headers, refuse_objectives
 from stoker.apps.gateway.served import ServedModel, ServedModels
+from stoker.apps.gateway.usage import UsageFile, UsageRecorder
 from stoker.errors import CallDroppedError, ConfigError
 
 IDLE_S = 2.5
@@ -143,8 +144,8 @@ def test_impossible_objective_in_the_models_file_is_refused(tmp_path, setting):
         (0.0, [0.5, 0.65, 0.66], False),
     ],
 )
-def test_deadline_of_a_later_token_follows_from_its_position(monkeypatch, ttft_s, comes_at_s, in_time):
-    metrics, now = GatewayMetrics(), [0.0]
+def test_deadline_of_a_later_token_follows_from_its_position(tmp_path, monkeypatch, ttft_s, comes_at_s, in_time):
+    metrics, now = GatewayMetrics(UsageRecorder(UsageFile(tmp_path))), [0.0]
     models = ServedModels({"small": ModelSettings(path="m")}, honoured=SLINFER)
     monkeypatch.setattr("stoker.apps.gateway.figures.time.monotonic", lambda: now[0])
     figures = RunningRequest(metrics, models["small"], Endpoint.CHAT, begun=100.0, wanted=Objectives(ttft_s, 0.1))
@@ -157,8 +158,8 @@ def test_deadline_of_a_later_token_follows_from_its_position(monkeypatch, ttft_s
     assert line in metrics.text(models, None).decode()
 
 
-def test_metrics_count_met_objectives_and_refused_requests():
-    metrics = GatewayMetrics()
+def test_metrics_count_met_objectives_and_refused_requests(tmp_path):
+    metrics = GatewayMetrics(UsageRecorder(UsageFile(tmp_path)))
     models = ServedModels({"small": ModelSettings(path="m", ttft=60.0)}, honoured=SLINFER)
     model = models["small"]
     for wanted in (Objectives(0.001, 60.0), Objectives(60.0, 60.0), Objectives()):

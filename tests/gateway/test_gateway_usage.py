@@ -152,11 +152,11 @@ def test_error_for_an_unknown_usage_filter_names_the_filter(given, param):
 @in_loop
 async def test_requests_of_a_batch_count_once_over_restarts(file, tmp_path):
     first, second = UsageRecorder(file), UsageRecorder(file)
-    batches = ProgramBatches(tmp_path, usage=first, names=("small",))
+    batches = ProgramBatches(tmp_path, usage=first)
     batch = await batches.begun(model="small")
     await until(lambda: first.flush() or requests_in(file).get(("-", "small")) == 3)
     await batches.leave()
-    later = ProgramBatches(tmp_path, usage=second, names=("small",))
+    later = ProgramBatches(tmp_path, usage=second)
     later.resume()
     later.cancel(batch.id, owner="")
     assert (await later.over(batch.id)).status == "cancelled"
