@@ -5,7 +5,6 @@ matches OpenAI's types exactly. Bodies are read from the wire, because OpenAI's 
 from __future__ import annotations
 
 import base64
-import io
 import json
 import re
 import signal
@@ -18,7 +17,7 @@ import httpx
 import openai
 import pytest
 from faults.world import kill
-from gateway.asking import CHAT, QUESTION, chat, figures, text_of
+from gateway.asking import CHAT, QUESTION, batch_lines, begin_batch, chat, figures, text_of
 from gateway.bodies import strict
 from gateway.metrics_queried import has_metric, metrics_queried
 from gateway.running import LIMIT_S, MODELS, until
@@ -122,7 +121,7 @@ def test_chunks_have_openais_types(http, address, body, more):
 
 def test_batch_of_an_uploaded_file_has_openais_types(http, client):
     wrong = json.dumps({"custom_id": "w", "method": "POST", "url": CHAT, "body": {**SAID, "model": "other"}})
-    upload = {"file": ("in.jsonl", lines(5) + wrong.encode())}
+    upload = {"file": ("in.jsonl", batch_lines(5) + wrong.encode())}
     file = parsed(FileObject, http.post("/v1/files", files=upload, data={"purpose": "batch"}).json())
     asked = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h", "metadata": {"run": "1"}}
     batch = parsed(Batch, http.post("/v1/batches", json=asked).json())
@@ -376,8 +375,6 @@ def test_libraries_survive_client_disconnects_and_a_cancelled_batch(world, gatew
     chat(client)  # the process from which libraries are forked has started
     load_slowly(world, http, body_of("chat", max_tokens=2), body_of("embeddings", count=1))
     _, body = body_of("chat")
-    requests = ({"custom_id": f"r{n}", "method": "POST", "url": CHAT, "body": body} for n in range(40))
-    data = "".join(json.dumps(one) + "\n" for one in requests).encode()
     before = libraries(world)
     with reads(http):
         for kind, stream in (
@@ -386,8 +383,7 @@ def test_libraries_survive_client_disconnects_and_a_cancelled_batch(world, gatew
         ):  # fmt: skip
             leave(gateway, kind, stream=stream)
             until(lambda: open_calls(gateway) == 1, why=f"the call of the client that has left has ended: {kind}")
-        file = client.files.create(file=("requests.jsonl", io.BytesIO(data)), purpose="batch")
-        batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+        batch = begin_batch(client, batch_lines(40, **body))
         until(lambda: figures(gateway)["calls"]["running"] > 1, why="the batch runs")
         assert client.batches.cancel(batch.id).status == "cancelling"
         until(lambda: client.batches.retrieve(batch.id).status == "cancelled", why="the batch is cancelled")
@@ -442,33 +438,11 @@ def test_gateway_has_the_metrics_that_grafana_queries(client, http):
 # ---- batches
 
 
-def lines(count, *, url=CHAT, max_tokens=8):
-    requests = (
-        {"custom_id": f"r{n}", "method": "POST", "url": url, "body": {**SAID, "max_tokens": max_tokens}}
-        for n in range(count)
-    )
-    return "".join(json.dumps(one) + "\n" for one in requests).encode()
-
-
-def begin(client, data):
-    file = client.files.create(file=("requests.jsonl", io.BytesIO(data)), purpose="batch")
-    assert client.files.content(file.id).read() == data
-    return client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
-
-
-def over(client, batch, *, status="completed"):
-    def look():
-        found = client.batches.retrieve(batch.id)
-        return found if found.status not in ("in_progress", "cancelling") else None
-
-    found = until(look, why="the end of the batch")
-    assert found.status == status, found
-    return found
-
-
 def test_invalid_batch_is_refused(client):
-    assert over(client, begin(client, lines(1, url="/v1/embeddings")), status="failed").errors.data[0].message
-    assert over(client, begin(client, b"\n"), status="failed").errors.data[0].message == "the file has no requests"
+    for data, said in ((batch_lines(1, url="/v1/embeddings"), "line 1: url is"), (b"\n", "the file has no requests")):
+        failed = client.batches.retrieve(begin_batch(client, data).id)
+        assert failed.status == "failed"
+        assert failed.errors.data[0].message.startswith(said)
     with pytest.raises(openai.NotFoundError):
         client.batches.create(input_file_id="file-x", endpoint=CHAT, completion_window="24h")
     with pytest.raises(openai.NotFoundError):
