@@ -15,17 +15,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from stoker.apps.common.answer_parsing import (
-    AnswerParser,
-    choose_tool_format,
-    make_answer_parser,
-    parse_whole_answer,
-)
+from stoker.apps.common.answer_parsing import AnswerParser, choose_tool_format, make_answer_parser, parse_whole_answer
 from stoker.apps.common.openai_chat import ToolCall
 from stoker.apps.common.openai_requests import (
     ENGINE_FIELDS,
     ApiError,
     ApiRequest,
+    Body,
     Endpoint,
     SamplingOptions,
     TokenIds,
@@ -281,7 +277,6 @@ def _cut(likelihoods: Likelihoods, sampling: SamplingOptions) -> Likelihoods:
     return tuple((token, chance, likeliest[: sampling.logprobs]) for token, chance, likeliest in likelihoods)
 
 
-Body = dict[str, Any]
 _FLOAT_BYTES = 4
 _PART_BYTES = 250_000
 

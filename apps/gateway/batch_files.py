@@ -11,6 +11,7 @@ import re
 import secrets
 import shutil
 import time
+from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -160,12 +161,10 @@ def write_batch_output_files(
 
 
 def count_answers(log: Path) -> tuple[int, int]:
-    lines = completed = 0
+    """Return the numbers of answers and of errors in the log of a running batch."""
     with log.open("rb") as file:
-        for line in file:
-            lines += line.endswith(b"\n")
-            completed += line.endswith(b"\n") and _SUCCESS_MARK in line
-    return completed, lines - completed
+        counts = Counter(_SUCCESS_MARK in line for line in file if line.endswith(b"\n"))
+    return counts[True], counts[False]
 
 
 def copy_errors_for_client(errors: Path, out: Path) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import statistics
 import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
@@ -93,12 +94,10 @@ class FirstTokens(msgspec.Struct):
         """Return the expected time to first token after `waiting` other streams; 0 if unknown."""
         if len(self._seen) < _LEAST_SAMPLES:
             return 0.0
-        count = len(self._seen)
-        mean_x, mean_y = sum(x for x, _ in self._seen) / count, sum(y for _, y in self._seen) / count
-        spread = sum((x - mean_x) ** 2 for x, _ in self._seen)
-        rise = sum((x - mean_x) * (y - mean_y) for x, y in self._seen) / spread if spread else 0.0
-        most = 2 * max(x for x, _ in self._seen) + 1
-        return max(0.0, mean_y + max(0.0, rise) * (min(waiting, most) - mean_x))
+        queues, times = zip(*self._seen, strict=True)
+        rise = statistics.linear_regression(queues, times).slope if len(set(queues)) > 1 else 0.0
+        waiting = min(waiting, 2 * max(queues) + 1)
+        return max(0.0, statistics.fmean(times) + max(0.0, rise) * (waiting - statistics.fmean(queues)))
 
 
 class FirstTokenForecast(msgspec.Struct, frozen=True):
@@ -198,7 +197,7 @@ class ModelMeter(msgspec.Struct):
 
 
 def median(values: deque[float]) -> float | None:
-    return sorted(values)[len(values) // 2] if values else None
+    return statistics.median_high(values) if values else None
 
 
 class ServedModel:

@@ -291,15 +291,8 @@ class BatchReader:
         lines = []
         with suppress(FileNotFoundError), self._log.open("rb") as log:
             log.seek(self._at)
-            read = 0
-            for line in log:
-                if not line.endswith(b"\n"):
-                    break
-                lines.append(line)
-                read += len(line)
-                if read >= _MOST_BYTES:
-                    break
-            self._at += read
+            lines = [line for line in log.readlines(_MOST_BYTES) if line.endswith(b"\n")]
+            self._at += sum(map(len, lines))
         for line in lines:
             with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 found = msgspec.json.decode(line, type=_Line)
