@@ -21,6 +21,7 @@ from stoker.apps.gateway.failures import refusal_of
 from stoker.apps.gateway.keys import Guard, KeyFile, KeyLimits, KeyUse
 from stoker.apps.gateway.listening import listen, listen_on_path
 from stoker.apps.gateway.run import GatewayFolder, GatewayState
+from stoker.apps.gateway.scoring import RERANK, SCORE, read_scoring
 from stoker.apps.gateway.streaming import DONE, ChunkEncoder
 from stoker.apps.gateway.wire import error_answer
 from stoker.contexts import causal_lm
@@ -256,6 +257,26 @@ def test_error_for_an_unsupported_request_names_the_field(endpoint, body, param,
         asked(endpoint, **{**prompt, **body})
     assert refused.value.error.param == param
     assert refused.value.error.message.startswith(f"{param} {says}")
+
+
+@pytest.mark.parametrize(
+    ("address", "body", "param"),
+    [
+        (SCORE, {"text_1": "a"}, "text_2"),
+        (SCORE, {"text_1": ["a", "b"], "text_2": ["c"]}, "text_1"),
+        (SCORE, {"text_1": "a", "text_2": ["b", ""]}, "text_2[1]"),
+        (SCORE, {"text_1": "a", "text_2": "b", "top_n": 1}, "top_n"),
+        (RERANK, {"query": ["a"], "documents": ["b"]}, "query"),
+        (RERANK, {"query": "a", "documents": []}, "documents"),
+        (RERANK, {"query": "a", "documents": ["b"] * 2049}, "documents"),
+        (RERANK, {"query": "a", "documents": ["b"], "top_n": -1}, "top_n"),
+    ],
+)
+def test_error_for_a_wrong_score_request_names_the_field(address, body, param):
+    with pytest.raises(RequestRefused) as refused:
+        read_scoring(json.dumps({"model": "m", **body}).encode(), address, name="r")
+    assert refused.value.error.param == param
+    assert refused.value.error.message.startswith(param)
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff", b'"x"', b"[" * 100_000])

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from gateway.loops import in_loop, until
 from gateway.program_batches import ProgramBatches
-from gateway.test_gateway_batch_limits import take_all
+from gateway.test_gateway_batches import take_all
 
 from stoker.apps.batch_inference.run import Permits
 from stoker.apps.common.models_file import ModelSettings
