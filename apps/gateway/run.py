@@ -26,7 +26,7 @@ from stoker.apps.gateway.batch_files import FileStore
 from stoker.apps.gateway.batches import Batches
 from stoker.apps.gateway.http import Gateway, keep_note
 from stoker.apps.gateway.keys import Guard, KeyFile
-from stoker.apps.gateway.listening import ListeningAddress, is_loopback, open_listener, run_server, ssh_tunnel_command
+from stoker.apps.gateway.listening import ListeningAddress, open_listener, run_server
 from stoker.apps.gateway.served import ServedModels, SessionWatch
 from stoker.apps.gateway.usage import UsageFile, UsageRecorder
 from stoker.apps.gateway.workers import GatewayWorkers, WorkerTask
@@ -105,7 +105,7 @@ def serve(
                     model.prepare()
                 except RequestRefused as error:
                     screen.line(f"  warning: the model {model.name} cannot be used: {error.why}; the others are served")
-            for line in _address_lines(listener, scheme, keys, models):
+            for line in _address_lines(listener, keys, models):
                 screen.line(line)
             if as_json:
                 url = None if uds else listener.address
@@ -164,9 +164,11 @@ def _session(site: str, named: str, *, before: str) -> tuple[str, str]:
 def _refuse_unsupported_settings(file: Path, settings: Mapping[str, ModelSettings], session: Session) -> None:
     honoured = honoured_by(session)
     for name, each in settings.items():
-        wishes = {"min": each.min or None, "max": each.max, "keep_alive": each.keep_alive}
-        for setting, wish in {"min": "min_libraries", "max": "max_libraries", "keep_alive": "keep_alive"}.items():
-            if wishes[setting] is not None and honoured is not None and wish not in honoured:
+        for setting, value, wish in (
+            ("min", each.min or None, "min_libraries"), ("max", each.max, "max_libraries"),
+            ("keep_alive", each.keep_alive, "keep_alive"),
+        ):  # fmt: skip
+            if value is not None and honoured is not None and wish not in honoured:
                 raise ConfigError(
                     f"{file}: [models.{name}] {setting}: the policy {policy_of(session)} of session {session.id} does"
                     " not honour it; leave it out, or name another policy ([policy] name in the site file)."
@@ -185,15 +187,9 @@ def _check_tls(tls_cert: str, tls_key: str) -> None:
             raise ConfigError(f"--tls-cert {tls_cert}: cannot be used: {error}", key="tls_cert") from None
 
 
-def _address_lines(listener: ListeningAddress, scheme: str, keys: KeyFile, models: ServedModels) -> Iterator[str]:
-    address = listener.address
+def _address_lines(listener: ListeningAddress, keys: KeyFile, models: ServedModels) -> Iterator[str]:
     yield f"  {count(len(models), 'model')}: {', '.join(models)}"
-    if listener.port:
-        yield f"  {address}/v1     a page: {address}/"
-        if is_loopback(str(listener.socket.getsockname()[0])):
-            yield f"  from your laptop: {ssh_tunnel_command(listener.port)}"
-    else:
-        yield f"  {address} (a Unix socket, yours alone): curl --unix-socket {address} {scheme}://stoker/v1/models"
+    yield from listener.lines(f"{listener.address}/v1     a page: {listener.address}/", path="/v1/models")
     if keys.exists:
         yield f"  {count(len(keys.read()), 'key')} accepted ({keys.path})"
     elif listener.port:
