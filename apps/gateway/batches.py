@@ -118,7 +118,7 @@ class Batches:
         self._keep(batch)
         if followed := self._followed.get(id):
             followed.stop()
-            followed.end_pause()
+            followed.retry_now.set()
         return batch
 
     def remove_old(self, now: float) -> None:
@@ -156,7 +156,7 @@ class Batches:
         batch = self._expire_if_due(followed)
         if batch is None or batch.status not in _OPEN:
             return
-        if not followed.has_process:
+        if followed.child is None and followed.process is None:
             followed.process = await asyncio.to_thread(find_process, self._run(batch))
             batch = self._read(followed.id) or batch  # the batch may have been cancelled
             pace = self._pace(batch)

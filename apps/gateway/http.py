@@ -48,6 +48,7 @@ _NUMBER = re.compile(r"[0-9]{1,5}")
 _NOT_ALLOWED = 405
 _USAGE_RETRY_S = 5.0
 _TIDY_EVERY_S = 3600.0
+_OVER_CHECK_S = 1.0
 
 Handler = Callable[[Request, Caller], Awaitable[Response]]
 Guarding = Callable[[Handler], Callable[[Request], Awaitable[Response]]]
@@ -193,7 +194,8 @@ class Gateway:
             await asyncio.to_thread(self._usage.end)
 
     async def _stop_when_session_over(self) -> None:
-        await self._watch.until_over()
+        while self._watch.session.over is None:
+            await asyncio.sleep(_OVER_CHECK_S)
         self.when_over()
 
     async def _tidy(self) -> None:

@@ -284,7 +284,6 @@ _FRESH_S = 1.0
 _WARM_EVERY_S = 2.0
 _WARM_TRIES = 3
 _RECENT_S = 5.0
-_END_CHECK_S = 1.0
 
 
 class SessionWatch:
@@ -349,10 +348,6 @@ class SessionWatch:
         if model.name not in self._warmed:
             self._warmed.add(model.name)
             self._keep_task(asyncio.create_task(self._warm_model(model, count)))
-
-    async def until_over(self) -> None:
-        while self.session.over is None:
-            await asyncio.sleep(_END_CHECK_S)
 
     async def keep_warm(self) -> None:
         while any(model.settings.min for model in self.models.values()):

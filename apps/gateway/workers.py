@@ -47,10 +47,6 @@ _CALL, _NOTE, _CANCEL, _RESULT, _ERROR = range(5)
 _ENDED = "the other process has ended"
 
 
-class PeerLostError(ConnectionError):
-    """The other process has ended, or a call failed there."""
-
-
 class GatewayPeer:
     """One end of the socket. `do`: executes a call of the other process, by name and arguments."""
 
@@ -70,9 +66,9 @@ class GatewayPeer:
         self._is_over = False
 
     async def call(self, name: str, *given: Any) -> Any:
-        """Return the result of a call in the other process. Cancelling ends the call there. Raises PeerLostError."""
+        """Return the result of a call in the other process. Cancelling ends the call there. Raises ConnectionError."""
         if self._is_over:
-            raise PeerLostError(_ENDED)
+            raise ConnectionError(_ENDED)
         number = next(self._numbers)
         waiting = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
@@ -104,7 +100,7 @@ class GatewayPeer:
                 task.cancel()
             for waiting in self._waiting.values():
                 if not waiting.done():
-                    waiting.set_exception(PeerLostError(_ENDED))
+                    waiting.set_exception(ConnectionError(_ENDED))
             self._writer.close()
 
     def _take(self, kind: int, number: int, rest: list[Any]) -> None:
@@ -118,7 +114,7 @@ class GatewayPeer:
             if kind == _RESULT:
                 waiting.set_result(rest[0])
             else:
-                waiting.set_exception(PeerLostError(rest[0]))
+                waiting.set_exception(ConnectionError(rest[0]))
 
     async def _answer(self, number: int, name: str, given: list[Any], *, has_result: bool) -> None:
         try:
