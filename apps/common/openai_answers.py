@@ -281,16 +281,23 @@ _FLOAT_BYTES = 4
 _PART_BYTES = 250_000
 
 
+def answer_head(endpoint: Endpoint, *, name: str, model: str, created: int, is_chunk: bool = False) -> Body:
+    """Return the fields of an answer, or of a chunk of an answer, that do not depend on its text."""
+    is_chat = endpoint is Endpoint.CHAT
+    kind = "chat.completion.chunk" if is_chunk else "chat.completion"
+    return {
+        "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{name}", "object": kind if is_chat else "text_completion",
+        "created": created, "model": model, "system_fingerprint": None,
+    }  # fmt: skip
+
+
 def answer_body(
     endpoint: Endpoint, choices: Sequence[Choice], *, name: str, model: str, created: int, usage: Body | None = None
 ) -> Body:
     """Return the response body of a conversation or a completion. `usage` replaces the token counts of the choices."""
     is_chat = endpoint is Endpoint.CHAT
     return {
-        "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{name}",
-        "object": "chat.completion" if is_chat else "text_completion",
-        "created": created,
-        "model": model,
+        **answer_head(endpoint, name=name, model=model, created=created),
         "choices": [
             {
                 "index": index,
@@ -305,7 +312,6 @@ def answer_body(
         "usage": usage or token_usage(
             sum(choice.prompt_tokens for choice in choices), sum(choice.completion_tokens for choice in choices)
         ),
-        "system_fingerprint": None,
     }  # fmt: skip
 
 

@@ -89,7 +89,7 @@ def batch_routes(batches: Batches, guard: Guard, guarded: Guarding, *, most_byte
         return FileResponse(files.data(found.id), media_type="application/octet-stream")
 
     async def begin(request: Request, caller: Caller) -> Response:
-        refuse_objectives(request.headers, what="a batch")
+        refuse_objectives(request.headers)
         batch = read_batch(await receive_body(request, most=most_bytes), owner=caller.name)
         guard.begin(caller, used=lambda limits: msgspec.structs.replace(limits, concurrent=0)).end()
         return JSONAnswer((await batches.add(batch)).body)

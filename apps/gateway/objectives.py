@@ -104,11 +104,11 @@ class RequestLengths:
         return count(text)
 
 
-def refuse_objectives(headers: Mapping[str, str], *, what: str) -> None:
-    """Refuse objectives for bulk work. `what`: the kind of work."""
+def refuse_objectives(headers: Mapping[str, str]) -> None:
+    """Refuse the objectives of a batch."""
     for header in HEADERS:
         if header in headers:
-            raise refused(header, f"is for requests that are answered at once, not for {what}", "unsupported_value")
+            raise refused(header, "is for requests that are answered at once, not for a batch", "unsupported_value")
 
 
 def read_objective_headers(

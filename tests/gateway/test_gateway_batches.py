@@ -135,14 +135,6 @@ def test_batch_tokens_count_towards_the_token_limit_of_its_key(keys, tmp_path):
         guard.begin(guard.caller_by_key_name("ana"))
 
 
-def test_batch_stops_when_its_key_is_removed(keys, tmp_path):
-    _, pace, permits = paced(keys, tmp_path, KeyLimits(concurrent=2))
-    assert take_all(pace, permits) == 1
-    keys.remove("ana")
-    permits.end(1)
-    assert take_all(pace, permits) == 0
-
-
 def test_batch_takes_at_most_one_permit_per_remaining_request(keys, tmp_path):
     guard, pace, permits = paced(keys, tmp_path, KeyLimits(requests_per_minute=30, concurrent=20), left=2)
     assert take_all(pace, permits) == 2
@@ -156,18 +148,22 @@ def test_batch_takes_at_most_one_permit_per_remaining_request(keys, tmp_path):
     assert len(live) == 18
 
 
-def test_batch_without_its_key_starts_no_request(keys, tmp_path):
+def test_batch_stops_and_starts_no_request_after_its_key_is_removed(keys, tmp_path):
     keys.add("ana", KeyLimits(concurrent=2))
     keys.add("ben", KeyLimits())
     batches = ProgramBatches(tmp_path)
     batch = GatewayBatch("batch_1", "ana", CHAT, "file-1", int(time.time()))
-    assert batches._pace(batch) is not None
     (tmp_path / "batches").mkdir()
-    keys.remove("ana")
+    permits = Permits(tmp_path / "batches" / "batch_1.permits")
     pace = batches._pace(batch)
-    assert pace is not None
     pace.begin(left=5)
-    assert take_all(pace, Permits(tmp_path / "batches" / "batch_1.permits")) == 0
+    assert take_all(pace, permits) == 1
+    keys.remove("ana")
+    permits.end(1)
+    assert take_all(pace, permits) == 0
+    later = batches._pace(batch)
+    later.begin(left=5)
+    assert take_all(later, Permits(tmp_path / "batches" / "batch_1.permits")) == 0
     batch.owner = "ben"
     assert batches._pace(batch) is None, "its key has no limits"
 

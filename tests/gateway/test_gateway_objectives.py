@@ -182,8 +182,8 @@ def test_metrics_count_met_objectives_and_refused_requests(tmp_path):
 
 def test_objectives_are_refused_for_batches_and_tpot_for_embeddings():
     with pytest.raises(RequestRefused, match="stoker-ttft is for requests that are answered at once, not for a batch"):
-        refuse_objectives({"stoker-ttft": "1 s"}, what="a batch")
-    refuse_objectives({"prefer": "wait=1"}, what="a batch")
+        refuse_objectives({"stoker-ttft": "1 s"})
+    refuse_objectives({"prefer": "wait=1"})
     with pytest.raises(RequestRefused, match="stoker-tpot is for models that generate text"):
         read_objective_headers({"stoker-tpot": "1 s"}, honoured=SLINFER, writes=False)
 
