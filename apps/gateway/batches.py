@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from stoker.apps.common.batch_state import replace_file
 from stoker.apps.common.openai_requests import RequestRefused
 from stoker.apps.gateway.batch_files import (
     KEPT_S,
@@ -318,9 +319,8 @@ class Batches:
 
     def _keep(self, batch: GatewayBatch) -> None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft = self._folder / f".{batch.id}.json"
-        draft.write_bytes(msgspec.json.encode(msgspec.structs.replace(batch, waits="")))
-        draft.replace(self._folder / f"{batch.id}.json")
+        data = msgspec.json.encode(msgspec.structs.replace(batch, waits=""))
+        replace_file(self._folder / f"{batch.id}.json", data)
 
 
 def _checked(path: Path, endpoint: str) -> tuple[int, str]:

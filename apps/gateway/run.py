@@ -11,13 +11,13 @@ import hashlib
 import os
 import ssl
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
 import stoker
+from stoker.apps.common.batch_state import read_json
 from stoker.apps.common.calls import format_session_line
 from stoker.apps.common.command_line import count
 from stoker.apps.common.models_file import ModelSettings, read_models
@@ -57,7 +57,7 @@ class GatewayFolder:
         """Lock the folder and return the last state. Raises SessionError if it is locked."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = os.open(self.folder / "gateway.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        state = _read_state(self._file)
+        state = read_json(self._file, GatewayState) or GatewayState()
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -69,16 +69,10 @@ class GatewayFolder:
 
     def ports_of_others(self) -> frozenset[int]:
         others = (file for file in self.folder.parent.glob("*/gateway.json") if file != self._file)
-        return frozenset(_read_state(file).port for file in others)
+        return frozenset(state.port for file in others if (state := read_json(file, GatewayState)) is not None)
 
     def keep(self, state: GatewayState) -> None:
         write_whole(self.folder, msgspec.json.encode(state), name=self._file.name)
-
-
-def _read_state(file: Path) -> GatewayState:
-    with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return msgspec.json.decode(file.read_bytes(), type=GatewayState)
-    return GatewayState()
 
 
 def serve(
