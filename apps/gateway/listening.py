@@ -51,7 +51,7 @@ def open_listener(
     """Listen at an address. Raises ConfigError, also if other machines could connect without keys. `choice`: see
     `listen`.
     """
-    keys.read()
+    keys.current()
     if uds:
         return ListeningAddress(listen_on_path(uds), 0, uds, scheme)
     if not is_loopback(host) and not keys.exists:

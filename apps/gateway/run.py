@@ -185,6 +185,6 @@ def _address_lines(listener: ListeningAddress, keys: KeyFile, models: ServedMode
     yield f"  {count(len(models), 'model')}: {', '.join(models)}"
     yield from listener.lines(f"{listener.address}/v1     a page: {listener.address}/", path="/v1/models")
     if keys.exists:
-        yield f"  {count(len(keys.read()), 'key')} accepted ({keys.path})"
+        yield f"  {count(len(keys.current().keys), 'key')} accepted ({keys.path})"
     elif listener.port:
         yield "  no keys: everybody on this machine may send requests; stoker serve keys add NAME creates a key"

@@ -164,11 +164,11 @@ def test_key_file_that_others_may_read_or_is_damaged_is_refused(tmp_path):
     file.add("ana", KeyLimits())
     file.path.chmod(0o644)
     with pytest.raises(ConfigError, match="other users may read it; chmod 600"):
-        file.read()
+        file.current()
     file.path.chmod(0o600)
     file.path.write_text("{")
     with pytest.raises(ConfigError, match="is damaged"):
-        file.read()
+        file.current()
 
 
 def test_ended_request_frees_its_place_in_the_concurrency_limit(tmp_path):
