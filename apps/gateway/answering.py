@@ -244,9 +244,8 @@ class Answering:
         read = read or partial(parse_model_request, endpoint=endpoint)
         asked = read(data, name=name, ignored=self._log_ignored_field_once)
         model = self._models.asked(asked.request.model, endpoint)
-        choices = tuple(apply_parser_settings(choice, model.settings) for choice in asked.choices)
-        request_with_parsers = apply_parser_settings(asked.request, model.settings)
-        asked = msgspec.structs.replace(asked, request=request_with_parsers, choices=choices)
+        own = partial(apply_parser_settings, settings=model.settings)
+        asked = msgspec.structs.replace(asked, request=own(asked.request), choices=tuple(map(own, asked.choices)))
         prefers = _WAITS.search(request.headers.get("prefer", ""))
         writes, waits_s = endpoint is not Endpoint.EMBEDDINGS, float(prefers[1]) if prefers else None
         objectives = read_objective_headers(request.headers, honoured=self._models.honoured, writes=writes)

@@ -104,8 +104,8 @@ def error_answer(error: BaseException) -> Response:
 async def receive_body(request: Request, *, most: int) -> bytes:
     """Raises RequestRefused (413), and ClientLeft on a disconnect."""
     parts: list[bytes] = []
-    size = 0
-    while True:
+    size, has_more = 0, True
+    while has_more and size <= most * _LARGEST_BODY_FACTOR:
         message = await request.receive()
         if message["type"] == "http.disconnect":
             raise ClientLeft
@@ -113,10 +113,7 @@ async def receive_body(request: Request, *, most: int) -> bytes:
         size += len(part)
         if size <= most:
             parts.append(part)
-        elif size > most * _LARGEST_BODY_FACTOR:
-            break
-        if not message.get("more_body", False):
-            break
+        has_more = message.get("more_body", False)
     if size > most:
         raise RequestRefused(f"the body has more than {most:,} bytes", code="request_too_large", status=413)
     return b"".join(parts)

@@ -84,7 +84,6 @@ class GatewayWorker:
         self.when_over()
 
     async def _hold(self, caller: Caller) -> HeldRequest:
-        """Start a request of a key. Raises RequestRefused."""
         if not caller.name:
             return HeldRequest()
         number = next(self._numbers)
