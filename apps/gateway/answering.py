@@ -34,7 +34,6 @@ from stoker.apps.gateway.figures import GatewayMetrics, RunningRequest
 from stoker.apps.gateway.keys import Caller, HeldRequest
 from stoker.apps.gateway.objectives import TOKEN_CHARACTERS, Objectives, read_objective_headers
 from stoker.apps.gateway.responses import ResponseEvents, chat_request, response_body, translate_chat_error
-from stoker.apps.gateway.scoring import Scoring, read_scoring
 from stoker.apps.gateway.served import ServedModel, ServedModels, SessionWatch, forecast
 from stoker.apps.gateway.streaming import (
     ChunkEncoder,
@@ -42,6 +41,7 @@ from stoker.apps.gateway.streaming import (
     collect_pieces_with_retry,
     stream_merged_call_pieces,
 )
+from stoker.apps.gateway.vllm_endpoints import Scoring, read_scoring
 from stoker.apps.gateway.wire import (
     ClientLeft,
     EventStream,

@@ -32,11 +32,10 @@ from stoker.apps.gateway.keys import Caller, Guard
 from stoker.apps.gateway.objectives import refuse_objectives
 from stoker.apps.gateway.page import PAGE_ROUTES, PageFigures
 from stoker.apps.gateway.responses import ADDRESS as RESPONSES
-from stoker.apps.gateway.scoring import RERANK, SCORE
 from stoker.apps.gateway.served import ServedModel, ServedModels, SessionWatch
 from stoker.apps.gateway.session_figures import session_figures
-from stoker.apps.gateway.tokenizing import DETOKENIZE, TOKENIZE, Tokenizing
 from stoker.apps.gateway.usage import UsageRecorder, read_query
+from stoker.apps.gateway.vllm_endpoints import DETOKENIZE, RERANK, SCORE, TOKENIZE, Tokenizing
 from stoker.apps.gateway.wire import ClientLeft, CrossOrigin, JSONAnswer, RequestIds, error_answer, receive_body
 from stoker.apps.gateway.workers import GatewayWorkers
 from stoker.sessions import WRITTEN_EVERY_S, GatewayNote, Session, remove_gateway_note, write_gateway_note

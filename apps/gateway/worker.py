@@ -28,8 +28,8 @@ from stoker.apps.gateway.http import build_starlette_app, guarded, model_routes,
 from stoker.apps.gateway.keys import Caller, Guard, HeldRequest, KeyFile
 from stoker.apps.gateway.listening import run_server
 from stoker.apps.gateway.served import ServedModels, SessionWatch
-from stoker.apps.gateway.tokenizing import Tokenizing
 from stoker.apps.gateway.usage import UsageFile, UsageRecorder
+from stoker.apps.gateway.vllm_endpoints import Tokenizing
 from stoker.apps.gateway.workers import GatewayPeer, WorkerReport, WorkerTask
 from stoker.sessions import Session, honoured_by
 

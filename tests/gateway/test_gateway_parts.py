@@ -21,8 +21,8 @@ from stoker.apps.gateway.failures import refusal_of
 from stoker.apps.gateway.keys import Guard, KeyFile, KeyLimits, KeyUse
 from stoker.apps.gateway.listening import listen, listen_on_path
 from stoker.apps.gateway.run import GatewayFolder, GatewayState
-from stoker.apps.gateway.scoring import RERANK, SCORE, read_scoring
 from stoker.apps.gateway.streaming import DONE, ChunkEncoder
+from stoker.apps.gateway.vllm_endpoints import RERANK, SCORE, read_scoring
 from stoker.apps.gateway.wire import error_answer
 from stoker.contexts import causal_lm
 from stoker.contexts.inference.adapter import EngineLoad
