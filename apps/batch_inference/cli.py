@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from stoker.apps.batch_inference.options import BatchOptions
@@ -33,10 +35,7 @@ from stoker.console import WholeNumber
 @click.option("--permits", metavar="FILE", default="", hidden=True)  # set by a gateway to enforce an API key's limits
 @click.option("--json", "json_", is_flag=True, help="The summary as JSON on stdout; everything else goes to stderr.")
 @click.pass_context
-def command(
-    context: click.Context, /, *, file: str, models: tuple[str, ...], models_file: str, check: bool,
-    max_tokens: int | None, engine: str, site: str, session: str, out: str, fresh: bool, permits: str, json_: bool,
-) -> None:  # fmt: skip
+def command(context: click.Context, /, *, max_tokens: int | None, check: bool, json_: bool, **given: Any) -> None:
     """Answer the requests of FILE with models of your own. FILE is an OpenAI batch file: one JSON object a line, with
     custom_id, method, url (/v1/chat/completions, /v1/completions or /v1/embeddings) and body. Without FILE, run a small
     example.
@@ -48,8 +47,5 @@ def command(
     from stoker.apps.batch_inference.run import check as check_alone
     from stoker.apps.batch_inference.run import run  # imported here, because importing Parsl would slow down --help
 
-    options = BatchOptions(
-        file=file, models=models, models_file=models_file, max_tokens=max_tokens or 0, engine=engine, site=site,
-        session=session, out=out, fresh=fresh, permits=permits,
-    )  # fmt: skip
+    options = BatchOptions(max_tokens=max_tokens or 0, **given)
     context.exit((check_alone if check else run)(options, json=json_))

@@ -16,6 +16,7 @@ from stoker.apps.batch_inference.request_file import CheckedFile
 from stoker.apps.common.batch_state import OK, write_lines
 from stoker.apps.common.openai_answers import answer_body, embedding_body
 from stoker.apps.common.openai_requests import ApiError
+from stoker.apps.common.runner import result_of
 from stoker.errors import StokerError
 from stoker.run_folder import Record, RecordLog
 
@@ -109,8 +110,5 @@ def error_lines(checked: CheckedFile, log: RecordLog, totals: BatchTotals, faile
 
 
 def _line_of(log: RecordLog, custom_id: str) -> dict[str, Any]:
-    record = log.get((custom_id,))
-    if record is None:
-        raise StokerError(f"{log.path}: has no answer to {custom_id}; run again")
-    line: dict[str, Any] = record["line"]
+    line: dict[str, Any] = result_of((custom_id,), log, what=custom_id)["line"]
     return line

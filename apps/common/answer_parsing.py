@@ -17,7 +17,6 @@ from stoker.apps.common.tool_calls import (
     FORMATS,
     PLAIN_FORMAT,
     AnswerDelta,
-    CallParser,
     NamedCallParser,
     ToolCallParser,
     ToolFormat,
@@ -27,6 +26,7 @@ from stoker.apps.common.tool_calls import (
 from stoker.apps.common.tool_prompts import has_tool_support
 from stoker.apps.common.xml_calls import XMLCallParser
 
+CallParser = ToolCallParser | XMLCallParser | NamedCallParser
 REASONING: Mapping[str, tuple[str, str]] = {
     "deepseek_r1": ("<think>", "</think>"),
     "mistral": ("[THINK]", "[/THINK]"),

@@ -1,4 +1,4 @@
-"""The files through which `stoker batch` and a gateway communicate, and functions that write JSON lines.
+"""The files through which `stoker batch` and a gateway communicate, and functions that read and write JSON.
 
 The gateway writes how many calls may start into the *permits* file. The batch writes the number of ended calls and
 their tokens into the *use* file. All numbers are totals since the start of the batch.
@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+
+from stoker.decoding import UNREADABLE
 
 T = TypeVar("T")
 OK = 200
@@ -39,15 +41,13 @@ class PermitFile:
         return known
 
     def allow(self, number: int) -> None:
-        _replace(self._path, str(number).encode())
+        replace_file(self._path, str(number).encode())
 
     def use(self, *, known: BatchUse) -> BatchUse:
-        with suppress(OSError, msgspec.DecodeError):
-            return msgspec.json.decode(self._use_path.read_bytes(), type=BatchUse)
-        return known
+        return read_json(self._use_path, BatchUse) or known
 
     def write_batch_use(self, use: BatchUse) -> None:
-        _replace(self._use_path, msgspec.json.encode(use))
+        replace_file(self._use_path, msgspec.json.encode(use))
 
     def reset(self) -> None:
         self._use_path.unlink(missing_ok=True)
@@ -62,11 +62,18 @@ def encode_json_line(value: Any) -> bytes:
     return f"{text}\n".encode()
 
 
+def read_json(path: Path, kind: type[T]) -> T | None:
+    """Return the value in a file, or None if the file is missing or unreadable."""
+    with suppress(OSError, *UNREADABLE):
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    return None
+
+
 def read_json_lines(path: Path, kind: type[T]) -> Iterator[T]:
     """Yield the lines of a file that decode to `kind`. Other lines and a missing file are skipped."""
     with suppress(FileNotFoundError), path.open("rb") as lines:
         for line in lines:
-            with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            with suppress(*UNREADABLE):
                 yield msgspec.json.decode(line, type=kind)
 
 
@@ -75,7 +82,8 @@ def write_lines(path: Path, values: Iterable[Any]) -> None:
         file.writelines(map(encode_json_line, values))
 
 
-def _replace(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes) -> None:
+    """Replace the content of a file with one writer. Raises OSError."""
     draft = path.with_name(f"{path.name}-draft")
     draft.write_bytes(data)
     draft.replace(path)

@@ -18,6 +18,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Options = TypeVar("Options", bound=msgspec.Struct)
 WIDE = {"max_content_width": 120}
 _FOLDER = click.Path(path_type=Path)
+_DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 class RunChoice(msgspec.Struct, frozen=True):
@@ -54,6 +55,11 @@ def add_run_options(*, prefix: str, formats: Sequence[str]) -> Callable[[Functio
         return cast(Function, functools.reduce(lambda made, option: option(made), reversed(options), call))
 
     return add
+
+
+def dtype_option(context: str, **more: Any) -> Callable[[Function], Function]:
+    help = f"The dtype, as in {context}(dtype=...). [auto]"
+    return click.option("--dtype", type=click.Choice(_DTYPES), help=help, **more)
 
 
 def add_site_and_session_options(function: Function) -> Function:

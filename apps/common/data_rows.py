@@ -137,15 +137,19 @@ def _find_empty_columns(row: Row, wanted: Mapping[str, Sequence[str]], *, path: 
             raise make_row_error(problem, row, path=path, key=name)
 
 
-def read_toml(path: Path, shape: type[S], *, hint: str = "") -> S:
+def read_toml(path: Path, shape: type[S]) -> S:
+    """Raises ConfigError."""
+    return read_struct(read_file(path), shape, file=str(path))
+
+
+def read_file(path: Path, *, hint: str = "") -> str:
     """`hint`: what to do if the file is missing. Raises ConfigError."""
     try:
-        text = read_text(path)
+        return read_text(path)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file{hint}", file=str(path)) from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}", file=str(path)) from None
-    return read_struct(text, shape, file=str(path))
 
 
 def refuse_duplicates(table: str, entries: Iterable[tuple[str, object]], *, file: Path) -> None:

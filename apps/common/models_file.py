@@ -17,7 +17,7 @@ import msgspec
 
 import stoker
 from stoker.apps.common.answer_parsing import REASONING_PARSERS
-from stoker.apps.common.data_rows import read_toml
+from stoker.apps.common.data_rows import read_file
 from stoker.apps.common.openai_requests import ApiRequest, Endpoint
 from stoker.apps.common.tool_calls import FORMATS
 from stoker.config import Duration, Size
@@ -135,16 +135,13 @@ class _ModelsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_models(path: Path) -> dict[str, ModelSettings]:
-    found = read_toml(path, _ModelsFile, hint="; docs/serve.md shows an example").models
-    return _checked(found, file=str(path), folder=path.absolute().parent)
+    text = read_file(path, hint="; docs/serve.md shows an example")
+    return parse_models(text, file=str(path), folder=path.absolute().parent)
 
 
 def parse_models(text: str, *, file: str, folder: Path) -> dict[str, ModelSettings]:
     """Parse a models file. Paths are relative to `folder`. Raises ConfigError."""
-    return _checked(read_struct(text, _ModelsFile, file=file).models, file=file, folder=folder)
-
-
-def _checked(found: dict[str, ModelSettings], *, file: str, folder: Path) -> dict[str, ModelSettings]:
+    found = read_struct(text, _ModelsFile, file=file).models
     if not found:
         raise ConfigError(f"{file}: names no model; write [models.NAME] and its path", file=file)
     placed = {

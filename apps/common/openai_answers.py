@@ -15,17 +15,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from stoker.apps.common.answer_parsing import (
-    AnswerParser,
-    choose_tool_format,
-    make_answer_parser,
-    parse_whole_answer,
-)
+from stoker.apps.common.answer_parsing import AnswerParser, choose_tool_format, make_answer_parser, parse_whole_answer
 from stoker.apps.common.openai_chat import ToolCall
 from stoker.apps.common.openai_requests import (
     ENGINE_FIELDS,
     ApiError,
     ApiRequest,
+    Body,
     Endpoint,
     SamplingOptions,
     TokenIds,
@@ -281,9 +277,18 @@ def _cut(likelihoods: Likelihoods, sampling: SamplingOptions) -> Likelihoods:
     return tuple((token, chance, likeliest[: sampling.logprobs]) for token, chance, likeliest in likelihoods)
 
 
-Body = dict[str, Any]
 _FLOAT_BYTES = 4
 _PART_BYTES = 250_000
+
+
+def answer_head(endpoint: Endpoint, *, name: str, model: str, created: int, is_chunk: bool = False) -> Body:
+    """Return the fields of an answer, or of a chunk of an answer, that do not depend on its text."""
+    is_chat = endpoint is Endpoint.CHAT
+    kind = "chat.completion.chunk" if is_chunk else "chat.completion"
+    return {
+        "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{name}", "object": kind if is_chat else "text_completion",
+        "created": created, "model": model, "system_fingerprint": None,
+    }  # fmt: skip
 
 
 def answer_body(
@@ -292,10 +297,7 @@ def answer_body(
     """Return the response body of a conversation or a completion. `usage` replaces the token counts of the choices."""
     is_chat = endpoint is Endpoint.CHAT
     return {
-        "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{name}",
-        "object": "chat.completion" if is_chat else "text_completion",
-        "created": created,
-        "model": model,
+        **answer_head(endpoint, name=name, model=model, created=created),
         "choices": [
             {
                 "index": index,
@@ -310,7 +312,6 @@ def answer_body(
         "usage": usage or token_usage(
             sum(choice.prompt_tokens for choice in choices), sum(choice.completion_tokens for choice in choices)
         ),
-        "system_fingerprint": None,
     }  # fmt: skip
 
 

@@ -31,6 +31,7 @@ from stoker.apps.common.command_line import RunChoice, command, count
 from stoker.config import load_site
 from stoker.console import Screen
 from stoker.contexts import Recipe
+from stoker.errors import StokerError
 from stoker.run_folder import Record, RecordLog, RunFolder, open_run
 from stoker.sessions import ContextFacts, facts_of
 from stoker.units import show_seconds
@@ -158,6 +159,14 @@ class OpenRun:
             summary=summary, files={"results": results}, report=["", *report, f"  results  {results}"], errors=errors,
             failure=failure if errors else (),
         )  # fmt: skip
+
+
+def result_of(key: tuple[Any, ...], *logs: Records, what: str) -> Record:
+    """Return the record of a result from the first log that has it. `what`: names the result in an error."""
+    for log in logs:
+        if (record := log.get(key)) is not None:
+            return record
+    raise StokerError(f"there is no result for {what}; run again")
 
 
 def execute(spec: RunSpec, make: Callable[[OpenRun], Outcome], choice: RunChoice) -> int:

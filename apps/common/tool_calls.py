@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Callable, Collection, Mapping
-from typing import Protocol
 
 import msgspec
 
@@ -33,14 +32,6 @@ class AnswerDelta(msgspec.Struct, frozen=True):
 
     def __bool__(self) -> bool:
         return bool(self.reasoning or self.text or self.calls)
-
-
-class CallParser(Protocol):
-    def feed(self, text: str) -> AnswerDelta:
-        """Parse the next piece of an answer."""
-
-    def end(self) -> AnswerDelta:
-        """Return the parts that remain after the last piece."""
 
 
 class ToolFormat(msgspec.Struct, frozen=True):
@@ -95,7 +86,10 @@ _SEPARATORS = ",;]" + string.whitespace
 
 
 class HeldTextParser:
-    """Collects the text and the calls that a parser finds. `only_first`: ignore further calls."""
+    """Collects the text and the calls that a parser finds. `only_first`: ignore further calls.
+
+    `feed` parses the next piece of an answer. Each parser's `end` returns the parts that remain after the last piece.
+    """
 
     _step: Callable[[], bool]
     """Parses the held text, and returns False if more text is needed."""

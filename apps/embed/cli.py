@@ -5,11 +5,30 @@ from __future__ import annotations
 from typing import Any
 
 import click
+import msgspec
 
-from stoker.apps.common.command_line import WIDE, RunChoice, add_run_options
+from stoker.apps.common.command_line import WIDE, RunChoice, add_run_options, dtype_option
 from stoker.apps.embed import APP
-from stoker.apps.embed.options import EmbedOptions
 from stoker.console import WholeNumber
+
+
+class EmbedOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """An empty string selects the default. `limit`: 0 for all rows."""
+
+    data: str = ""
+    model: str = ""
+    text: str = "text"
+    id: str = ""
+    pooling: str = ""
+    normalize: bool = True
+    truncate: bool = False
+    dtype: str = "auto"
+    limit: int = 0
+    batch_size: int = 256
+    tensor_batch: int = 32
+    format: str = "parquet"
+    site: str = ""
+
 
 _DEFAULT = EmbedOptions()
 
@@ -20,17 +39,12 @@ _DEFAULT = EmbedOptions()
 @click.option("--text", metavar="COLUMN", help=f"The column of the texts. [{_DEFAULT.text}]")
 @click.option("--id", metavar="COLUMN", help="The column that names the rows. [the row's number]")
 @click.option(
-    "--pooling",
-    type=click.Choice(["mean", "cls", "last"]),
+    "--pooling", type=click.Choice(["mean", "cls", "last"]),
     help="How token vectors become one vector. [as the model's files say]",
-)
+)  # fmt: skip
 @click.option("--no-normalize", is_flag=True, help="Leave vectors as they are, instead of scaling them to length 1.")
 @click.option("--truncate", is_flag=True, help="Use only the beginning of a text that is too long for the model.")
-@click.option(
-    "--dtype",
-    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
-    help="The dtype, as in encoder(dtype=...). [auto]",
-)
+@dtype_option("encoder")
 @click.option("--limit", metavar="N", type=WholeNumber(), help="The first N rows only.")
 @click.option("--batch-size", type=WholeNumber(), help=f"Texts per call. [{_DEFAULT.batch_size}]")
 @click.option("--tensor-batch", type=WholeNumber(), help=f"Texts computed at a time. [{_DEFAULT.tensor_batch}]")

@@ -19,12 +19,12 @@ from stoker.apps.common.calls import run_calls, split_into_batches
 from stoker.apps.common.command_line import RunChoice, count, resolve
 from stoker.apps.common.data_rows import DataItem, DataRows, check_rows, is_empty
 from stoker.apps.common.models_file import model_digest_or_name
-from stoker.apps.common.runner import OpenRun, Outcome, Records, RunSpec, execute
+from stoker.apps.common.runner import OpenRun, Outcome, Records, RunSpec, execute, result_of
 from stoker.apps.embed import APP
+from stoker.apps.embed.cli import EmbedOptions
 from stoker.apps.embed.functions import EmbeddedTexts, EmbedRequest, embed_texts
-from stoker.apps.embed.options import EmbedOptions
 from stoker.contexts import Recipe
-from stoker.errors import ConfigError, StokerError
+from stoker.errors import ConfigError
 from stoker.run_folder import Record, RecordLog
 
 KEY = ("id",)
@@ -89,12 +89,8 @@ def _read_vectors_or_errors(
     items: Iterable[DataItem], log: Records, failed: Records
 ) -> Iterator[tuple[str, bytes, str]]:
     for item in items:
-        if (record := log.get((item.id,))) is not None:
-            yield item.id, base64.b64decode(record["vector"]), ""
-        elif (record := failed.get((item.id,))) is not None:
-            yield item.id, b"", record["error"]
-        else:
-            raise StokerError(f"there is no result for row {item.id}; run again")
+        record = result_of((item.id,), log, failed, what=f"row {item.id}")
+        yield item.id, base64.b64decode(record.get("vector", "")), record.get("error", "")
 
 
 def _npy_header(rows: int, width: int) -> bytes:

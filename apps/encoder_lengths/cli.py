@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from stoker.apps.common.command_line import WIDE, drop_unset_options
+from stoker.apps.common.command_line import WIDE, drop_unset_options, dtype_option
 from stoker.apps.encoder_lengths import APP
 from stoker.console import WholeNumber
 
@@ -19,11 +19,7 @@ from stoker.console import WholeNumber
 @click.option("--model", metavar="PATH", help="The encoder: a folder, or a name on the model hub.")
 @click.option("--texts", metavar="FILE", help="A file of typical texts; lengths are chosen for them.")
 @click.option("--text", metavar="COLUMN", help="The column of the texts. [text]")
-@click.option(
-    "--dtype",
-    type=click.Choice(["auto", "float32", "bfloat16", "float16"]),
-    help="The dtype, as in encoder(dtype=...). [auto]",
-)
+@dtype_option("encoder")
 @click.option(
     "--compiled", type=click.Choice(["auto", "yes", "no"]),
     help="Compile, as in encoder(compiled=...). [auto: on a GPU]",

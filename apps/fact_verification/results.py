@@ -22,11 +22,10 @@ from typing import Any
 import msgspec
 
 from stoker.apps.common.command_line import count
-from stoker.apps.common.runner import Attempt
+from stoker.apps.common.runner import Attempt, result_of
 from stoker.apps.fact_verification.functions import Scores
 from stoker.apps.fact_verification.options import LABELS, Claim, PromptTemplate
 from stoker.datafile import write_rows
-from stoker.errors import StokerError
 from stoker.run_folder import Record, RecordLog
 from stoker.units import show_seconds
 
@@ -140,9 +139,7 @@ class PromptFigures(msgspec.Struct, frozen=True):
 
 
 def make_records(prompt: PromptTemplate, claims: Sequence[Claim], scores: Scores) -> list[Record]:
-    """Return one log record per claim of a call. Raises StokerError for a wrong number of rows of scores."""
-    if len(scores.rows) != len(claims) or any(len(row) != len(LABELS) for row in scores.rows):
-        raise StokerError(f"{prompt.name}: a call of {len(claims)} claims returned {len(scores.rows)} rows of scores")
+    """Return one log record per claim of a call."""
     return [
         {
             "prompt": prompt.digest, "id": claim.id, "scores": [round(score, 6) for score in row],
@@ -159,12 +156,9 @@ def make_rows(
     """Return the rows of the results file, sorted by prompt and then by claim. The log must be complete."""
     rows: list[ResultRow] = []
     for prompt in prompts:
-        records: list[Record] = []
-        for claim in claims:
-            record = log.get((prompt.digest, claim.id))
-            if record is None:
-                raise StokerError(f"{log.path}: has no result for claim {claim.id} with {prompt.name}; run again")
-            records.append(record)
+        records = [
+            result_of((prompt.digest, claim.id), log, what=f"claim {claim.id} with {prompt.name}") for claim in claims
+        ]
         scores = [record["scores"] for record in records]
         raw = [_best(row) for row in scores]
         answers = calibrated_label_indices(scores) if calibrate else raw

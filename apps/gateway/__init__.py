@@ -4,7 +4,3 @@
 decorated functions that run on a pilot. `workers.py` starts the processes for `--workers`, and `batches.py` starts a
 `stoker batch` process per batch.
 """
-
-from __future__ import annotations
-
-APP = __name__.rpartition(".")[2]

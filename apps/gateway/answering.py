@@ -34,7 +34,6 @@ from stoker.apps.gateway.figures import GatewayMetrics, RunningRequest
 from stoker.apps.gateway.keys import Caller, HeldRequest
 from stoker.apps.gateway.objectives import TOKEN_CHARACTERS, Objectives, read_objective_headers
 from stoker.apps.gateway.responses import ResponseEvents, chat_request, response_body, translate_chat_error
-from stoker.apps.gateway.scoring import Scoring, read_scoring
 from stoker.apps.gateway.served import ServedModel, ServedModels, SessionWatch, forecast
 from stoker.apps.gateway.streaming import (
     ChunkEncoder,
@@ -42,6 +41,7 @@ from stoker.apps.gateway.streaming import (
     collect_pieces_with_retry,
     stream_merged_call_pieces,
 )
+from stoker.apps.gateway.vllm_endpoints import Scoring, read_scoring
 from stoker.apps.gateway.wire import (
     ClientLeft,
     EventStream,
@@ -168,8 +168,6 @@ def _usage(options: Any, *, stream: bool) -> tuple[bool, bool]:
 
 
 _WAITS = re.compile(r"(?:^|[,;\s])wait=(\d{1,6})(?:$|[,;\s])")
-
-
 _AGAIN_S = 10.0
 _RETRY_HINT = "Ask again after this time, or send the header `Prefer: wait=600` to wait for the answer"
 
@@ -210,13 +208,11 @@ async def admit(watch: SessionWatch, model: ServedModel, *, ttft_s: float, waits
     )  # fmt: skip
 
 
-HoldRequest = Callable[[Caller], Awaitable[HeldRequest]]
-
-
 class Answering:
     def __init__(
-        self, models: ServedModels, watch: SessionWatch, hold: HoldRequest, metrics: GatewayMetrics, *, most_bytes: int
-    ) -> None:
+        self, models: ServedModels, watch: SessionWatch, hold: Callable[[Caller], Awaitable[HeldRequest]],
+        metrics: GatewayMetrics, *, most_bytes: int,
+    ) -> None:  # fmt: skip
         """`hold`: starts a request of a key, or raises RequestRefused."""
         self._models = models
         self._watch = watch
@@ -248,9 +244,8 @@ class Answering:
         read = read or partial(parse_model_request, endpoint=endpoint)
         asked = read(data, name=name, ignored=self._log_ignored_field_once)
         model = self._models.asked(asked.request.model, endpoint)
-        choices = tuple(apply_parser_settings(choice, model.settings) for choice in asked.choices)
-        request_with_parsers = apply_parser_settings(asked.request, model.settings)
-        asked = msgspec.structs.replace(asked, request=request_with_parsers, choices=choices)
+        own = partial(apply_parser_settings, settings=model.settings)
+        asked = msgspec.structs.replace(asked, request=own(asked.request), choices=tuple(map(own, asked.choices)))
         prefers = _WAITS.search(request.headers.get("prefer", ""))
         writes, waits_s = endpoint is not Endpoint.EMBEDDINGS, float(prefers[1]) if prefers else None
         objectives = read_objective_headers(request.headers, honoured=self._models.honoured, writes=writes)
@@ -274,12 +269,10 @@ class Answering:
         try:
             app = await model.app(asked.request, objectives, in_pieces=asked.stream)
             if asked.stream:
-                return await self._stream(
-                    request, asked, model, app, name=name, running=running, at_once=wanted.tpot_s > 0
-                )
-            response = await result_unless_disconnected(
-                request, self._whole(asked, model, app, name=name, running=running)
-            )
+                at_once = wanted.tpot_s > 0
+                return await self._stream(request, asked, model, app, name=name, running=running, at_once=at_once)
+            whole = self._whole(asked, model, app, name=name, running=running)
+            response = await result_unless_disconnected(request.receive, whole)
         except (ClientLeft, asyncio.CancelledError) as error:
             running.count_tokens(*estimate_request_tokens(asked))
             running.leave(error)
@@ -332,11 +325,10 @@ class Answering:
         failed = partial(log_failure, request=request)
         answer = StreamedAnswer(pieces, chunks, running, self._watch, failed=failed)
         try:
-            await result_unless_disconnected(request, answer.begin())
+            await result_unless_disconnected(request.receive, answer.begin())
         except BaseException:
             await answer.leave()
             raise
-
         return EventStream(answer.events(), at_end=answer.close, at_once=at_once)
 
     def _log_ignored_field_once(self, field: str) -> None:

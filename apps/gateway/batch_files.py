@@ -11,6 +11,7 @@ import re
 import secrets
 import shutil
 import time
+from collections import Counter
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from stoker.apps.common.batch_state import OK, encode_json_line, read_json_lines
+from stoker.apps.common.batch_state import OK, encode_json_line, read_json, read_json_lines
 from stoker.apps.common.openai_requests import Endpoint, RequestRefused, parse_json_object, refused
 from stoker.apps.common.refusals import expect, required
 
@@ -71,14 +72,9 @@ class FileStore:
 
     def get(self, id: str, *, owner: str) -> StoredFile:
         """Return a file of this owner. Raises RequestRefused (404)."""
-        if _ID.fullmatch(id):
-            try:
-                found = msgspec.json.decode((self._folder / id / "file.json").read_bytes(), type=StoredFile)
-            except (OSError, msgspec.DecodeError):
-                pass
-            else:
-                if found.owner == owner:
-                    return found
+        found = read_json(self._folder / id / "file.json", StoredFile) if _ID.fullmatch(id) else None
+        if found is not None and found.owner == owner:
+            return found
         raise RequestRefused(f"there is no file {id!r:.80}", param="id", code="file_not_found", status=404)
 
     def data(self, id: str) -> Path:
@@ -160,12 +156,10 @@ def write_batch_output_files(
 
 
 def count_answers(log: Path) -> tuple[int, int]:
-    lines = completed = 0
+    """Return the numbers of answers and of errors in the log of a running batch."""
     with log.open("rb") as file:
-        for line in file:
-            lines += line.endswith(b"\n")
-            completed += line.endswith(b"\n") and _SUCCESS_MARK in line
-    return completed, lines - completed
+        counts = Counter(_SUCCESS_MARK in line for line in file if line.endswith(b"\n"))
+    return counts[True], counts[False]
 
 
 def copy_errors_for_client(errors: Path, out: Path) -> None:

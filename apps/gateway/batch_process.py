@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import os
 import time
 from collections import deque
@@ -24,9 +23,8 @@ import psutil
 
 from stoker.apps.common.batch_state import BatchUse, PermitFile
 from stoker.apps.common.openai_requests import RequestRefused
+from stoker.apps.gateway.failures import log
 from stoker.apps.gateway.keys import Caller, Guard, HeldRequest, KeyLimits
-
-log = logging.getLogger("stoker.gateway")
 
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 _END_CHECK_S = 0.5
@@ -46,11 +44,8 @@ class MonitoredBatch:
         self.given: dict[str, str] = {}
         """Ids of stored output files, by name."""
         self.pacing: asyncio.Task[None] | None = None
-        self._retry_now = asyncio.Event()
-
-    @property
-    def has_process(self) -> bool:
-        return self.child is not None or self.process is not None
+        self.retry_now = asyncio.Event()
+        """Set to end the pause before the next retry."""
 
     async def wait_for_process_end(self) -> int | None:
         """Return the exit code, or None if an earlier gateway started the process."""
@@ -64,7 +59,7 @@ class MonitoredBatch:
         """Run a step. If the step raises OSError, retry it after a pause."""
         pause_s = PAUSE_S
         while True:
-            self._retry_now.clear()
+            self.retry_now.clear()
             try:
                 done = await step()
             except OSError as error:
@@ -73,12 +68,8 @@ class MonitoredBatch:
                 self.waits = ""
                 return done
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._retry_now.wait(), pause_s)
+                await asyncio.wait_for(self.retry_now.wait(), pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-
-    def end_pause(self) -> None:
-        """End the pause before the next retry."""
-        self._retry_now.set()
 
     def stop(self) -> None:
         with suppress(psutil.Error, ProcessLookupError):

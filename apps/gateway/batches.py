@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import logging
 import re
 import shutil
 import sys
@@ -19,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from stoker.apps.common.batch_state import replace_file
 from stoker.apps.common.openai_requests import RequestRefused
 from stoker.apps.gateway.batch_files import (
     KEPT_S,
@@ -29,10 +29,9 @@ from stoker.apps.gateway.batch_files import (
     write_batch_output_files,
 )
 from stoker.apps.gateway.batch_process import BatchPace, MonitoredBatch, find_process
+from stoker.apps.gateway.failures import log
 from stoker.apps.gateway.keys import Guard
 from stoker.apps.gateway.usage import BatchReader, UsageRecorder
-
-log = logging.getLogger("stoker.gateway")
 
 _ID = re.compile(r"batch_[0-9a-f]{24}")
 _OPEN = ("in_progress", "finalizing", "cancelling")
@@ -55,16 +54,16 @@ _EXIT_CODES_WITH_FILES = (0, 1)
 
 class Batches:
     def __init__(
-        self, folder: Path, files: FileStore, *, models: Path, session: str, guard: Guard | None = None,
-        usage: UsageRecorder | None = None, names: Collection[str] = (),
+        self, folder: Path, files: FileStore, *, models: Path, session: str, guard: Guard, usage: UsageRecorder,
+        names: Collection[str],
     ) -> None:  # fmt: skip
-        """`guard`: None if keys have no limits; `usage`: counts the requests for the models `names`."""
+        """`usage`: counts the requests for the models `names`."""
         self._folder = folder
         self.files = files
         self._models = models
         self._session = session
         self._guard = guard
-        self._usage = usage or UsageRecorder()
+        self._usage = usage
         self._names = names
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._followed: dict[str, MonitoredBatch] = {}
@@ -120,7 +119,7 @@ class Batches:
         self._keep(batch)
         if followed := self._followed.get(id):
             followed.stop()
-            followed.end_pause()
+            followed.retry_now.set()
         return batch
 
     def remove_old(self, now: float) -> None:
@@ -158,7 +157,7 @@ class Batches:
         batch = self._expire_if_due(followed)
         if batch is None or batch.status not in _OPEN:
             return
-        if not followed.has_process:
+        if followed.child is None and followed.process is None:
             followed.process = await asyncio.to_thread(find_process, self._run(batch))
             batch = self._read(followed.id) or batch  # the batch may have been cancelled
             pace = self._pace(batch)
@@ -229,7 +228,7 @@ class Batches:
 
     def _pace(self, batch: GatewayBatch) -> BatchPace | None:
         """None if the key of the batch has no limits. A deleted key gets no permits."""
-        if self._guard is None or self._guard.is_open or not batch.owner:
+        if self._guard.is_open or not batch.owner:
             return None
         caller = self._guard.caller_by_key_name(batch.owner)
         if caller is not None and not caller.is_limited:
@@ -320,9 +319,8 @@ class Batches:
 
     def _keep(self, batch: GatewayBatch) -> None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft = self._folder / f".{batch.id}.json"
-        draft.write_bytes(msgspec.json.encode(msgspec.structs.replace(batch, waits="")))
-        draft.replace(self._folder / f"{batch.id}.json")
+        data = msgspec.json.encode(msgspec.structs.replace(batch, waits=""))
+        replace_file(self._folder / f"{batch.id}.json", data)
 
 
 def _checked(path: Path, endpoint: str) -> tuple[int, str]:

@@ -192,7 +192,7 @@ def set_key(*, name: str, limits: KeyLimits, group: str, admin: bool) -> None:
 def list_keys(*, as_json: bool) -> None:
     """List the keys and their limits."""
     file = KeyFile.usual()
-    records = file.read()
+    records = file.current().keys.values()
     if as_json:
         names = ("name", "created", "limits", "group", "admin")
         shown = [{name: getattr(each, name) for name in names} for each in records]
@@ -214,7 +214,7 @@ def remove(*, name: str) -> None:
     file = KeyFile.usual()
     file.remove(name)
     line(f"the key of {name} is removed")
-    if not file.read():
+    if not file.current().keys:
         note(f"no key is left, so every request is refused; to serve without keys, remove {file.path}")
 
 
@@ -243,14 +243,14 @@ def set_group(*, name: str, limits: KeyLimits) -> None:
 def list_groups(*, as_json: bool) -> None:
     """List the groups, their limits and their keys."""
     file = KeyFile.usual()
-    limits, members = file.groups(), file.read()
-    keys_of = {name: [key.name for key in members if key.group == name] for name in limits}
+    kept = file.current()
+    keys_of = {name: [key.name for key in kept.keys.values() if key.group == name] for name in kept.groups}
     if as_json:
-        shown = [{"name": name, "limits": each, "keys": keys_of[name]} for name, each in limits.items()]
+        shown = [{"name": name, "limits": each, "keys": keys_of[name]} for name, each in kept.groups.items()]
         print_json({"file": str(file.path), "groups": shown})
-    elif not limits:
+    elif not kept.groups:
         line("there are no groups; stoker serve groups set NAME makes a group")
-    for name, each in () if as_json else limits.items():
+    for name, each in () if as_json else kept.groups.items():
         line(f"  {name:<20}  {_shown(each)}; keys: {', '.join(keys_of[name]) or 'none'}")
 
 

@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from stoker.apps.gateway.http import ERROR_HANDLERS, guarded, prometheus_answer
 from stoker.apps.gateway.keys import Caller, Guard, KeyFile
-from stoker.apps.gateway.listening import FIRST_PAGE_PORT, is_loopback, open_listener, run_server, ssh_tunnel_command
+from stoker.apps.gateway.listening import FIRST_PAGE_PORT, open_listener, run_server
 from stoker.apps.gateway.page import PAGE_ROUTES, PageFigures
 from stoker.apps.gateway.session_figures import SessionMetrics, session_figures
 from stoker.apps.gateway.wire import JSONAnswer
@@ -100,12 +100,8 @@ def show(session_id: str, *, host: str, port: int, uds: str, as_json: bool, scre
     with listener.socket, contextlib.closing(FollowedSession(session_id)) as session:
         answer = session.answer()
         screen.line(f"session {session.session} · {answer.over or f'site {session.site}'}")
-        if uds:
-            screen.line(f"  {address} (a Unix socket, yours alone): curl --unix-socket {address} http://stoker/metrics")
-        else:
-            screen.line(f"  a page: {address}/     for Prometheus: {address}/metrics")
-            if is_loopback(host):
-                screen.line(f"  from your laptop: {ssh_tunnel_command(listener.port)}")
+        for line in listener.lines(f"a page: {address}/     for Prometheus: {address}/metrics", path="/metrics"):
+            screen.line(line)
         if keys.exists:
             screen.line(f"  the page asks for a key ({keys.path})")
         elif not uds:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
-
-from starlette.requests import Request
+from typing import TYPE_CHECKING
 
 from stoker.apps.common.openai_requests import ApiError, RequestRefused
 from stoker.errors import (
@@ -21,10 +20,12 @@ from stoker.errors import (
 )
 from stoker.units import show_seconds
 
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+log = logging.getLogger("stoker.gateway")
 OBJECTIVE_UNREACHABLE = "objective_unreachable"
 _BUSY_S = 5.0
-
-
 _REFUSALS: dict[type[StokerError], tuple[str, str, int, float]] = {
     NoDeviceError: ("no device of this site can ever hold the model", "model_fits_nowhere", 503, 0.0),
     # several devices have already tried to load the model
@@ -63,9 +64,6 @@ def refusal_of(error: BaseException) -> ApiError:
 def _refusal(message: str, code: str, status: int, retry_after_s: float = 0.0) -> ApiError:
     text = f"{message}; the gateway's log says why: search for the request id of this answer"
     return ApiError(text, type="server_error", code=code, status=status, retry_after_s=retry_after_s)
-
-
-log = logging.getLogger("stoker.gateway")
 
 
 def log_failure(error: BaseException, request: Request) -> None:

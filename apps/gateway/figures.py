@@ -65,8 +65,8 @@ class _SummedRegistry:
 class GatewayMetrics:
     """Metrics of requests. A metric that vLLM also has gets vLLM's name, with `stoker_` for `vllm:`."""
 
-    def __init__(self, usage: UsageRecorder | None = None) -> None:
-        self._usage = usage or UsageRecorder()
+    def __init__(self, usage: UsageRecorder) -> None:
+        self._usage = usage
         registry = self._registry = CollectorRegistry()
 
         def counter(name: str, help: str, *labels: str) -> Counter:

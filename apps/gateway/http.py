@@ -32,19 +32,11 @@ from stoker.apps.gateway.keys import Caller, Guard
 from stoker.apps.gateway.objectives import refuse_objectives
 from stoker.apps.gateway.page import PAGE_ROUTES, PageFigures
 from stoker.apps.gateway.responses import ADDRESS as RESPONSES
-from stoker.apps.gateway.scoring import RERANK, SCORE
 from stoker.apps.gateway.served import ServedModel, ServedModels, SessionWatch
 from stoker.apps.gateway.session_figures import session_figures
-from stoker.apps.gateway.tokenizing import DETOKENIZE, TOKENIZE, Tokenizing
 from stoker.apps.gateway.usage import UsageRecorder, read_query
-from stoker.apps.gateway.wire import (
-    ClientLeft,
-    CrossOrigin,
-    JSONAnswer,
-    RequestIds,
-    error_answer,
-    receive_body,
-)
+from stoker.apps.gateway.vllm_endpoints import DETOKENIZE, RERANK, SCORE, TOKENIZE, Tokenizing
+from stoker.apps.gateway.wire import ClientLeft, CrossOrigin, JSONAnswer, RequestIds, error_answer, receive_body
 from stoker.apps.gateway.workers import GatewayWorkers
 from stoker.sessions import WRITTEN_EVERY_S, GatewayNote, Session, remove_gateway_note, write_gateway_note
 
@@ -52,11 +44,14 @@ MOST_FILE_BYTES = 200_000_000
 _PAGE = 20
 _MOST_PAGE = 10_000
 _NUMBER = re.compile(r"[0-9]{1,5}")
-
+_NOT_ALLOWED = 405
+_USAGE_RETRY_S = 5.0
+_TIDY_EVERY_S = 3600.0
+_OVER_CHECK_S = 1.0
 
 Handler = Callable[[Request, Caller], Awaitable[Response]]
 Guarding = Callable[[Handler], Callable[[Request], Awaitable[Response]]]
-"""A function that wraps a handler for known clients."""
+"""A function that wraps a handler for known clients, such as `guarded`."""
 
 
 def batch_routes(batches: Batches, guard: Guard, guarded: Guarding, *, most_bytes: int) -> list[Route]:
@@ -93,7 +88,7 @@ def batch_routes(batches: Batches, guard: Guard, guarded: Guarding, *, most_byte
         return FileResponse(files.data(found.id), media_type="application/octet-stream")
 
     async def begin(request: Request, caller: Caller) -> Response:
-        refuse_objectives(request.headers, what="a batch")
+        refuse_objectives(request.headers)
         batch = read_batch(await receive_body(request, most=most_bytes), owner=caller.name)
         guard.begin(caller, used=lambda limits: msgspec.structs.replace(limits, concurrent=0)).end()
         return JSONAnswer((await batches.add(batch)).body)
@@ -130,23 +125,18 @@ def _list_page(request: Request, found: Sequence[StoredFile | GatewayBatch]) -> 
     )  # fmt: skip
 
 
-_NOT_ALLOWED = 405
-_USAGE_RETRY_S = 5.0
-_TIDY_EVERY_S = 3600.0
-
-
 class Gateway:
     """A gateway. `keeps`: functions that run with the gateway; `workers`: processes that answer for the gateway."""
 
     def __init__(
         self, models: ServedModels, watch: SessionWatch, guard: Guard, *, site: str, most_bytes: int,
-        batches: Batches | None = None, keeps: Sequence[Callable[[], Awaitable[None]]] = (),
-        origins: Sequence[str] = (), usage: UsageRecorder | None = None, workers: GatewayWorkers | None = None,
+        usage: UsageRecorder, batches: Batches | None = None, keeps: Sequence[Callable[[], Awaitable[None]]] = (),
+        origins: Sequence[str] = (), workers: GatewayWorkers | None = None,
     ) -> None:  # fmt: skip
         self._models = models
         self._watch = watch
         self._guard = guard
-        self._usage = usage or UsageRecorder()
+        self._usage = usage
         self._metrics = GatewayMetrics(self._usage)
         self._answering = Answering(models, watch, guard.hold, self._metrics, most_bytes=most_bytes)
         self._tokenizing = Tokenizing(models, most_bytes=most_bytes)
@@ -162,19 +152,19 @@ class Gateway:
         """Function that is called when the session has ended."""
 
     def application(self) -> Starlette:
-        guarded = self._guarded
+        known = partial(guarded, guard=self._guard, failed=self._metrics.count_error)
         routes = [
             *PAGE_ROUTES,
             Route("/health", self._health),
-            Route("/status", guarded(self._page.answer)),
-            Route("/metrics", guarded(self._prometheus)),
-            Route("/v1/models", guarded(self._list_models)),
-            Route("/v1/usage", guarded(self._show_usage)),
-            Route("/v1/models/{name:path}", guarded(self._show_model)),
-            *model_routes(self._answering, self._tokenizing, guarded),
+            Route("/status", known(self._page.answer)),
+            Route("/metrics", known(self._prometheus)),
+            Route("/v1/models", known(self._list_models)),
+            Route("/v1/usage", known(self._show_usage)),
+            Route("/v1/models/{name:path}", known(self._show_model)),
+            *model_routes(self._answering, self._tokenizing, known),
         ]
         if self._batches is not None:
-            routes += batch_routes(self._batches, self._guard, guarded, most_bytes=self._most_bytes)
+            routes += batch_routes(self._batches, self._guard, known, most_bytes=self._most_bytes)
         return build_starlette_app(routes, self._guard, origins=self._origins, lifespan=self._lifespan)
 
     @contextlib.asynccontextmanager
@@ -203,7 +193,8 @@ class Gateway:
             await asyncio.to_thread(self._usage.end)
 
     async def _stop_when_session_over(self) -> None:
-        await self._watch.until_over()
+        while self._watch.session.over is None:
+            await asyncio.sleep(_OVER_CHECK_S)
         self.when_over()
 
     async def _tidy(self) -> None:
@@ -213,9 +204,6 @@ class Gateway:
             except OSError as error:
                 log.warning("old files and batches could not be removed; the gateway retries later: %s", error)
             await asyncio.sleep(_TIDY_EVERY_S)
-
-    def _guarded(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
-        return guarded(handler, self._guard, failed=self._metrics.count_error)
 
     async def _health(self, _request: Request) -> Response:
         """Return 200 while the session answers. This route needs no key."""
@@ -234,7 +222,7 @@ class Gateway:
         return {
             "at": time.time(), "since": self._begun_at, "site": self._site, "session": self._watch.session.id,
             "trouble": self._watch.trouble,
-            "workers": msgspec.structs.asdict(workers.facts) if workers is not None else None,
+            "workers": workers.facts if workers is not None else None,
             "models": [model_figures(model, status) for model in self._models.values()],
             **session_figures(status, names=names, with_texts=self._guard.is_open),
         }  # fmt: skip
@@ -279,10 +267,7 @@ async def keep_note(
         while True:
             if workers is not None:
                 await workers.collect()
-            figures, facts = (
-                tuple(map(build_note_figures, models.values())),
-                workers.facts if workers is not None else None,
-            )
+            figures, facts = tuple(map(build_note_figures, models.values())), workers.facts if workers else None
             note = GatewayNote(address, socket.gethostname(), os.getpid(), figures, at=time.time(), workers=facts)
             try:
                 await asyncio.to_thread(write_gateway_note, session.folder, name, note)

@@ -129,13 +129,6 @@ class KeyFile:
     def exists(self) -> bool:
         return self.path.exists()
 
-    def read(self) -> list[KeyRecord]:
-        """Return the keys. Raises ConfigError for a damaged file, or a file that other users may read."""
-        return list(self._read().keys.values())
-
-    def groups(self) -> dict[str, KeyLimits]:
-        return self._read().groups
-
     def _read(self) -> KeysOnDisk:
         try:
             data, mode = self.path.read_bytes(), self.path.stat().st_mode
@@ -196,7 +189,10 @@ class KeyFile:
         return self._by_digest.get(digest_of(key))
 
     def current(self) -> KeysOnDisk:
-        """Return the content of the file. A changed file is read again."""
+        """Return the content of the file. A changed file is read again.
+
+        Raises ConfigError for a damaged file, or a file that other users may read.
+        """
         stat = self.path.stat() if self.path.exists() else None
         stamp = (stat.st_mtime_ns, stat.st_ino) if stat else None
         if stamp != self._stamp:

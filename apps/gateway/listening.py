@@ -8,7 +8,7 @@ import ipaddress
 import os
 import socket
 import stat
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
@@ -31,6 +31,18 @@ class ListeningAddress(NamedTuple):
     """0 for a Unix socket."""
     address: str
     """A URL, or the path of the Unix socket."""
+    scheme: str = "http"
+
+    def lines(self, shown: str, *, path: str) -> Iterator[str]:
+        """Say how to reach the address: `shown` for a port, or a command that gets `path` from the Unix socket."""
+        if not self.port:
+            curl = f"curl --unix-socket {self.address} {self.scheme}://stoker{path}"
+            yield f"  {self.address} (a Unix socket, yours alone): {curl}"
+            return
+        yield f"  {shown}"
+        if is_loopback(str(self.socket.getsockname()[0])):
+            tunnel = f"{self.port}:127.0.0.1:{self.port} {getpass.getuser()}@{socket.gethostname()}"
+            yield f"  from your laptop: ssh -L {tunnel}"
 
 
 def open_listener(
@@ -39,9 +51,9 @@ def open_listener(
     """Listen at an address. Raises ConfigError, also if other machines could connect without keys. `choice`: see
     `listen`.
     """
-    keys.read()
+    keys.current()
     if uds:
-        return ListeningAddress(listen_on_path(uds), 0, uds)
+        return ListeningAddress(listen_on_path(uds), 0, uds, scheme)
     if not is_loopback(host) and not keys.exists:
         raise ConfigError(
             f"--host {host}: other machines could use your models, and there are no keys; make a key first:"
@@ -50,7 +62,7 @@ def open_listener(
         )
     listener = listen(host, port, **choice)
     port = int(listener.getsockname()[1])
-    return ListeningAddress(listener, port, f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}")
+    return ListeningAddress(listener, port, f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}", scheme)
 
 
 def listen(
@@ -97,10 +109,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def ssh_tunnel_command(port: int) -> str:
-    return f"ssh -L {port}:127.0.0.1:{port} {getpass.getuser()}@{socket.gethostname()}"
 
 
 def _bound(host: str, port: int) -> socket.socket:

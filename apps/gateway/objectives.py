@@ -7,7 +7,6 @@ is the mean of the model's last answers, at most the request's limit (SLINFER §
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,11 +16,10 @@ import msgspec
 
 from stoker.apps.common.models_file import LONGEST_OBJECTIVE_S
 from stoker.apps.common.openai_requests import ApiRequest, refused
+from stoker.apps.gateway.failures import log
 from stoker.contexts import token_counter
 from stoker.errors import ConfigError, RecipeError
 from stoker.units import parse_seconds
-
-log = logging.getLogger("stoker.gateway")
 
 HEADERS = {"stoker-ttft": "ttft", "stoker-tpot": "tpot"}
 """Request headers, and the call option that each sets."""
@@ -106,11 +104,11 @@ class RequestLengths:
         return count(text)
 
 
-def refuse_objectives(headers: Mapping[str, str], *, what: str) -> None:
-    """Refuse objectives for bulk work. `what`: the kind of work."""
+def refuse_objectives(headers: Mapping[str, str]) -> None:
+    """Refuse the objectives of a batch."""
     for header in HEADERS:
         if header in headers:
-            raise refused(header, f"is for requests that are answered at once, not for {what}", "unsupported_value")
+            raise refused(header, "is for requests that are answered at once, not for a batch", "unsupported_value")
 
 
 def read_objective_headers(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
+from stoker.apps.gateway.failures import log
 from stoker.apps.gateway.keys import Caller
 from stoker.apps.gateway.session_figures import make_history_sample
 from stoker.apps.gateway.wire import EventStream
@@ -21,21 +21,19 @@ from stoker.apps.gateway.wire import EventStream
 Figures = dict[str, Any]
 _EVERY_S = 1.0
 _HISTORY_EVERY_S = 10.0
+_MOST_STEPS = 720
 _WORK_FRACTION = 1 / 60
 """Maximum fraction of time in which the manager and this process work for pages."""
-
-log = logging.getLogger("stoker.gateway")
 
 
 class FigureHistory:
     """Mean values per time step. A step is 1 s at first.
 
-    After `most` steps, the step length doubles, up to `longest_s`. After that, the oldest steps are deleted. The
-    defaults keep 25 hours.
+    After 720 steps, the step length doubles, up to `longest_s`. After that, the oldest steps are deleted. The default
+    keeps 25 hours.
     """
 
-    def __init__(self, *, most: int = 720, longest_s: int = 128) -> None:
-        self._most = most
+    def __init__(self, *, longest_s: int = 128) -> None:
         self._longest_s = longest_s
         self._step_s = 1
         self._steps: dict[int, tuple[int, dict[str, float]]] = {}
@@ -44,7 +42,7 @@ class FigureHistory:
     def add(self, now: float, values: Mapping[str, float]) -> None:
         step = int(now // self._step_s)
         self._put(step, 1, values)
-        while step - next(iter(self._steps)) >= self._most:
+        while step - next(iter(self._steps)) >= _MOST_STEPS:
             if self._step_s < self._longest_s:
                 self._step_s *= 2
                 step //= 2

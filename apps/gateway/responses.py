@@ -13,11 +13,10 @@ from typing import Any
 import msgspec
 
 from stoker.apps.common.openai_answers import AnswerPiece, Choice, TextBegun, TextEnded, TextPiece, TokenPiece
-from stoker.apps.common.openai_requests import ENGINE_FIELDS, IGNORED, Note
+from stoker.apps.common.openai_requests import ENGINE_FIELDS, IGNORED, Body, Note
 from stoker.apps.common.refusals import RequestRefused, equals, expect, refused, shown
 from stoker.apps.common.tool_calls import AnswerDelta, CallDelta
 
-Body = dict[str, Any]
 ADDRESS = "/v1/responses"
 _RENAMED = {"max_output_tokens": "max_completion_tokens"}
 _UNCHANGED = frozenset(

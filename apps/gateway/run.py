@@ -11,13 +11,13 @@ import hashlib
 import os
 import ssl
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
 import stoker
+from stoker.apps.common.batch_state import read_json
 from stoker.apps.common.calls import format_session_line
 from stoker.apps.common.command_line import count
 from stoker.apps.common.models_file import ModelSettings, read_models
@@ -26,7 +26,7 @@ from stoker.apps.gateway.batch_files import FileStore
 from stoker.apps.gateway.batches import Batches
 from stoker.apps.gateway.http import Gateway, keep_note
 from stoker.apps.gateway.keys import Guard, KeyFile
-from stoker.apps.gateway.listening import ListeningAddress, is_loopback, open_listener, run_server, ssh_tunnel_command
+from stoker.apps.gateway.listening import ListeningAddress, open_listener, run_server
 from stoker.apps.gateway.served import ServedModels, SessionWatch
 from stoker.apps.gateway.usage import UsageFile, UsageRecorder
 from stoker.apps.gateway.workers import GatewayWorkers, WorkerTask
@@ -57,7 +57,7 @@ class GatewayFolder:
         """Lock the folder and return the last state. Raises SessionError if it is locked."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = os.open(self.folder / "gateway.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        state = _read_state(self._file)
+        state = read_json(self._file, GatewayState) or GatewayState()
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -69,16 +69,10 @@ class GatewayFolder:
 
     def ports_of_others(self) -> frozenset[int]:
         others = (file for file in self.folder.parent.glob("*/gateway.json") if file != self._file)
-        return frozenset(_read_state(file).port for file in others)
+        return frozenset(state.port for file in others if (state := read_json(file, GatewayState)) is not None)
 
     def keep(self, state: GatewayState) -> None:
         write_whole(self.folder, msgspec.json.encode(state), name=self._file.name)
-
-
-def _read_state(file: Path) -> GatewayState:
-    with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
-        return msgspec.json.decode(file.read_bytes(), type=GatewayState)
-    return GatewayState()
 
 
 def serve(
@@ -105,7 +99,7 @@ def serve(
                     model.prepare()
                 except RequestRefused as error:
                     screen.line(f"  warning: the model {model.name} cannot be used: {error.why}; the others are served")
-            for line in _address_lines(listener, scheme, keys, models):
+            for line in _address_lines(listener, keys, models):
                 screen.line(line)
             if as_json:
                 url = None if uds else listener.address
@@ -164,9 +158,11 @@ def _session(site: str, named: str, *, before: str) -> tuple[str, str]:
 def _refuse_unsupported_settings(file: Path, settings: Mapping[str, ModelSettings], session: Session) -> None:
     honoured = honoured_by(session)
     for name, each in settings.items():
-        wishes = {"min": each.min or None, "max": each.max, "keep_alive": each.keep_alive}
-        for setting, wish in {"min": "min_libraries", "max": "max_libraries", "keep_alive": "keep_alive"}.items():
-            if wishes[setting] is not None and honoured is not None and wish not in honoured:
+        for setting, value, wish in (
+            ("min", each.min or None, "min_libraries"), ("max", each.max, "max_libraries"),
+            ("keep_alive", each.keep_alive, "keep_alive"),
+        ):  # fmt: skip
+            if value is not None and honoured is not None and wish not in honoured:
                 raise ConfigError(
                     f"{file}: [models.{name}] {setting}: the policy {policy_of(session)} of session {session.id} does"
                     " not honour it; leave it out, or name another policy ([policy] name in the site file)."
@@ -185,16 +181,10 @@ def _check_tls(tls_cert: str, tls_key: str) -> None:
             raise ConfigError(f"--tls-cert {tls_cert}: cannot be used: {error}", key="tls_cert") from None
 
 
-def _address_lines(listener: ListeningAddress, scheme: str, keys: KeyFile, models: ServedModels) -> Iterator[str]:
-    address = listener.address
+def _address_lines(listener: ListeningAddress, keys: KeyFile, models: ServedModels) -> Iterator[str]:
     yield f"  {count(len(models), 'model')}: {', '.join(models)}"
-    if listener.port:
-        yield f"  {address}/v1     a page: {address}/"
-        if is_loopback(str(listener.socket.getsockname()[0])):
-            yield f"  from your laptop: {ssh_tunnel_command(listener.port)}"
-    else:
-        yield f"  {address} (a Unix socket, yours alone): curl --unix-socket {address} {scheme}://stoker/v1/models"
+    yield from listener.lines(f"{listener.address}/v1     a page: {listener.address}/", path="/v1/models")
     if keys.exists:
-        yield f"  {count(len(keys.read()), 'key')} accepted ({keys.path})"
+        yield f"  {count(len(keys.current().keys), 'key')} accepted ({keys.path})"
     elif listener.port:
         yield "  no keys: everybody on this machine may send requests; stoker serve keys add NAME creates a key"

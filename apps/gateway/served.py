@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
+import statistics
 import time
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
@@ -29,6 +29,7 @@ import msgspec
 
 from stoker.apps.common.models_file import ModelKind, ModelSettings, recipe_of
 from stoker.apps.common.openai_requests import ApiRequest, Endpoint, RequestRefused
+from stoker.apps.gateway.failures import log
 from stoker.apps.gateway.functions import embed, score, write, write_pieces
 from stoker.apps.gateway.objectives import Objectives, RequestLengths
 from stoker.contexts import Recipe, longest_input
@@ -93,12 +94,10 @@ class FirstTokens(msgspec.Struct):
         """Return the expected time to first token after `waiting` other streams; 0 if unknown."""
         if len(self._seen) < _LEAST_SAMPLES:
             return 0.0
-        count = len(self._seen)
-        mean_x, mean_y = sum(x for x, _ in self._seen) / count, sum(y for _, y in self._seen) / count
-        spread = sum((x - mean_x) ** 2 for x, _ in self._seen)
-        rise = sum((x - mean_x) * (y - mean_y) for x, y in self._seen) / spread if spread else 0.0
-        most = 2 * max(x for x, _ in self._seen) + 1
-        return max(0.0, mean_y + max(0.0, rise) * (min(waiting, most) - mean_x))
+        queues, times = zip(*self._seen, strict=True)
+        rise = statistics.linear_regression(queues, times).slope if len(set(queues)) > 1 else 0.0
+        waiting = min(waiting, 2 * max(queues) + 1)
+        return max(0.0, statistics.fmean(times) + max(0.0, rise) * (waiting - statistics.fmean(queues)))
 
 
 class FirstTokenForecast(msgspec.Struct, frozen=True):
@@ -198,7 +197,7 @@ class ModelMeter(msgspec.Struct):
 
 
 def median(values: deque[float]) -> float | None:
-    return sorted(values)[len(values) // 2] if values else None
+    return statistics.median_high(values) if values else None
 
 
 class ServedModel:
@@ -281,13 +280,10 @@ class ServedModels(dict[str, ServedModel]):
         return model
 
 
-log = logging.getLogger("stoker.gateway")
-
 _FRESH_S = 1.0
 _WARM_EVERY_S = 2.0
 _WARM_TRIES = 3
 _RECENT_S = 5.0
-_END_CHECK_S = 1.0
 
 
 class SessionWatch:
@@ -352,10 +348,6 @@ class SessionWatch:
         if model.name not in self._warmed:
             self._warmed.add(model.name)
             self._keep_task(asyncio.create_task(self._warm_model(model, count)))
-
-    async def until_over(self) -> None:
-        while self.session.over is None:
-            await asyncio.sleep(_END_CHECK_S)
 
     async def keep_warm(self) -> None:
         while any(model.settings.min for model in self.models.values()):

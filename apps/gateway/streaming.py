@@ -17,6 +17,7 @@ from stoker.apps.common.openai_answers import (
     TextEnded,
     TextPiece,
     TokenPiece,
+    answer_head,
     chat_logprobs,
     completion_logprobs,
     delta_body,
@@ -116,15 +117,8 @@ class ChunkEncoder:
         """`per_prompt`: choices per prompt; `usage`: the last chunk has token counts; `continuous`: every chunk has
         token counts.
         """
-        is_chat = endpoint is Endpoint.CHAT
-        self._is_chat = is_chat
-        self._head = {
-            "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{name}",
-            "object": "chat.completion.chunk" if is_chat else "text_completion",
-            "created": created,
-            "model": model,
-            "system_fingerprint": None,
-        }
+        self._is_chat = endpoint is Endpoint.CHAT
+        self._head = answer_head(endpoint, name=name, model=model, created=created, is_chunk=True)
         self._per_prompt = per_prompt
         self._usage = usage
         self._continuous = continuous
@@ -199,11 +193,6 @@ class ChunkEncoder:
         return _event(chunk)
 
 
-def comment(text: str) -> bytes:
-    """Return a comment: clients ignore comments, and connections stay open."""
-    return f": {text}\n\n".encode()
-
-
 def _event(value: Any) -> bytes:
     return b"data: " + _encode(value) + b"\n\n"
 
@@ -241,10 +230,10 @@ class StreamedAnswer:
             self._first.result()
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield comments until the first piece, then chunks, then the last events."""
+        """Yield comments, which clients ignore, until the first piece, then chunks, then the last events."""
         try:
             while not self._first.done():
-                yield comment(await self._watch.waits_for(self._running.model))
+                yield f": {await self._watch.waits_for(self._running.model)}\n\n".encode()
                 await asyncio.wait({self._first}, timeout=_COMMENT_S)
             found: tuple[int, list[Any]] | None = self._first.result()
             self._running.begins()

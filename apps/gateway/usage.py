@@ -7,7 +7,6 @@ contains the totals so far, and a gateway adds only the difference to new totals
 from __future__ import annotations
 
 import datetime
-import logging
 import os
 import re
 import sqlite3
@@ -22,9 +21,8 @@ import msgspec
 
 from stoker.apps.common.batch_state import OK, read_json_lines
 from stoker.apps.common.openai_requests import RequestRefused
+from stoker.apps.gateway.failures import log
 from stoker.contexts import may_be_shared, state_folder
-
-log = logging.getLogger("stoker.gateway")
 
 NOBODY = "-"
 """The name for clients without a key. No key can have this name."""
@@ -179,9 +177,9 @@ def _add_batch(database: sqlite3.Connection, id: str, model: str, total: UsageCo
 
 
 class UsageRecorder:
-    """Keeps the counts of a gateway until a thread has written them. Without a file, nothing is counted."""
+    """Keeps the counts of a gateway until a thread has written them."""
 
-    def __init__(self, file: UsageFile | None = None) -> None:
+    def __init__(self, file: UsageFile) -> None:
         self._file = file
         self._counts: dict[Place, UsageCount] = {}
         self._batches: dict[str, BatchTotals] = {}
@@ -201,23 +199,20 @@ class UsageRecorder:
             self._thread.join()
 
     def count(self, count: UsageCount, *, key: str, model: str) -> None:
-        if self._file is not None:
-            with self._changing:
-                self._add((today(), key or NOBODY, model), count)
+        with self._changing:
+            self._add((today(), key or NOBODY, model), count)
 
     def set_batch(self, id: str, models: Mapping[str, UsageCount], *, key: str) -> None:
-        if self._file is not None and models:
+        if models:
             with self._changing:
                 self._batches[id] = key or NOBODY, dict(models)
 
     def read(self, query: UsageQuery) -> list[UsageRow]:
         """Write the counts, and return the rows of a report. Raises OSError and sqlite3.Error."""
         self.flush()
-        return self._file.read(query) if self._file is not None else []
+        return self._file.read(query)
 
     def flush(self) -> None:
-        if self._file is None:
-            return
         with self._writing:
             with self._changing:
                 counts, self._counts = self._counts, {}
@@ -296,15 +291,8 @@ class BatchReader:
         lines = []
         with suppress(FileNotFoundError), self._log.open("rb") as log:
             log.seek(self._at)
-            read = 0
-            for line in log:
-                if not line.endswith(b"\n"):
-                    break
-                lines.append(line)
-                read += len(line)
-                if read >= _MOST_BYTES:
-                    break
-            self._at += read
+            lines = [line for line in log.readlines(_MOST_BYTES) if line.endswith(b"\n")]
+            self._at += sum(map(len, lines))
         for line in lines:
             with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 found = msgspec.json.decode(line, type=_Line)

@@ -104,8 +104,8 @@ def error_answer(error: BaseException) -> Response:
 async def receive_body(request: Request, *, most: int) -> bytes:
     """Raises RequestRefused (413), and ClientLeft on a disconnect."""
     parts: list[bytes] = []
-    size = 0
-    while True:
+    size, has_more = 0, True
+    while has_more and size <= most * _LARGEST_BODY_FACTOR:
         message = await request.receive()
         if message["type"] == "http.disconnect":
             raise ClientLeft
@@ -113,19 +113,16 @@ async def receive_body(request: Request, *, most: int) -> bytes:
         size += len(part)
         if size <= most:
             parts.append(part)
-        elif size > most * _LARGEST_BODY_FACTOR:
-            break
-        if not message.get("more_body", False):
-            break
+        has_more = message.get("more_body", False)
     if size > most:
         raise RequestRefused(f"the body has more than {most:,} bytes", code="request_too_large", status=413)
     return b"".join(parts)
 
 
-async def result_unless_disconnected(request: Request, work: Awaitable[T]) -> T:
+async def result_unless_disconnected(receive: Receive, work: Awaitable[T]) -> T:
     """Return the result of `work`. If the client disconnects, cancel `work` and raise ClientLeft."""
     working = asyncio.ensure_future(work)
-    gone = asyncio.create_task(_wait_for_disconnect(request.receive))
+    gone = asyncio.create_task(_wait_for_disconnect(receive))
     try:
         await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
@@ -138,8 +135,6 @@ async def result_unless_disconnected(request: Request, work: Awaitable[T]) -> T:
 
 _SILENT_S = 15.0
 """Seconds of silence before a comment, because proxies close silent connections after a minute."""
-
-
 _FEW_STREAMS = 8
 _APART_S = 0.015
 """Seconds between two writes to a stream while many streams are open. A write costs a third of the gateway's time for a
@@ -173,17 +168,12 @@ class EventStream(Response):  # type: ignore[misc]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         del scope
-        sending = asyncio.create_task(self._send(send))
         beside = asyncio.create_task(self._send_keepalive_comments(send))
-        gone = asyncio.create_task(_wait_for_disconnect(receive))
         try:
-            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if sending.done():
-                sending.result()
+            with suppress(ClientLeft):
+                await result_unless_disconnected(receive, self._send(send))
         finally:
             await _end(beside)
-            await _end(sending)
-            await _end(gone)
             await self._events.aclose()
             if self._at_end is not None:
                 await self._at_end()

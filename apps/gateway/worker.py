@@ -14,6 +14,7 @@ import pickle
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -27,8 +28,8 @@ from stoker.apps.gateway.http import build_starlette_app, guarded, model_routes,
 from stoker.apps.gateway.keys import Caller, Guard, HeldRequest, KeyFile
 from stoker.apps.gateway.listening import run_server
 from stoker.apps.gateway.served import ServedModels, SessionWatch
-from stoker.apps.gateway.tokenizing import Tokenizing
 from stoker.apps.gateway.usage import UsageFile, UsageRecorder
+from stoker.apps.gateway.vllm_endpoints import Tokenizing
 from stoker.apps.gateway.workers import GatewayPeer, WorkerReport, WorkerTask
 from stoker.sessions import Session, honoured_by
 
@@ -49,7 +50,7 @@ class GatewayWorker:
         routes = model_routes(
             Answering(self._models, watch, self._hold, self._metrics, most_bytes=task.most_bytes),
             Tokenizing(self._models, most_bytes=task.most_bytes),
-            lambda handler: guarded(handler, guard, failed=self._metrics.count_error),
+            partial(guarded, guard=guard, failed=self._metrics.count_error),
         )
         self._paths = frozenset(route.path for route in routes)
         self._app = build_starlette_app(routes, guard, origins=task.origins, lifespan=self._lifespan)
@@ -83,7 +84,6 @@ class GatewayWorker:
         self.when_over()
 
     async def _hold(self, caller: Caller) -> HeldRequest:
-        """Start a request of a key. Raises RequestRefused."""
         if not caller.name:
             return HeldRequest()
         number = next(self._numbers)

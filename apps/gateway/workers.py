@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import pickle
 import signal
 import socket
@@ -27,14 +26,12 @@ from starlette.types import ASGIApp
 
 from stoker.apps.common.models_file import ModelSettings
 from stoker.apps.common.openai_requests import RequestRefused
-from stoker.apps.gateway.failures import refusal_of
+from stoker.apps.gateway.failures import log, refusal_of
 from stoker.apps.gateway.figures import Sample, summed
 from stoker.apps.gateway.keys import Guard, HeldRequest
 from stoker.apps.gateway.listening import GRACE_S
 from stoker.apps.gateway.served import ServedModels
 from stoker.sessions import WorkerFacts
-
-log = logging.getLogger("stoker.gateway")
 
 _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _STABLE_S = 60.0
@@ -48,10 +45,6 @@ _KILLED_AFTER_S = GRACE_S + 5.0
 _LENGTH = struct.Struct(">I")
 _CALL, _NOTE, _CANCEL, _RESULT, _ERROR = range(5)
 _ENDED = "the other process has ended"
-
-
-class PeerLostError(ConnectionError):
-    """The other process has ended, or a call failed there."""
 
 
 class GatewayPeer:
@@ -73,9 +66,9 @@ class GatewayPeer:
         self._is_over = False
 
     async def call(self, name: str, *given: Any) -> Any:
-        """Return the result of a call in the other process. Cancelling ends the call there. Raises PeerLostError."""
+        """Return the result of a call in the other process. Cancelling ends the call there. Raises ConnectionError."""
         if self._is_over:
-            raise PeerLostError(_ENDED)
+            raise ConnectionError(_ENDED)
         number = next(self._numbers)
         waiting = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
@@ -107,7 +100,7 @@ class GatewayPeer:
                 task.cancel()
             for waiting in self._waiting.values():
                 if not waiting.done():
-                    waiting.set_exception(PeerLostError(_ENDED))
+                    waiting.set_exception(ConnectionError(_ENDED))
             self._writer.close()
 
     def _take(self, kind: int, number: int, rest: list[Any]) -> None:
@@ -121,7 +114,7 @@ class GatewayPeer:
             if kind == _RESULT:
                 waiting.set_result(rest[0])
             else:
-                waiting.set_exception(PeerLostError(rest[0]))
+                waiting.set_exception(ConnectionError(rest[0]))
 
     async def _answer(self, number: int, name: str, given: list[Any], *, has_result: bool) -> None:
         try:

@@ -20,13 +20,12 @@ from stoker.apps.common.calls import run_calls, split_into_batches
 from stoker.apps.common.command_line import RunChoice, columns, command, count, resolve
 from stoker.apps.common.data_rows import DataItem
 from stoker.apps.common.models_file import model_digest_or_name
-from stoker.apps.common.runner import Attempt, OpenRun, Outcome, Records, RunSpec, execute
+from stoker.apps.common.runner import Attempt, OpenRun, Outcome, Records, RunSpec, execute, result_of
 from stoker.apps.inference_sweep import APP
 from stoker.apps.inference_sweep.functions import Request, WrittenTexts, generate
 from stoker.apps.inference_sweep.plan import EXAMPLE, Combination, Sweep, SweepModel, SweepOptions, read_sweep
 from stoker.contexts import Recipe
 from stoker.datafile import write_rows
-from stoker.errors import StokerError
 from stoker.run_folder import Record
 from stoker.units import show_seconds
 
@@ -64,16 +63,14 @@ def make_records(
 def make_rows(sweep: Sweep, log: Records, failed: Records) -> Iterator[dict[str, Any]]:
     """Yield the rows of the results file, by combination, then by input row."""
     for combination in sweep.combinations:
-        digest = combination.digest
+        digest, name = combination.digest, combination.name
         for item in sweep.rows:
-            record = log.get((digest, item.id)) or failed.get((digest, item.id))
-            if record is None:
-                raise StokerError(f"there is no result for row {item.id} with {combination.name}; run again")
+            record = result_of((digest, item.id), log, failed, what=f"row {item.id} with {name}")
             given = ("output", "infer_s", "started_at", "worker")
             yield {
                 "model": combination.model.name, "prompt": combination.prompt.name, **combination.parameters,
                 "id": item.id, "input": combination.prompt.fill(item.fields),
-                **{name: record[name] for name in given}, "error": record.get("error", ""),
+                **{field: record[field] for field in given}, "error": record.get("error", ""),
             }  # fmt: skip
 
 

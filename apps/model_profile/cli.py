@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import click
 
-from stoker.apps.common.command_line import WIDE, add_site_and_session_options
-
-DTYPES = ("auto", "float32", "bfloat16", "float16")
+from stoker.apps.common.command_line import WIDE, add_site_and_session_options, dtype_option
 
 
 @click.command("profile", short_help="Measure the time of a model's steps on a device.", context_settings=WIDE)
 @click.argument("model", required=False, default="", metavar="[MODEL]")
-@click.option(
-    "--dtype", type=click.Choice(DTYPES), default="auto", help="The dtype, as in causal_lm(dtype=...). [auto]"
-)
+@dtype_option("causal_lm", default="auto")
 @click.option(
     "--quick", is_flag=True, help="Measure every second power of two, up to 1,024 prompt tokens: about a minute."
 )

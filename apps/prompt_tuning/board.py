@@ -24,9 +24,9 @@ from pathlib import Path
 import msgspec
 
 from stoker import console
+from stoker.apps.common.batch_state import read_json
 from stoker.apps.common.command_line import count
 from stoker.console import Screen
-from stoker.decoding import UNREADABLE
 from stoker.errors import ConfigError
 from stoker.run_folder import write_whole
 from stoker.units import forecast_tolerance_s, show_margin, show_seconds
@@ -117,10 +117,7 @@ def write_entry(folder: Path, entry: BoardEntry) -> None:
 
 
 def read_entry(folder: Path) -> BoardEntry | None:
-    try:
-        return msgspec.json.decode((folder / _STATE).read_bytes(), type=BoardEntry)
-    except (OSError, *UNREADABLE):
-        return None
+    return read_json(folder / _STATE, BoardEntry)
 
 
 def read_board(root: Path = RUNS) -> list[BoardRow]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -35,13 +36,9 @@ def parse_gang_range(context: click.Context, parameter: click.Parameter, value: 
 @click.argument("jobs", nargs=-1, required=True, type=_FOLDER, metavar="JOB.toml...")
 @add_site_and_session_options
 @click.option(
-    "--gang",
-    metavar="N-M",
-    callback=parse_gang_range,
-    default=f"1-{DEVICES}",
-    show_default=True,
+    "--gang", metavar="N-M", callback=parse_gang_range, default=f"1-{DEVICES}", show_default=True,
     help="Replicas per job.",
-)
+)  # fmt: skip
 @click.option(
     "--late", type=click.Choice(["run", "drop"]), default="run", show_default=True,
     help="A job that cannot meet its deadline: run it when no other job needs its devices, or drop it.",
@@ -60,8 +57,8 @@ def parse_gang_range(context: click.Context, parameter: click.Parameter, value: 
 @click.option("--json", "json_", is_flag=True, help="The report as JSON on stdout; everything else goes to stderr.")
 @click.pass_context
 def submit_jobs(
-    context: click.Context, /, *, jobs: tuple[Path, ...], site: str, session: str, gang: tuple[int, int], late: str,
-    wait: bool, bank: str, no_bank: bool, out: Path, fresh: bool, serve: str, models: Path | None, json_: bool,
+    context: click.Context, /, *, jobs: tuple[Path, ...], wait: bool, bank: str, no_bank: bool, serve: str,
+    models: Path | None, json_: bool, **given: Any,
 ) -> None:  # fmt: skip
     """Tune a soft prompt for each JOB.toml, by its deadline.
 
@@ -76,10 +73,8 @@ def submit_jobs(
         raise click.UsageError(f"--serve {serve} names one tuned prompt; submit one job instead of {len(jobs)} jobs")
     if models and not serve:
         raise click.UsageError("--models is the file of --serve; give --serve NAME too")
-    options = SubmissionOptions(
-        site=site, session=session, gang=gang, late=late, bank=None if no_bank else bank, out=out, fresh=fresh,
-        serve=serve, models=models or SubmissionOptions().models,
-    )  # fmt: skip
+    models = models or SubmissionOptions().models
+    options = SubmissionOptions(bank=None if no_bank else bank, serve=serve, models=models, **given)
     if wait:
         context.exit(submit(jobs, options, screen=Screen(json_only=json_), json=json_))
     context.exit(submit_detached(jobs, options, json=json_))
@@ -138,15 +133,13 @@ def report_jobs(*, folders: tuple[Path, ...], as_json: bool) -> None:
 @add_site_and_session_options
 @click.option("--json", "json_", is_flag=True, help="One JSON document on stdout; everything else goes to stderr.")
 @click.pass_context
-def bank(
-    context: click.Context, /, *, file: Path | None, model: str, bank: str, site: str, session: str, json_: bool
-) -> None:
+def bank(context: click.Context, /, *, file: Path | None, model: str, json_: bool, **given: Any) -> None:
     """Add the prompts of the file PROMPTS (.jsonl, .csv, .parquet, with a field `text`) and the shipped prompts to the
     bank of a model. The model reads each prompt once, and all prompts are grouped again.
     """
     from stoker.apps.prompt_tuning.run import fill_bank  # imported here: Parsl would slow down --help
 
-    options = SubmissionOptions(site=site, session=session, bank=bank)
+    options = SubmissionOptions(**given)
     context.exit(fill_bank(file, options, model=model, screen=Screen(json_only=json_), json=json_))
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from stoker.apps.common.batch_state import read_json
 from stoker.apps.common.command_line import count
 from stoker.apps.prompt_tuning.board import BoardEntry, Phase, clock, ended_by, read_entry
-from stoker.decoding import UNREADABLE
 from stoker.tuning import RESULT
 from stoker.units import show_seconds
 
@@ -46,10 +45,7 @@ def read_outcome(folder: Path) -> JobOutcome | None:
     entry = read_entry(folder)
     if entry is None:
         return None
-    result = None
-    if entry.phase is Phase.DONE:
-        with contextlib.suppress(OSError, *UNREADABLE):
-            result = msgspec.json.decode((folder / RESULT).read_bytes(), type=Result)
+    result = read_json(folder / RESULT, Result) if entry.phase is Phase.DONE else None
     return JobOutcome(str(folder), entry, result)
 
 

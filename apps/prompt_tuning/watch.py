@@ -88,11 +88,9 @@ def read_saved_state(progress: CallProgress | None) -> Saved | None:
 
 
 def updated_entry(
-    entry: BoardEntry, *, call: CallFuture | None, picture: SessionPicture | None, now: float | None = None,
-    ahead_s: float = 0.0,
+    entry: BoardEntry, *, call: CallFuture | None, picture: SessionPicture | None, now: float, ahead_s: float = 0.0
 ) -> BoardEntry:  # fmt: skip
     """Return the updated `entry`. `now`: seconds since the epoch; `ahead_s`: lead of `now` over the wall clock."""
-    now = time.time() if now is None else now
     if call is None:
         return entry
     entry = copy.copy(entry)

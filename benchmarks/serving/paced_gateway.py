@@ -92,13 +92,14 @@ def serve(every_s: float) -> None:
     from stoker.apps.gateway.http import Gateway
     from stoker.apps.gateway.keys import Guard, KeyFile
     from stoker.apps.gateway.served import SessionWatch
+    from stoker.apps.gateway.usage import UsageFile, UsageRecorder
 
     with stoker.load(progress=False) as session, socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
         models, model = ServedModels({}), FakeModel(every_s)
         models["fake"] = model
         session.warm(model.context).result()
-        watch, guard = SessionWatch(session, models), Guard(KeyFile.usual())
-        gateway = Gateway(models, watch, guard, site="fake", most_bytes=1_000_000)
+        watch, guard, usage = SessionWatch(session, models), Guard(KeyFile.usual()), UsageRecorder(UsageFile.usual())
+        gateway = Gateway(models, watch, guard, site="fake", most_bytes=1_000_000, usage=usage)
         print(listener.getsockname()[1], flush=True)
         config = uvicorn.Config(gateway.application(), log_level="warning", access_log=False)
         uvicorn.Server(config).run(sockets=[listener])

@@ -90,22 +90,6 @@ def test_embeddings_request_accepts_several_texts_and_both_encodings():
 
 
 @pytest.mark.parametrize(
-    ("fields", "param", "says"),
-    [
-        ({"input": [[1, 2]]}, "input[0]", "token ids are not supported"),
-        ({"encoding_format": "int8"}, "encoding_format", "must be float or base64"),
-        ({"dimensions": 0}, "dimensions", "must be a whole number from 1"),
-        ({"input": ["x"] * 2049}, "input", "has 2,049 texts; at most 2,048 are allowed in a request"),
-    ],
-)
-def test_invalid_embeddings_request_is_refused_with_its_field(fields, param, says):
-    found = read({"model": "m", "input": "x", **fields}, url=EMBEDDINGS)
-    assert isinstance(found, RefusedLine)
-    assert found.error.param == param
-    assert says in found.error.message
-
-
-@pytest.mark.parametrize(
     ("name", "value"),
     [
         ("n", 1), ("n", None), ("stream", False), ("logit_bias", {}), ("frequency_penalty", 0.0), ("tools", []),
@@ -171,19 +155,23 @@ def test_unsupported_chat_body_is_refused(fields, param, code, says):
 
 
 @pytest.mark.parametrize(
-    ("fields", "param", "says"),
+    ("url", "fields", "param", "says"),
     [
-        ({"prompt": [1, -2, 3]}, "prompt[1]", "must be a token id, and is -2"),
-        ({"prompt": [[1, 2], [3, 1.5]]}, "prompt[1][1]", "must be a token id, and is 1.5"),
-        ({"prompt": [[1, 2], "a"]}, "prompt[1]", "must be a list of token ids, like prompt[0]"),
-        ({"prompt": ""}, "prompt", "is empty"),
-        ({"best_of": 3}, "best_of", "only 1 is supported"),
-        ({"echo": 1}, "echo", "must be true or false, and is 1"),
-        ({"suffix": "end"}, "suffix", 'only "" is supported'),
+        (COMPLETIONS, {"prompt": [1, -2, 3]}, "prompt[1]", "must be a token id, and is -2"),
+        (COMPLETIONS, {"prompt": [[1, 2], [3, 1.5]]}, "prompt[1][1]", "must be a token id, and is 1.5"),
+        (COMPLETIONS, {"prompt": [[1, 2], "a"]}, "prompt[1]", "must be a list of token ids, like prompt[0]"),
+        (COMPLETIONS, {"prompt": ""}, "prompt", "is empty"),
+        (COMPLETIONS, {"best_of": 3}, "best_of", "only 1 is supported"),
+        (COMPLETIONS, {"echo": 1}, "echo", "must be true or false, and is 1"),
+        (COMPLETIONS, {"suffix": "end"}, "suffix", 'only "" is supported'),
+        (EMBEDDINGS, {"input": [[1, 2]]}, "input[0]", "token ids are not supported"),
+        (EMBEDDINGS, {"encoding_format": "int8"}, "encoding_format", "must be float or base64"),
+        (EMBEDDINGS, {"dimensions": 0}, "dimensions", "must be a whole number from 1"),
+        (EMBEDDINGS, {"input": ["x"] * 2049}, "input", "has 2,049 texts; at most 2,048 are allowed in a request"),
     ],
 )
-def test_invalid_completion_request_is_refused_with_its_field(fields, param, says):
-    found = read({"model": "m", "prompt": "x", **fields}, url=COMPLETIONS)
+def test_invalid_completion_or_embeddings_request_is_refused(url, fields, param, says):
+    found = read({"model": "m", {COMPLETIONS: "prompt", EMBEDDINGS: "input"}[url]: "x", **fields}, url=url)
     assert isinstance(found, RefusedLine)
     assert found.error.param == param
     assert says in found.error.message
@@ -222,11 +210,8 @@ def test_check_lists_every_refused_request_and_keeps_valid_requests(tmp_path):
         (3, "b", "unsupported_value"), (4, None, "duplicate_custom_id"), (5, None, "invalid_json_line"),
     ]  # fmt: skip
     assert "custom_id a was already used on line 1" in checked.refused[1].error.message
-    assert (checked.lines, checked.request_counts_by_endpoint, checked.models) == (
-        5,
-        {Endpoint.COMPLETIONS: 2},
-        {"m": 2},
-    )
+    assert (checked.lines, checked.models) == (5, {"m": 2})
+    assert checked.request_counts_by_endpoint == {Endpoint.COMPLETIONS: 2}
     assert [one.custom_id for one in read_requests(checked)] == ["a", "c"]
     (tmp_path / "r.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
     packed = check_file(tmp_path / "r.jsonl.gz", admit=ANY.admit)

@@ -58,10 +58,7 @@ def test_answers_and_errors_come_in_the_order_of_the_requests(tmp_path, checked,
     assert [line["custom_id"] for line in read(tmp_path / "err")] == ["wrong", "b", "d"]
     assert [line["response"]["status_code"] for line in read(tmp_path / "err")] == [400, 400, 500]
     messages = [line["response"]["body"]["error"]["message"] for line in lines]
-    assert messages[:2] == [
-        "line 2: method must be POST",
-        "too long",
-    ]
+    assert messages[:2] == ["line 2: method must be POST", "too long"]
 
 
 def test_no_character_of_an_answer_breaks_its_output_line(tmp_path, checked):

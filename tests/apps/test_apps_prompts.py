@@ -11,6 +11,8 @@ from stoker.apps.fact_verification.options import (
 )
 from stoker.errors import ConfigError
 
+VALID = "[[prompts]]\nname = 'a'\ntext = '{claim}'\n"
+
 
 def test_shipped_prompt_templates_end_without_trailing_space():
     plain = read_prompts(SHIPPED)
@@ -48,15 +50,11 @@ def test_jsonl_templates_are_read(tmp_path):
         ("[[prompts]]\nname = 'a'\ntxt = 'x'\n", "[prompts.a] txt is not a setting; did you mean text?"),
         ("[[prompts]]\nname = 'a'\ntext = 'x'\n", "[prompts.a] text has no {claim}"),
         ("[[prompts]]\nname = 'a'\ntext = '{claim} {evidnce}'\n", "{evidnce} is not a place"),
+        (f"{VALID}[[prompts]]\nname = 'b'\ntext = '{{claim}}'\n", "b and a are the same"),
+        (f"{VALID}answers = {{ SUPPORT = ' x' }}\n", "did you mean SUPPORTS"),
+        (f"{VALID}answers = [1]\n", "answers is a table"),
         (
-            "[[prompts]]\nname = 'a'\ntext = '{claim}'\n[[prompts]]\nname = 'b'\ntext = '{claim}'\n",
-            "b and a are the same",
-        ),
-        ("[[prompts]]\nname = 'a'\ntext = '{claim}'\nanswers = { SUPPORT = ' x' }\n", "did you mean SUPPORTS"),
-        ("[[prompts]]\nname = 'a'\ntext = '{claim}'\nanswers = [1]\n", "answers is a table"),
-        (
-            "[[prompts]]\nname = 'a'\ntext = '{claim}'\n"
-            "answers = { SUPPORTS = ' x', REFUTES = ' x', 'NOT ENOUGH INFO' = ' y' }\n",
+            f"{VALID}answers = {{ SUPPORTS = ' x', REFUTES = ' x', 'NOT ENOUGH INFO' = ' y' }}\n",
             "two labels have the same answer",
         ),
         ("prompts = [\n", "line 2: not TOML"),

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.apps.common.answer_parsing import REASONING, ReasoningParser, detect_reasoning_marks
+from stoker.apps.common.answer_parsing import REASONING, CallParser, ReasoningParser, detect_reasoning_marks
 from stoker.apps.common.tool_calls import (
     FORMATS,
     AnswerDelta,
-    CallParser,
     NamedCallParser,
     ToolCallParser,
     detect_tool_call_format,
@@ -38,42 +37,27 @@ def parse(parser: CallParser, text: str, size: int) -> tuple[str, list[list[str]
 
 CALLS = [
     ("hermes", '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>', "", [PARIS]),
-    (
-        "hermes",
-        'Let me look.\n\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>\n'
-        '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2, {"c": "}"}]}}\n</tool_call>',
-        "Let me look.\n\n",
-        [PARIS, ADD],
-    ),
+    ("hermes",
+     'Let me look.\n\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>\n'
+     '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2, {"c": "}"}]}}\n</tool_call>',
+     "Let me look.\n\n", [PARIS, ADD]),
     ("hermes", '<tool_call>{"arguments": {"city": "Paris"}, "name": "get_weather"}</tool_call>', "", [PARIS]),
     ("hermes", '<tool_call>{"name": "get_weather", "arguments": "{\\"city\\": \\"Paris\\"}"}</tool_call>', "", [PARIS]),
     ("hermes", '<tool_call>{"name": "unknown"}</tool_call>', "", [["unknown", "{}"]]),
     ("llama3_json", '{"name": "get_weather", "parameters": {"city": "Paris"}}', "", [PARIS]),
     ("llama3_json", '<|python_tag|>{"name": "get_weather", "parameters": {"city": "Paris"}}', "", [PARIS]),
-    (
-        "llama3_json",
-        '{"type": "function", "name": "get_weather", "parameters": {"city": "Paris"}}; '
-        '{"name": "add", "parameters": {"a": 1, "b": [2, {"c": "}"}]}}',
-        "",
-        [PARIS, ADD],
-    ),
-    (
-        "mistral",
-        '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris"}}, '
-        '{"name": "add", "arguments": {"a": 1, "b": [2, {"c": "}"}]}}]',
-        "",
-        [PARIS, ADD],
-    ),
-    (
-        "mistral",
-        'Sure.[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}[TOOL_CALLS]add[CALL_ID]a1b2c3d4e[ARGS]'
-        '{"a": 1, "b": [2, {"c": "}"}]}',
-        "Sure.",
-        [PARIS, ADD],
-    ),
+    ("llama3_json",
+     '{"type": "function", "name": "get_weather", "parameters": {"city": "Paris"}}; '
+     '{"name": "add", "parameters": {"a": 1, "b": [2, {"c": "}"}]}}', "", [PARIS, ADD]),
+    ("mistral",
+     '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris"}}, '
+     '{"name": "add", "arguments": {"a": 1, "b": [2, {"c": "}"}]}}]', "", [PARIS, ADD]),
+    ("mistral",
+     'Sure.[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}[TOOL_CALLS]add[CALL_ID]a1b2c3d4e[ARGS]'
+     '{"a": 1, "b": [2, {"c": "}"}]}', "Sure.", [PARIS, ADD]),
     ("mistral", '[TOOL_CALLS]get_weather{"city": "Paris"}', "", [PARIS]),
     ("json", ' [{"name": "get_weather", "parameters": {"city": "Paris"}}]', "", [PARIS]),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("format", "text", "said", "calls"), CALLS)

@@ -30,18 +30,13 @@ WEATHER = {
     },
 }
 TIME = {"type": "function", "function": {"name": "get_time"}}
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
 QUESTION = {"role": "user", "content": "Weather?"}
+FUNCTION = {"name": "get_weather", "arguments": '{"city":"Rome"}'}
 CALLED = {
-    "role": "assistant",
-    "content": None,
-    "tool_calls": [
-        {
-            "id": "call_123456789a",
-            "type": "function",
-            "function": {"name": "get_weather", "arguments": '{"city":"Rome"}'},
-        }
-    ],
-}
+    "role": "assistant", "content": None,
+    "tool_calls": [{"id": "call_123456789a", "type": "function", "function": FUNCTION}],
+}  # fmt: skip
 RESULT = {"role": "tool", "tool_call_id": "call_123456789a", "content": "Sunny"}
 HERMES = "{{ tools }} {{ messages[0].tool_calls }} <tool_call>"
 CALL = 'I look.<tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}</tool_call>'
@@ -154,20 +149,11 @@ def streamed(model: WritingModel, **fields) -> tuple[str, str, list[list[str]], 
         ("Sunny", {}, "Sunny", [], "stop"),
         (
             '[{"name": "get_weather", "parameters": {"city": "Rome"}}, {"name": "get_weather", "parameters": {}}]',
-            {"tool_choice": "required"},
-            None,
-            ['{"city": "Rome"}', "{}"],
-            "tool_calls",
+            {"tool_choice": "required"}, None, ['{"city": "Rome"}', "{}"], "tool_calls",
         ),
-        (
-            '{"city": "Rome"}',
-            {"tool_choice": {"type": "function", "function": {"name": "get_weather"}}},
-            None,
-            ['{"city": "Rome"}'],
-            "tool_calls",
-        ),
+        ('{"city": "Rome"}', {"tool_choice": NAMED}, None, ['{"city": "Rome"}'], "tool_calls"),
     ],
-)
+)  # fmt: skip
 def test_tool_calls_in_the_text_are_returned_whole_and_streamed(text, fields, said, arguments, finish):
     fields = {"tools": [WEATHER, TIME], **fields}
     whole = answer(WritingModel(text), **fields)
@@ -249,7 +235,7 @@ def test_chat_template_without_tool_support_gets_tools_as_text(system):
 
 
 def test_forced_tool_call_is_constrained_by_a_json_schema():
-    named = read(tools=[WEATHER, TIME], tool_choice={"type": "function", "function": {"name": "get_weather"}})
+    named = read(tools=[WEATHER, TIME], tool_choice=NAMED)
     assert json.loads(named.sampling.json_schema) == WEATHER["function"]["parameters"]
     node = {"type": "object", "properties": {"next": {"$ref": "#/$defs/Node"}}}
     tree = {"type": "function", "function": {"name": "tree", "parameters": {**node, "$defs": {"Node": node}}}}

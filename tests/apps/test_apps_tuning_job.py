@@ -64,12 +64,7 @@ def test_deadline_with_a_time_zone_is_converted_to_a_timestamp(tmp_path):
         ("[data]\npath = 'a'\n[until]\nreach = 90", 4, "reach", "write 0.9 for 90 %"),
         ("[data]\npath = 'a'\n[until]\nmetric = 'loss'\nreach = -1.0", 5, "reach", "a loss is above 0"),
         ("[data]\npath = 'a'\n[until]\nmetric = 'acuracy'", 4, "metric", "did you mean 'accuracy'?"),
-        (
-            "[data]\npath = 'a'\n[until]\nslo = '1 h'\ndeadline = 2030-01-01T00:00:00Z",
-            5,
-            "deadline",
-            "both set the deadline",
-        ),
+        ("[data]\npath='a'\n[until]\nslo='1 h'\ndeadline=2030-01-01T00:00:00Z", 5, "deadline", "both set the deadline"),
         ("[data]\npath = 'a'\ntemplate = 'none'", 3, "template", r"must contain \{input\} once, and contains it 0"),
         ("[data]\npath = 'a'\ntarget = 'input'", 3, "target", "are the same field"),
         ("[data\npath = 'a'", 1, None, "not TOML"),

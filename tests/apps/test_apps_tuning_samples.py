@@ -38,12 +38,7 @@ def test_pairs_are_read_from_every_format(tmp_path):
         ("a.jsonl", b"\n\n", None, "is empty; give rows with the fields input and target"),
         ("a.jsonl", b'{"input": "a", "label": "b"}\n', 1, r"target is missing \(the row has input, label\)"),
         ("a.jsonl", b'{"input": "a", "target": "b"}\n{"input": "a", "target": " "}\n', 2, "target must be text"),
-        (
-            "a.jsonl",
-            b'{"input": "a", "target": "b"}\n{"input": "\xff", "target": "c"}\n',
-            2,
-            r"byte 12 \(0xff\) is not UTF-8",
-        ),
+        ("a.jsonl", b'{"input": "a", "target": "b"}\n{"input": "\xff"}\n', 2, r"byte 12 \(0xff\) is not UTF-8"),
     ],
 )
 def test_bad_data_is_named_with_file_and_line(tmp_path, name, content, line, said):

@@ -65,7 +65,7 @@ def test_waiting_job_shows_the_reason_of_its_wait():
     assert "kept for a job with an earlier deadline" in seen(JOB, 1, of=picture(listed(), hot=1, queued=2)).why
     loading = seen(JOB, 1, of=picture(listed(), loading=1))
     assert (loading.phase, loading.why) == (Phase.LOADING, "its model loads on cpu:0")
-    assert updated_entry(JOB, call=None, picture=None) == JOB
+    assert updated_entry(JOB, call=None, picture=None, now=NOON) == JOB
 
 
 def test_last_checkpoint_is_kept_if_later_reports_have_no_checkpoint():

@@ -11,7 +11,7 @@ from stoker.errors import ConfigError
 from stoker.site import Duration
 from stoker.tuning.encoding import EncodedSample, encode_prompt, encode_samples
 from stoker.tuning.job import Metric, Optimizer, Prompt, Sample
-from stoker.tuning.order import TuningEnd, write_tuned
+from stoker.tuning.order import Point, TuningEnd, write_tuned
 
 torch, peft, tiny, passes, tuner = lazily("torch", "peft", "tuning.tiny", "stoker.tuning.passes", "stoker.tuning.tune")
 
@@ -255,6 +255,63 @@ def test_job_starts_again_if_its_checkpoint_is_damaged(context):
     assert tuned.points == tuner.tune(context, tiny.job(), tiny.samples()).points
     with pytest.raises(ConfigError, match="another job or other data"):
         tuner.tune(context, tiny.job(), tiny.samples(30), start=kept[0].checkpoint)
+
+
+POINT = Point(10, 0.5, 2.5)
+
+
+def state(job="job"):
+    header = tuner.Header(job, 12, points=(POINT,), best=POINT, spent_s={"compute": 2.0})
+    prompt = torch.arange(6.0).view(2, 3)
+    return tuner.TuningState(header, prompt, prompt, {"step": torch.tensor(12.0), "exp_avg": prompt + 1})
+
+
+def test_unpacked_checkpoint_equals_the_packed_state():
+    found = tuner.unpack_state(tuner.pack_state(state()), job="job")
+    assert found is not None
+    assert found.header == state().header
+    assert torch.equal(found.prompt, state().prompt)
+    assert torch.equal(found.best, state().best)
+    assert {name: value.tolist() for name, value in found.optimizer.items()} == {
+        name: value.tolist() for name, value in state().optimizer.items()
+    }
+
+
+def test_damaged_checkpoint_is_ignored_with_a_warning(caplog):
+    data = tuner.pack_state(state())
+    assert tuner.unpack_state(b"", job="job") is None
+    assert not caplog.records
+    for damaged in (data[:-1], data[: len(data) // 2], data[:7], b"\0" * 100, b"{}", data[:8] + b"x" + data[9:]):
+        caplog.clear()
+        assert tuner.unpack_state(damaged, job="job") is None
+        assert "cannot be read" in caplog.text
+
+
+def test_checkpoint_of_another_job_is_refused():
+    with pytest.raises(ConfigError, match=r"another job or other data \(job; this job is new\)"):
+        tuner.unpack_state(tuner.pack_state(state()), job="new")
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "SGD"])
+def test_restored_optimizer_continues_exactly(kind):
+    def steps(parameter, optimizer, count):
+        for _ in range(count):
+            parameter.grad = parameter.detach() + 1
+            optimizer.step()
+
+    def fresh(values):
+        parameter = torch.nn.Parameter(values.clone())
+        more = {"momentum": 0.9} if kind == "SGD" else {}
+        return parameter, getattr(torch.optim, kind)([parameter], lr=0.1, **more)
+
+    whole, optimizer = fresh(torch.ones(3))
+    steps(whole, optimizer, 5)
+    first, before = fresh(torch.ones(3))
+    steps(first, before, 2)
+    second, after = fresh(first.detach())
+    tuner.restore_optimizer(after, tuner.optimizer_tensors(before))
+    steps(second, after, 3)
+    assert torch.equal(second, whole)
 
 
 # ---- refusals

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from importlib.util import find_spec
 
 import pytest
@@ -36,6 +37,18 @@ def client_of(gateway: RunningGateway, key: str = "none") -> openai.OpenAI:
 
 def chat(client, **options):
     return client.chat.completions.create(**{**BODY, **options})
+
+
+def batch_lines(count: int, *, url: str = CHAT, **body) -> bytes:
+    """Return a batch file with the requests r0, r1, ... `body`: fields of each body other than those of `BODY`."""
+    requests = ({"custom_id": f"r{n}", "method": "POST", "url": url, "body": {**BODY, **body}} for n in range(count))
+    return "".join(json.dumps(each) + "\n" for each in requests).encode()
+
+
+def begin_batch(client, data: bytes):
+    file = client.files.create(file=("requests.jsonl", data), purpose="batch")
+    assert client.files.content(file.id).read() == data
+    return client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
 
 
 def text_of(chunks) -> str:

@@ -13,11 +13,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import pytest
+
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
 def browser_path() -> str:
     return next((found for name in _NAMES if (found := shutil.which(name))), "")
+
+
+with_browser = pytest.mark.skipif(not browser_path(), reason="no chromium is installed")
 
 
 @contextmanager
@@ -73,6 +78,9 @@ class BrowserPage:
     def darken(self, dark: bool) -> None:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._ask("Emulation.setEmulatedMedia", features=[scheme])
+
+    def text(self, place: str) -> str:
+        return self.value(f"document.querySelector('{place}')?.innerText ?? ''")
 
     def value(self, script: str) -> Any:
         found = self._ask("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from faults.world import World
+from gateway.browser import headless
 from gateway.running import LIMIT_S, RunningGateway, keys
 
 
@@ -63,6 +64,12 @@ def key(world):
 
     yield make
     (world.home / "serve" / "keys.json").unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    with headless(tmp_path_factory.mktemp("profile")) as page:
+        yield page
 
 
 @pytest.fixture

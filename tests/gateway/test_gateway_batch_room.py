@@ -2,21 +2,17 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import json
 import os
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from gateway.loops import in_loop, until
-from polling import PATIENCE_S
+from gateway.program_batches import CHAT, ProgramBatches
 
 from stoker.apps.gateway import batch_process
-from stoker.apps.gateway.batch_files import KEPT_S, FileStore, GatewayBatch, StoredFile, read_batch
-from stoker.apps.gateway.batches import Batches
+from stoker.apps.gateway.batch_files import KEPT_S, FileStore, GatewayBatch, StoredFile
 
-CHAT = "/v1/chat/completions"
 ANSWERS = """
 import pathlib, sys
 run = pathlib.Path(sys.argv[2])
@@ -41,19 +37,16 @@ class Room:
             raise OSError(self.lacking[what], os.strerror(self.lacking[what]))
 
 
-class SmallBatches(Batches):
-    """Batches that run a small program as `stoker batch`, with the resources `room`."""
+class SmallBatches(ProgramBatches):
+    """Batches with the resources `room`."""
 
     def __init__(self, folder: Path, room: Room, program: str) -> None:
-        super().__init__(folder / "batches", CrowdedStore(folder / "files", room), models=Path("m.toml"), session="s")
-        self.room, self.program = room, program
-        self.started: list[asyncio.subprocess.Process] = []
+        super().__init__(folder, program, files=CrowdedStore(folder / "files", room))
+        self.room = room
 
     async def _spawn(self, batch: GatewayBatch) -> asyncio.subprocess.Process:
         self.room.use("spawn")
-        words = [sys.executable, "-c", self.program, "--out", str(self._run(batch))]
-        self.started.append(await asyncio.create_subprocess_exec(*words))
-        return self.started[-1]
+        return await super()._spawn(batch)
 
     def _keep(self, batch: GatewayBatch) -> None:
         self.room.use("keep")
@@ -63,19 +56,8 @@ class SmallBatches(Batches):
         self.room.use("read")
         return super()._read(id)
 
-    async def begun(self) -> str:
-        line = json.dumps({"custom_id": "1", "method": "POST", "url": CHAT, "body": {}}).encode()
-        file = self.files.add(line, filename="f", purpose="batch", owner="")
-        asked = {"endpoint": CHAT, "input_file_id": file.id, "completion_window": "24h"}
-        return (await self.add(read_batch(json.dumps(asked).encode()))).id
-
     async def waits_for(self, id: str, why: str) -> None:
         await until(lambda: why in str(self.get(id, owner="").body["errors"]))
-
-    async def over(self, id: str) -> GatewayBatch:
-        if id in self._tasks:
-            await asyncio.wait_for(self._tasks[id], PATIENCE_S)
-        return self.get(id, owner="")
 
 
 class CrowdedStore(FileStore):
@@ -103,7 +85,7 @@ async def test_finished_batch_waits_until_a_full_disk_has_space(
     room = Room()
     batches = SmallBatches(tmp_path, room, ANSWERS)
     room.lacking["errors.jsonl"] = errno.ENOSPC
-    id = await batches.begun()
+    id = (await batches.begun(count=1)).id
     await batches.waits_for(id, "No space left on device")
     assert batches.get(id, owner="").body["errors"]["data"][0]["code"] == "batch_waits"
     await until(lambda: room.tried.count("errors.jsonl") >= 3)
@@ -121,7 +103,7 @@ async def test_finished_batch_waits_until_a_full_disk_has_space(
 async def test_unstartable_batch_is_retried(tmp_path: Path, lacks: str) -> None:
     room = Room()
     batches = SmallBatches(tmp_path, room, ANSWERS)
-    id = await batches.begun()
+    id = (await batches.begun(count=1)).id
     room.tried.clear()
     room.lacking[lacks] = errno.EMFILE
     await until(lambda: room.tried.count(lacks) >= 3)
@@ -137,7 +119,7 @@ async def test_unstartable_batch_can_be_cancelled(tmp_path: Path, monkeypatch: p
     room = Room()
     batches = SmallBatches(tmp_path, room, ANSWERS)
     room.lacking["spawn"] = errno.EMFILE
-    id = await batches.begun()
+    id = (await batches.begun(count=1)).id
     await batches.waits_for(id, "Too many open files")
     assert batches.cancel(id, owner="").status == "cancelling"
     ended = await batches.over(id)
@@ -148,7 +130,7 @@ async def test_unstartable_batch_can_be_cancelled(tmp_path: Path, monkeypatch: p
 async def test_restarted_gateway_finds_the_unrecorded_process_of_a_batch(tmp_path: Path) -> None:
     room = Room()
     killed, id = SmallBatches(tmp_path, room, SLEEPS), f"batch_{'1' * 24}"
-    batch = GatewayBatch(id, "", CHAT, "file-x", 1, total=1)
+    batch = GatewayBatch(id, "", CHAT, "file-x", int(time.time()), total=1)
     killed._keep(batch)
     orphan = await killed._spawn(batch)
     batches = SmallBatches(tmp_path, room, SLEEPS)

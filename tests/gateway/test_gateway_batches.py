@@ -1,19 +1,183 @@
+"""A key's limits apply to its batches; an interrupted batch keeps its answers; files belong to their owners."""
+
 from __future__ import annotations
 
+import json
 import time
+from pathlib import Path
 
 import pytest
-
-pytest.importorskip("starlette")
-
+from gateway.loops import in_loop, until
+from gateway.program_batches import CHAT, ProgramBatches
 from tiny_model import write_tiny_model
 
 from stoker.apps.batch_inference.options import read_models
+from stoker.apps.batch_inference.run import Permits
 from stoker.apps.common.models_file import read_models as read_models_file
 from stoker.apps.common.openai_requests import ApiRequest, Endpoint, RequestRefused
-from stoker.apps.gateway.batch_files import KEPT_S, FileStore, read_upload
-from stoker.apps.gateway.batches import Batches, GatewayBatch
+from stoker.apps.gateway.batch_files import KEPT_S, FileStore, GatewayBatch, read_upload
+from stoker.apps.gateway.batch_process import BatchPace
+from stoker.apps.gateway.batches import Batches
+from stoker.apps.gateway.keys import Guard, KeyFile, KeyLimits
 from stoker.apps.gateway.served import ServedModels
+
+
+@pytest.fixture
+def keys(tmp_path):
+    return KeyFile(tmp_path / "keys.json")
+
+
+async def half_answered(folder: Path) -> tuple[ProgramBatches, GatewayBatch]:
+    batches = ProgramBatches(folder)
+    batch = await batches.begun()
+    await until(lambda: batches.get(batch.id, owner="").completed == 2)
+    return batches, batch
+
+
+def contents(batches: Batches, id: str | None) -> list[dict]:
+    assert id is not None
+    return [json.loads(line) for line in batches.files.data(id).read_text().splitlines()]
+
+
+def check_kept(batches: Batches, batch: GatewayBatch, *, status: str, code: str) -> None:
+    assert (batch.status, batch.completed, batch.failed, batch.total) == (status, 2, 1, 5)
+    assert [line["custom_id"] for line in contents(batches, batch.output_file_id)] == ["r0", "r2"]
+    refused, *others = contents(batches, batch.error_file_id)
+    assert refused["response"]["status_code"] == 400
+    assert [(line["custom_id"], line["error"]["code"]) for line in others] == [("r3", code), ("r4", code)]
+    assert batch.body[f"{status}_at"]
+
+
+@in_loop
+async def test_cancelled_batch_keeps_its_answers(tmp_path):
+    batches, batch = await half_answered(tmp_path)
+    assert batches.cancel(batch.id, owner="").status == "cancelling"
+    check_kept(batches, await batches.over(batch.id), status="cancelled", code="batch_cancelled")
+
+
+@in_loop
+async def test_expired_batch_keeps_its_answers(tmp_path):
+    batches, batch = await half_answered(tmp_path)
+    await batches.leave()
+    file = tmp_path / "batches" / f"{batch.id}.json"
+    kept = json.loads(file.read_bytes())
+    file.write_text(json.dumps({**kept, "created_at": int(time.time()) - 86_400}))
+    later = ProgramBatches(tmp_path)
+    later.resume()
+    check_kept(later, await later.over(batch.id), status="expired", code="batch_expired")
+
+
+@in_loop
+async def test_batch_keeps_its_answers_when_its_process_dies(tmp_path):
+    batches, batch = await half_answered(tmp_path)
+    child = batches._followed[batch.id].child
+    assert child is not None
+    child.kill()
+    found = await batches.over(batch.id)
+    check_kept(batches, found, status="failed", code="batch_failed")
+    assert str(tmp_path) not in json.dumps(found.body)
+
+
+# ---- limits
+
+
+def paced(keys: KeyFile, tmp_path: Path, limits: KeyLimits, *, left: int = 100) -> tuple[Guard, BatchPace, Permits]:
+    keys.add("ana", limits)
+    guard, file = Guard(keys), tmp_path / "b.permits"
+    pace = BatchPace(file, guard, owner="ana")
+    pace.begin(left=left)
+    return guard, pace, Permits(file)
+
+
+def take_all(pace: BatchPace, permits: Permits) -> int:
+    pace.step()
+    permits._looked_at = float("-inf")
+    taken = 0
+    while permits.take():
+        taken += 1
+    return taken
+
+
+def test_batch_requests_count_for_the_concurrent_limit(keys, tmp_path):
+    guard, pace, permits = paced(keys, tmp_path, KeyLimits(concurrent=4))
+    assert take_all(pace, permits) == 3  # one permit stays free for requests outside batches
+    assert take_all(pace, permits) == 0
+    live = guard.begin(guard.caller_by_key_name("ana"))
+    with pytest.raises(Exception, match="4 requests of this key are running"):
+        guard.begin(guard.caller_by_key_name("ana"))
+    permits.end(10)
+    permits.end(10)
+    assert take_all(pace, permits) == 1  # the live request has the other permit
+    live.end()
+    assert take_all(pace, permits) == 1
+
+
+def test_batch_requests_count_towards_the_limit_per_minute(keys, tmp_path):
+    guard, pace, permits = paced(keys, tmp_path, KeyLimits(requests_per_minute=3))
+    assert take_all(pace, permits) == 2
+    permits.end(5)
+    permits.end(5)
+    assert take_all(pace, permits) == 0
+    guard.begin(guard.caller_by_key_name("ana")).end()
+    with pytest.raises(Exception, match="may send 3 requests a minute"):
+        guard.begin(guard.caller_by_key_name("ana"))
+
+
+def test_batch_tokens_count_towards_the_token_limit_of_its_key(keys, tmp_path):
+    guard, pace, permits = paced(keys, tmp_path, KeyLimits(tokens_per_minute=1000))
+    assert take_all(pace, permits) == 1  # the token counts are still unknown
+    permits.end(100)
+    assert take_all(pace, permits) == 8  # at 100 tokens a request, the remaining 800 tokens allow 8
+    for _ in range(8):
+        permits.end(125)
+    assert take_all(pace, permits) == 0
+    with pytest.raises(Exception, match="has used 1,100"):
+        guard.begin(guard.caller_by_key_name("ana"))
+
+
+def test_batch_takes_at_most_one_permit_per_remaining_request(keys, tmp_path):
+    guard, pace, permits = paced(keys, tmp_path, KeyLimits(requests_per_minute=30, concurrent=20), left=2)
+    assert take_all(pace, permits) == 2
+    caller = guard.caller_by_key_name("ana")
+    live = [guard.begin(caller) for _ in range(18)]
+    permits.end(1)
+    assert take_all(pace, permits) == 0
+    again = BatchPace(tmp_path / "b.permits", Guard(keys), owner="ana")
+    again.find(left=1)
+    assert take_all(again, permits) == 0
+    assert len(live) == 18
+
+
+def test_batch_stops_and_starts_no_request_after_its_key_is_removed(keys, tmp_path):
+    keys.add("ana", KeyLimits(concurrent=2))
+    keys.add("ben", KeyLimits())
+    batches = ProgramBatches(tmp_path)
+    batch = GatewayBatch("batch_1", "ana", CHAT, "file-1", int(time.time()))
+    (tmp_path / "batches").mkdir()
+    permits = Permits(tmp_path / "batches" / "batch_1.permits")
+    pace = batches._pace(batch)
+    pace.begin(left=5)
+    assert take_all(pace, permits) == 1
+    keys.remove("ana")
+    permits.end(1)
+    assert take_all(pace, permits) == 0
+    later = batches._pace(batch)
+    later.begin(left=5)
+    assert take_all(later, Permits(tmp_path / "batches" / "batch_1.permits")) == 0
+    batch.owner = "ben"
+    assert batches._pace(batch) is None, "its key has no limits"
+
+
+def test_restarted_gateway_counts_running_requests(keys, tmp_path):
+    _, pace, permits = paced(keys, tmp_path, KeyLimits(concurrent=4))
+    assert take_all(pace, permits) == 3
+    permits.end(1)
+    again = BatchPace(tmp_path / "b.permits", Guard(keys), owner="ana")
+    again.find(left=99)
+    assert take_all(again, permits) == 1
+
+
+# ---- files
 
 
 def test_file_is_visible_to_its_owner_alone(tmp_path):
@@ -27,7 +191,7 @@ def test_file_is_visible_to_its_owner_alone(tmp_path):
 
 
 def test_old_files_are_removed_unless_a_running_batch_reads_them(tmp_path):
-    batches = Batches(tmp_path / "batches", FileStore(tmp_path / "files"), models=tmp_path / "m.toml", session="s")
+    batches = ProgramBatches(tmp_path)
     used, unused = (batches.files.add(b"x", filename="x", purpose="batch", owner="") for _ in range(2))
     (tmp_path / "files" / ("file-" + "0" * 24)).mkdir()  # an interrupted upload leaves an empty folder
     then = used.created_at

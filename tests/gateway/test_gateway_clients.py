@@ -5,7 +5,6 @@ histories, missing engine options, request ids.
 from __future__ import annotations
 
 import inspect
-import io
 import json
 import os
 import re
@@ -18,7 +17,19 @@ from importlib.util import find_spec
 import httpx
 import openai
 import pytest
-from gateway.asking import BODY, CHAT, QUESTION, SITE, chat, client_of, is_refused, model_of, preflight_of
+from gateway.asking import (
+    BODY,
+    CHAT,
+    QUESTION,
+    SITE,
+    batch_lines,
+    begin_batch,
+    chat,
+    client_of,
+    is_refused,
+    model_of,
+    preflight_of,
+)
 from gateway.running import LIMIT_S, MODELS, keys, stoker, until
 from openai.types import CreateEmbeddingResponse
 from tiny_model import write_tiny_model
@@ -67,12 +78,9 @@ def write_models():
 
 def test_batch_is_paced_by_the_limits_of_its_key(gateway, key):
     count = 40
-    requests = ({"custom_id": f"r{n}", "method": "POST", "url": CHAT, "body": BODY} for n in range(count))
-    data = "".join(json.dumps(one) + "\n" for one in requests).encode()
     with client_of(gateway, key("--requests-per-minute", "8", "--concurrent", "2")) as ana:
         began = time.monotonic()
-        file = ana.files.create(file=("r.jsonl", io.BytesIO(data)), purpose="batch")
-        batch = ana.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+        batch = begin_batch(ana, batch_lines(count))
 
         def check_limit():
             """The limit counts the batch as a request, and leaves one place to requests outside batches."""
@@ -88,7 +96,7 @@ def test_batch_is_paced_by_the_limits_of_its_key(gateway, key):
         limited = until(lambda: is_refused(ana, "requests_per_minute"), why="the minute's limit is reached")
         assert 1 <= int(limited.response.headers["retry-after"]) <= 60
         with pytest.raises(openai.RateLimitError):
-            ana.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+            begin_batch(ana, batch_lines(1))
         ana.batches.cancel(batch.id)
 
         until(lambda: ana.batches.retrieve(batch.id).status == "cancelled", why="the batch is cancelled")

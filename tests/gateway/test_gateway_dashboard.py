@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from cli.command_line import Stoker
 from free_port import free_port
-from gateway.browser import browser_path, headless
+from gateway.browser import with_browser
 from gateway.metrics_queried import has_metric, metrics_queried
 from gateway.running import LIMIT_S, SERVE, stoker, until
 
@@ -21,7 +21,6 @@ if not all(map(find_spec, ("httpx", "starlette", "uvicorn", "prometheus_client")
 import httpx
 
 pytestmark = pytest.mark.slow
-with_browser = pytest.mark.skipif(not browser_path(), reason="no chromium is installed")
 PROGRAM = """
 import time
 import stoker
@@ -156,24 +155,14 @@ def memory_bytes(pid: int) -> int:
     return 1024 * int(line.split()[1])
 
 
-@pytest.fixture(scope="module")
-def page(tmp_path_factory):
-    with headless(tmp_path_factory.mktemp("profile")) as page:
-        yield page
-
-
-def text_in(page, place):
-    return page.value(f"document.querySelector('{place}')?.innerText ?? ''")
-
-
 @with_browser
 def test_browser_page_shows_progress_and_failures_without_reload(dashboard, page):
     page.open(dashboard.url, width=1400, height=900)
-    first = until(lambda: text_in(page, "#maps tr"), why="the map")
+    first = until(lambda: page.text("#maps tr"), why="the map")
     assert "100,000" in first
-    until(lambda: text_in(page, "#maps tr") != first, why="progress, without another load of the page")
-    until(lambda: "KeyError at" in text_in(page, "#failures"), why="the group of failures")
-    assert re.search(r"stoker explain c-\d+ \w+", text_in(page, "#failures"))
+    until(lambda: page.text("#maps tr") != first, why="progress, without another load of the page")
+    until(lambda: "KeyError at" in page.text("#failures"), why="the group of failures")
+    assert re.search(r"stoker explain c-\d+ \w+", page.text("#failures"))
     assert page.value("document.querySelector('#chart-rate .curve').getAttribute('d')").startswith("M")
     page.resize(width=390)
     until(lambda: page.value("document.documentElement.scrollWidth <= innerWidth"), why="it fits a phone")

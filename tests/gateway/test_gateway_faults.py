@@ -23,6 +23,8 @@ from gateway.asking import (
     CHAT,
     SITE,
     answer_of,
+    batch_lines,
+    begin_batch,
     chat,
     client_at,
     client_of,
@@ -31,13 +33,12 @@ from gateway.asking import (
     preflight_of,
     text_of,
 )
-from gateway.browser import browser_path, headless
+from gateway.browser import with_browser
 from gateway.running import LIMIT_S, RunningGateway, stoker, until
 from polling import polls
 from tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.slow
-with_browser = pytest.mark.skipif(not browser_path(), reason="no chromium is installed")
 MODEL = """
 [models.small]
 path = "models/tiny"
@@ -209,14 +210,7 @@ def test_two_gateways_keep_files_and_batches_apart_if_one_dies(gateway, beside):
     other = beside("other.toml")
     assert (other.session, other.url == gateway.url) == (gateway.session, False)
     with client_of(gateway) as one, client_of(other) as two:
-        lines = b"".join(
-            json.dumps({"custom_id": f"r{n}", "method": "POST", "url": CHAT, "body": BODY}).encode() + b"\n"
-            for n in range(3)
-        )
-        batches = []
-        for client in (one, two):
-            file = client.files.create(file=("requests.jsonl", lines), purpose="batch")
-            batches.append(client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h").id)
+        batches = [begin_batch(client, batch_lines(3)).id for client in (one, two)]
         for client, own, foreign in ((one, *batches), (two, *reversed(batches))):
             assert [batch.id for batch in client.batches.list()] == [own]
             assert len(client.files.list().data) >= 1
@@ -241,20 +235,10 @@ def _completed(client, id):
 # ---- the page
 
 
-def text_in(page, place):
-    return page.value(f"document.querySelector('{place}').innerText")
-
-
 def row_of(page, model):
     return page.value(
         f"[...document.querySelectorAll('#models tr')].map(r => r.innerText).find(t => t.startsWith('{model}')) || ''"
     )
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory):
-    with headless(tmp_path_factory.mktemp("profile")) as page:
-        yield page
 
 
 @with_browser
@@ -267,9 +251,9 @@ def test_page_shows_models_devices_queues_and_rates_live(gateway, page, tmp_path
             next(iter(stream))
             until(lambda: " hot" in row_of(page, "small"), why="the model is hot, without another load of the page")
             until(lambda: page.value("figures.models.some(each => each.tokens_per_s > 0)"), why="tokens a second")
-            until(lambda: text_in(page, "#tile-running") == "1", why="the call is counted")
-        assert "cpu:0" in text_in(page, "#pilots")
-        assert "small (ready)" in text_in(page, "#pilots")
+            until(lambda: page.text("#tile-running") == "1", why="the call is counted")
+        assert "cpu:0" in page.text("#pilots")
+        assert "small (ready)" in page.text("#pilots")
     for width in (1280, 390):
         page.resize(width=width)
         until(lambda: page.value(OVERFLOW) <= 0, why=f"the page fits a window of {width} pixels")
@@ -287,10 +271,10 @@ def test_page_asks_for_a_key_and_keeps_it_out_of_addresses(gateway, page, key):
     own = key()
     page.open(gateway.url)
     until(lambda: page.value("document.readyState") == "complete", why="the page")
-    until(lambda: "a key is required" in text_in(page, "#about"), why="the form")
+    until(lambda: "a key is required" in page.text("#about"), why="the form")
     assert page.value("document.getElementById('main').hidden")
     page.value("document.getElementById('key').value = 'sk-wrong'; document.querySelector('#ask button').click()")
-    until(lambda: "not valid" in text_in(page, "#about"), why="the page reports a wrong key")
+    until(lambda: "not valid" in page.text("#about"), why="the page reports a wrong key")
     page.value(f"document.getElementById('key').value = '{own}'; document.querySelector('#ask button').click()")
     until(lambda: row_of(page, "small"), why="the figures")
     assert own not in page.value("location.href")

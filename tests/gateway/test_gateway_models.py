@@ -18,7 +18,7 @@ from lazily import lazily
 from openai.types.chat import ChatCompletion
 from tiny_encoder import write_tiny_encoder
 
-from stoker.apps.gateway.scoring import RERANK, SCORE
+from stoker.apps.gateway.vllm_endpoints import RERANK, SCORE
 
 torch, transformers = lazily("torch", "transformers")
 pytestmark = pytest.mark.slow

@@ -1,11 +1,16 @@
-"""Under the policy `slinfer`, a session admits requests by their objectives in models.toml and request headers."""
+"""Requests are admitted by their objectives in models.toml and request headers: by the gateway, or by a session under
+the policy `slinfer`.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import json
+import random
 import time
 
+import msgspec
 import pytest
 
 pytest.importorskip("starlette")
@@ -13,14 +18,17 @@ pytest.importorskip("starlette")
 import httpx
 from gateway.asking import CHAT, answer_of, client_at
 from gateway.running import LIMIT_S, SITE, until
+from gateway.test_gateway_notes import STATUS
 from tiny_model import write_tiny_model
 
 from stoker.apps.common.models_file import ModelSettings, parse_models
 from stoker.apps.common.openai_requests import ApiRequest, ChatMessage, Endpoint, RequestRefused, SamplingOptions
+from stoker.apps.gateway.answering import admit
 from stoker.apps.gateway.failures import refusal_of
 from stoker.apps.gateway.figures import GatewayMetrics, RunningRequest
 from stoker.apps.gateway.objectives import Objectives, RequestLengths, read_objective_headers, refuse_objectives
-from stoker.apps.gateway.served import ServedModel, ServedModels
+from stoker.apps.gateway.served import FirstTokens, ModelFacts, ServedModel, ServedModels, SessionWatch, forecast
+from stoker.apps.gateway.usage import UsageFile, UsageRecorder
 from stoker.errors import CallDroppedError, ConfigError
 
 IDLE_S = 2.5
@@ -143,8 +151,8 @@ def test_impossible_objective_in_the_models_file_is_refused(tmp_path, setting):
         (0.0, [0.5, 0.65, 0.66], False),
     ],
 )
-def test_deadline_of_a_later_token_follows_from_its_position(monkeypatch, ttft_s, comes_at_s, in_time):
-    metrics, now = GatewayMetrics(), [0.0]
+def test_deadline_of_a_later_token_follows_from_its_position(tmp_path, monkeypatch, ttft_s, comes_at_s, in_time):
+    metrics, now = GatewayMetrics(UsageRecorder(UsageFile(tmp_path))), [0.0]
     models = ServedModels({"small": ModelSettings(path="m")}, honoured=SLINFER)
     monkeypatch.setattr("stoker.apps.gateway.figures.time.monotonic", lambda: now[0])
     figures = RunningRequest(metrics, models["small"], Endpoint.CHAT, begun=100.0, wanted=Objectives(ttft_s, 0.1))
@@ -157,8 +165,8 @@ def test_deadline_of_a_later_token_follows_from_its_position(monkeypatch, ttft_s
     assert line in metrics.text(models, None).decode()
 
 
-def test_metrics_count_met_objectives_and_refused_requests():
-    metrics = GatewayMetrics()
+def test_metrics_count_met_objectives_and_refused_requests(tmp_path):
+    metrics = GatewayMetrics(UsageRecorder(UsageFile(tmp_path)))
     models = ServedModels({"small": ModelSettings(path="m", ttft=60.0)}, honoured=SLINFER)
     model = models["small"]
     for wanted in (Objectives(0.001, 60.0), Objectives(60.0, 60.0), Objectives()):
@@ -181,8 +189,8 @@ def test_metrics_count_met_objectives_and_refused_requests():
 
 def test_objectives_are_refused_for_batches_and_tpot_for_embeddings():
     with pytest.raises(RequestRefused, match="stoker-ttft is for requests that are answered at once, not for a batch"):
-        refuse_objectives({"stoker-ttft": "1 s"}, what="a batch")
-    refuse_objectives({"prefer": "wait=1"}, what="a batch")
+        refuse_objectives({"stoker-ttft": "1 s"})
+    refuse_objectives({"prefer": "wait=1"})
     with pytest.raises(RequestRefused, match="stoker-tpot is for models that generate text"):
         read_objective_headers({"stoker-tpot": "1 s"}, honoured=SLINFER, writes=False)
 
@@ -205,6 +213,104 @@ def test_error_of_a_dropped_call_says_when_to_retry():
     refusal = refusal_of(error)
     assert (refusal.retry_after_s, refusal.status, refusal.code) == (2.5, 503, "objective_unreachable")
     assert "c-1" not in refusal.message
+
+
+# ---- admission by the gateway
+
+HOT = ModelFacts(hot=1)
+
+
+def after_traffic(*, servers, service_s, gap_s, count=200, seed=1):
+    """Return measurements of streams that arrived at random and were served in order by `servers` servers."""
+    draw, first, free, waiting, now = random.Random(seed), FirstTokens(), [0.0] * servers, [], 0.0
+    for _ in range(count):
+        now += draw.expovariate(1 / gap_s)
+        while waiting and waiting[0][0] <= now:
+            at, came, before = heapq.heappop(waiting)
+            first.end(before, at - came)
+        begun = max(now, heapq.heappop(free))
+        heapq.heappush(free, begun + service_s)
+        heapq.heappush(waiting, (begun + service_s, now, first.begin()))
+    for at, came, before in sorted(waiting):
+        first.end(before, at - came)
+    assert first.waiting == 0
+    return first
+
+
+def test_first_token_forecast_equals_the_waiting_time_in_the_queue():
+    first = after_traffic(servers=1, service_s=0.5, gap_s=0.55)
+    for before in (0, 2, 5):  # each request takes 0.5 s, and the running request has already begun
+        assert first.expected_s(before) == pytest.approx((before + 0.75) * 0.5, abs=0.3)
+
+
+def test_parallel_streams_do_not_raise_the_first_token_forecast():
+    first = after_traffic(servers=100, service_s=1.0, gap_s=0.2)
+    assert first.expected_s(10) == pytest.approx(1.0, abs=0.01)
+
+
+def test_forecast_needs_eight_streams_and_has_an_upper_bound():
+    first = FirstTokens()
+    for before in range(7):
+        first.begin()
+        first.end(before, 1.0 + before)
+    assert first.expected_s(50) == 0.0
+    first.begin()
+    first.end(7, 8.0)
+    assert first.expected_s(10) == pytest.approx(11.0)
+    assert first.expected_s(50) == pytest.approx(16.0)
+    assert first.expected_s(500) == pytest.approx(16.0)
+
+
+def test_streams_without_a_first_token_are_not_measured():
+    first = FirstTokens()
+    for _ in range(20):
+        first.begin()
+        first.end(0, None)
+    assert (first.waiting, first.expected_s(3)) == (0, 0.0)
+
+
+def test_forecast_of_an_unloaded_model_is_its_load_time():
+    measured = forecast(ModelFacts(loading=1, load_s=40.0, loading_s=15.0), FirstTokens())
+    assert measured.first_token_s == 25.0
+    assert measured.later_s(1.0) == 24.0
+    assert "loading; a load took 40" in measured.because
+    asleep = ModelFacts(asleep=1, wake_s=2.5, load_s=40.0)
+    assert (asleep.state, asleep.seconds_until_loaded) == ("asleep", 2.5)
+    assert ModelFacts(loading=1, loading_s=5.0, load_s=40.0).seconds_until_loaded == 35.0
+    assert "no load has been measured" in forecast(ModelFacts(), FirstTokens()).because
+
+
+def test_forecast_includes_the_sessions_queue():
+    expected = forecast(ModelFacts(hot=2, queued=30, running=10, run_s=2.0), FirstTokens())
+    assert (expected.first_token_s, expected.later_s(1.0)) == (6.0, 5.0)
+    assert expected.because == "30 calls wait, 10 run, and a call takes 2.0 s"
+    assert forecast(HOT, FirstTokens()).later_s(0.001) == 0.0
+
+
+def test_objective_below_the_idle_time_refuses_no_request():
+    first = after_traffic(servers=1, service_s=0.5, gap_s=0.55)
+    for _ in range(4):
+        first.begin()
+    expected = forecast(HOT, first)
+    assert expected.later_s(1.0) == pytest.approx(expected.first_token_s - 1.0)
+    assert expected.later_s(0.1) == 0.0
+
+
+def test_requests_are_refused_while_the_journal_is_unwritable():
+    models = ServedModels({"m": ModelSettings(path="m")})
+    watch = SessionWatch(None, models)
+    watch._asked_at = float("inf")  # the watch sends no query, and treats its last answer as recent
+    why = "the journal cannot be written (No space left on device)"
+    for trouble in ({"journal": why}, {}):
+        watch.status = msgspec.structs.replace(STATUS, trouble=trouble)
+        asked = admit(watch, models["m"], ttft_s=0.0, waits_s=None)
+        if not trouble:
+            asyncio.run(asked)
+            continue
+        with pytest.raises(RequestRefused, match="accepts no requests now: its journal cannot be written") as refused:
+            asyncio.run(asked)
+        assert (refused.value.error.status, refused.value.error.code) == (503, "session_unavailable")
+        assert refused.value.error.retry_after_s > 0
 
 
 # ---- a gateway

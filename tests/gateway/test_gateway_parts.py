@@ -22,6 +22,7 @@ from stoker.apps.gateway.keys import Guard, KeyFile, KeyLimits, KeyUse
 from stoker.apps.gateway.listening import listen, listen_on_path
 from stoker.apps.gateway.run import GatewayFolder, GatewayState
 from stoker.apps.gateway.streaming import DONE, ChunkEncoder
+from stoker.apps.gateway.vllm_endpoints import RERANK, SCORE, read_scoring
 from stoker.apps.gateway.wire import error_answer
 from stoker.contexts import causal_lm
 from stoker.contexts.inference.adapter import EngineLoad
@@ -163,11 +164,11 @@ def test_key_file_that_others_may_read_or_is_damaged_is_refused(tmp_path):
     file.add("ana", KeyLimits())
     file.path.chmod(0o644)
     with pytest.raises(ConfigError, match="other users may read it; chmod 600"):
-        file.read()
+        file.current()
     file.path.chmod(0o600)
     file.path.write_text("{")
     with pytest.raises(ConfigError, match="is damaged"):
-        file.read()
+        file.current()
 
 
 def test_ended_request_frees_its_place_in_the_concurrency_limit(tmp_path):
@@ -235,40 +236,45 @@ def test_abandoned_request_counts_its_prompt_and_maximum_tokens():
 
 
 @pytest.mark.parametrize(
-    ("body", "says"),
+    ("endpoint", "body", "param", "says"),
     [
-        ({"n": 3, "best_of": 2}, "best_of must be a whole number from 3 to 128"),
-        ({"best_of": 200}, "best_of must be a whole number from 1 to 128"),
-        ({"best_of": 2, "stream": True}, "best_of cannot be streamed; leave it out, or do not stream"),
-        ({"best_of": 65, "prompt": ["a", "b"]}, "best_of asks for 130 choices; at most 128"),
+        (Endpoint.COMPLETIONS, {"n": 3, "best_of": 2}, "best_of", "must be a whole number from 3 to 128"),
+        (Endpoint.COMPLETIONS, {"best_of": 200}, "best_of", "must be a whole number from 1 to 128"),
+        (Endpoint.COMPLETIONS, {"best_of": 2, "stream": True}, "best_of", "cannot be streamed; leave it out, or do"),
+        (Endpoint.COMPLETIONS, {"best_of": 65, "prompt": ["a", "b"]}, "best_of", "asks for 130 choices; at most 128"),
+        (Endpoint.COMPLETIONS, {"prompt": ["a"] * 129}, "prompt", "has 129 prompts"),
+        (Endpoint.COMPLETIONS, {"prompt": ["a"] * 65, "n": 2}, "n", "asks for 130 choices"),
+        (Endpoint.CHAT, {"n": 0}, "n", ""), (Endpoint.CHAT, {"n": True}, "n", ""), (Endpoint.CHAT, {"n": 129}, "n", ""),
+        (Endpoint.CHAT, {"stream": "yes"}, "stream", ""),
+        (Endpoint.CHAT, {"stream_options": {"include_usage": True}}, "stream_options", ""),
+        (Endpoint.CHAT, {"stream": True, "stream_options": {"usage": True}}, "stream_options.usage", ""),
+        (Endpoint.CHAT, {"tempreature": 1}, "tempreature", ""),
     ],
-)
-def test_impossible_best_of_is_refused(body, says):
-    with pytest.raises(RequestRefused, match=says) as refused:
-        asked(Endpoint.COMPLETIONS, **{"prompt": "a", **body})
-    assert refused.value.error.param == "best_of"
-
-
-@pytest.mark.parametrize(("prompts", "number", "param"), [(129, None, "prompt"), (65, 2, "n")])
-def test_error_for_too_many_choices_names_the_field_at_fault(prompts, number, param):
+)  # fmt: skip
+def test_error_for_an_unsupported_request_names_the_field(endpoint, body, param, says):
+    prompt = {"prompt": "a"} if endpoint is Endpoint.COMPLETIONS else {}
     with pytest.raises(RequestRefused) as refused:
-        asked(Endpoint.COMPLETIONS, prompt=["a"] * prompts, n=number)
+        asked(endpoint, **{**prompt, **body})
     assert refused.value.error.param == param
-    assert refused.value.error.message.startswith(param)
+    assert refused.value.error.message.startswith(f"{param} {says}")
 
 
 @pytest.mark.parametrize(
-    ("body", "param"),
+    ("address", "body", "param"),
     [
-        ({"n": 0}, "n"), ({"n": True}, "n"), ({"n": 129}, "n"), ({"stream": "yes"}, "stream"),
-        ({"stream_options": {"include_usage": True}}, "stream_options"),
-        ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
-        ({"tempreature": 1}, "tempreature"),
+        (SCORE, {"text_1": "a"}, "text_2"),
+        (SCORE, {"text_1": ["a", "b"], "text_2": ["c"]}, "text_1"),
+        (SCORE, {"text_1": "a", "text_2": ["b", ""]}, "text_2[1]"),
+        (SCORE, {"text_1": "a", "text_2": "b", "top_n": 1}, "top_n"),
+        (RERANK, {"query": ["a"], "documents": ["b"]}, "query"),
+        (RERANK, {"query": "a", "documents": []}, "documents"),
+        (RERANK, {"query": "a", "documents": ["b"] * 2049}, "documents"),
+        (RERANK, {"query": "a", "documents": ["b"], "top_n": -1}, "top_n"),
     ],
-)  # fmt: skip
-def test_error_for_an_unsupported_request_names_the_field(body, param):
+)
+def test_error_for_a_wrong_score_request_names_the_field(address, body, param):
     with pytest.raises(RequestRefused) as refused:
-        asked(**body)
+        read_scoring(json.dumps({"model": "m", **body}).encode(), address, name="r")
     assert refused.value.error.param == param
     assert refused.value.error.message.startswith(param)
 
@@ -320,32 +326,24 @@ def test_pieces_received_together_become_separate_events(endpoint):
     assert chunks.read + chunks.written == 4
 
 
-def test_error_of_a_call_has_a_status_that_says_whether_to_retry():
-    told = {
-        NoDeviceError("x"): (503, "model_fits_nowhere"),
-        ContextError("x"): (503, "model_unavailable"),
-        SessionError("x"): (503, "session_unavailable"),
-        StreamDiffersError("x"): (500, "stream_differs"),
-        ValueError("x"): (500, "call_failed"),
-    }
-    for error, (status, code) in told.items():
-        found = refusal_of(error)
-        assert (found.status, found.code, found.type) == (status, code, "server_error")
+@pytest.mark.parametrize(
+    ("kind", "status", "code", "is_retried"),
+    [
+        (NoDeviceError, 503, "model_fits_nowhere", False), (ContextError, 503, "model_unavailable", False),
+        (SessionError, 503, "session_unavailable", True), (StreamDiffersError, 500, "stream_differs", False),
+        (CallTimeoutError, 504, "timeout", False), (ValueError, 500, "call_failed", False),
+        (OSError, 500, "call_failed", False),
+    ],
+)  # fmt: skip
+def test_error_of_a_call_says_whether_to_retry_and_names_no_host(kind, status, code, is_retried):
+    error = kind("call c-12 on node014: /scratch/ana/cache/x: no such file\n  its last lines")
+    found, answer = refusal_of(error), error_answer(error)
+    assert (found.status, found.code, found.type) == (status, code, "server_error")
+    assert not any(inside in found.message for inside in ("c-12", "node014", "/scratch", "\n"))
+    assert ("retry-after" in answer.headers, "x-should-retry" in answer.headers) == (is_retried, not is_retried)
 
 
-def test_error_message_contains_no_call_host_or_folder():
-    told = "call c-12 on node014: /scratch/ana/cache/x: no such file\n  its last lines"
-    for kind in (ContextError, NoDeviceError, SessionError, StreamDiffersError, CallTimeoutError, ValueError, OSError):
-        found = refusal_of(kind(told)).message
-        assert not any(inside in found for inside in ("c-12", "node014", "/scratch", "\n"))
-
-
-def test_failed_load_asks_clients_not_to_retry():
-    for error in (ContextError("x"), NoDeviceError("x")):
-        answer = error_answer(error)
-        assert "retry-after" not in answer.headers
-        assert answer.headers["x-should-retry"] == "false"
-    assert "retry-after" in error_answer(SessionError("x")).headers
+def test_refused_request_does_not_say_whether_to_retry():
     assert "x-should-retry" not in error_answer(RequestRefused("x")).headers
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -22,6 +23,7 @@ from stoker.apps.gateway.figures import GatewayMetrics, RunningRequest
 from stoker.apps.gateway.keys import HeldRequest, KeyUse
 from stoker.apps.gateway.served import ServedModel
 from stoker.apps.gateway.streaming import ChunkEncoder, StreamedAnswer
+from stoker.apps.gateway.usage import UsageFile, UsageRecorder
 from stoker.errors import ContextError
 
 
@@ -30,7 +32,8 @@ async def never():
 
 
 def answer_of(pieces, *, is_hot=never, use=None):
-    running = RunningRequest(GatewayMetrics(), ServedModel("m", ModelSettings(path="m")), Endpoint.CHAT, begun=0.0)
+    metrics = GatewayMetrics(UsageRecorder(UsageFile(Path("none"))))
+    running = RunningRequest(metrics, ServedModel("m", ModelSettings(path="m")), Endpoint.CHAT, begun=0.0)
     chunks = ChunkEncoder(endpoint=Endpoint.CHAT, name="n", model="m", created=1, per_prompt=1, usage=False)
 
     async def waits_for(_model):

@@ -12,15 +12,14 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 from gateway.loops import in_loop, until
-from gateway.test_gateway_batch_limits import ANSWERS_THEN_WAITS, begun, ended, take_all
+from gateway.program_batches import ProgramBatches
+from gateway.test_gateway_batches import take_all
 
 from stoker.apps.batch_inference.run import Permits
 from stoker.apps.common.models_file import ModelSettings
 from stoker.apps.common.openai_requests import Endpoint, RequestRefused
 from stoker.apps.gateway import cli, usage
-from stoker.apps.gateway.batch_files import FileStore
 from stoker.apps.gateway.batch_process import BatchPace
-from stoker.apps.gateway.batches import Batches
 from stoker.apps.gateway.figures import GatewayMetrics, RunningRequest
 from stoker.apps.gateway.keys import Guard, KeyFile, KeyLimits
 from stoker.apps.gateway.served import ServedModel
@@ -150,34 +149,17 @@ def test_error_for_an_unknown_usage_filter_names_the_filter(given, param):
 # ---- batches
 
 
-class ModelBatches(Batches):
-    async def _spawn(self, batch):
-        answers = ANSWERS_THEN_WAITS.replace(
-            '"response": {"status_code": status}',
-            '"response": {"status_code": status, "body": {"model": "small", "usage": {"prompt_tokens": 10,'
-            ' "completion_tokens": 2}} if status == 200 else {"error": {}}}',
-        )
-        words = [sys.executable, "-c", answers, "--out", str(self._run(batch))]
-        return await asyncio.create_subprocess_exec(*words)
-
-
 @in_loop
 async def test_requests_of_a_batch_count_once_over_restarts(file, tmp_path):
-    def made(recorder: UsageRecorder) -> ModelBatches:
-        return ModelBatches(
-            tmp_path / "b", FileStore(tmp_path / "f"), models=tmp_path, session="s", usage=recorder, names=("small",)
-        )
-
-    first = UsageRecorder(file)
-    batches = made(first)
-    batch = await begun(batches, model="small")
+    first, second = UsageRecorder(file), UsageRecorder(file)
+    batches = ProgramBatches(tmp_path, usage=first)
+    batch = await batches.begun(model="small")
     await until(lambda: first.flush() or requests_in(file).get(("-", "small")) == 3)
     await batches.leave()
-    second = UsageRecorder(file)
-    later = made(second)
+    later = ProgramBatches(tmp_path, usage=second)
     later.resume()
     later.cancel(batch.id, owner="")
-    assert (await ended(later, batch.id)).status == "cancelled"
+    assert (await later.over(batch.id)).status == "cancelled"
     second.flush()
     [row] = rows(file)
     assert (row.requests, row.failed, row.prompt_tokens, row.completion_tokens) == (3, 1, 20, 4)
@@ -304,9 +286,9 @@ def test_command_line_manages_keys_and_groups(tmp_path, monkeypatch):
     serve("keys", "add", "ana", "--group", "lab1", "--admin", "--concurrent", "2")
     assert "2 at a time; in the group lab1; sees all usage" in serve("keys", "list").output
     assert "100 tokens a minute; keys: ana" in serve("groups", "list").output
-    before = KeyFile.usual().read()[0].digest
+    before = KeyFile.usual().current().keys["ana"].digest
     assert "no limits; in the group lab1" in serve("keys", "set", "ana", "--group", "lab1").output
-    assert KeyFile.usual().read()[0].digest == before, "the key stays valid"
+    assert KeyFile.usual().current().keys["ana"].digest == before, "the key stays valid"
     assert "there is no key eve; there are: ana" in str(serve("keys", "set", "eve").exception)
     [group] = json.loads(serve("groups", "list", "--json").output)["groups"]
     assert (group["name"], group["keys"], group["limits"]["tokens_per_minute"]) == ("lab1", ["ana"], 100)
