@@ -26,7 +26,6 @@ from benchmarks.papers.schedmate import metric_formats
 from benchmarks.papers.schedmate.metric_formats import HELD_OUT, HELD_OUT_SECOND, START, Formats
 from stoker.manager.advice.endpoint import ModelEndpoint
 from stoker.manager.advice.metrics import FollowedLog, LineFormats, LoggedProgress, read_metrics
-from stoker.manager.advice.metrics.tracker import TrackingResult
 
 LOGS = "metric_logs"
 SEEDS = range(1, 7)
@@ -108,7 +107,7 @@ def _errors_of_case(case: Case, folder: Path, learned: Learned | None) -> list[t
     _track_until(log, case.look_s, learned)
     with path.open("ab") as more:
         more.write(case.content[case.look_bytes :])
-    progress = _track_until(log, case.end_s, learned).progress
+    progress = _track_until(log, case.end_s, learned)
     found: list[tuple[str, float | None]] = []
     for name, true in case.truth.items():
         given, error = _tracked_value(progress, name), None
@@ -126,7 +125,7 @@ class Learned(NamedTuple):
     endpoint: ModelEndpoint
 
 
-def _track_until(log: FollowedLog, at_s: float, learned: Learned | None) -> TrackingResult:
+def _track_until(log: FollowedLog, at_s: float, learned: Learned | None) -> LoggedProgress | None:
     tracked = log.track(at_s=at_s)
     if learned is None:
         return tracked
