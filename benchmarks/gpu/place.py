@@ -122,9 +122,9 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def median_s(work: Callable[[], Any], *, times: int = 5) -> float:
+def median_s(work: Callable[[], Any]) -> float:
     took = []
-    for turn in range(times + 2):
+    for turn in range(7):  # two turns warm up
         synchronize()
         began = time.perf_counter()
         work()

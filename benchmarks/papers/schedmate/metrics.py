@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import corpora
-from benchmarks.harness import ROOT, machine, side_options
+from benchmarks.harness import Clock, side_options
 from benchmarks.papers.schedmate import metric_formats
 from benchmarks.papers.schedmate.metric_formats import HELD_OUT, HELD_OUT_SECOND, START, Formats
 from stoker.manager.advice.endpoint import ModelEndpoint
@@ -179,16 +179,13 @@ def _speed(cases: list[Case]) -> dict[str, float]:
     return {"lines_per_s": len(lines) / took, "look_ms": look_ms}
 
 
-RECORD = ROOT / "benchmarks" / "records" / "schedmate-metrics.json"
-
-
 def main() -> int:
-    given = side_options(__doc__, held_out=False)
+    given, clock = side_options(__doc__, held_out=False), Clock("python -m benchmarks.papers.schedmate.metrics")
     cases = [*_real_cases(), *made_cases(metric_formats.FORMATS)]
     parts = {"written_for": cases}
     if given.held_out:
         parts |= {"held_out": list(made_cases(HELD_OUT)), "held_out_second": list(made_cases(HELD_OUT_SECOND))}
-    record: dict[str, Any] = {"machine": machine(), "right": f"within {RIGHT:.0%} of the truth"}
+    record: dict[str, Any] = {"right": f"within {RIGHT:.0%} of the truth"}
     for part, several in parts.items():
         record[part] = rows_of(several)
         print(f"{part}:")
@@ -197,7 +194,7 @@ def main() -> int:
     record |= _speed(cases)
     print(f"{record['lines_per_s']:,.0f} lines a second, {record['look_ms']:.1f} ms a look")
     if not given.held_out:
-        RECORD.write_text(json.dumps(record, indent=1) + "\n")
+        clock.write("schedmate-metrics", record)
     return 0
 
 
