@@ -26,6 +26,7 @@ import psutil
 K = TypeVar("K")
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parent.parent
+RECORDS = ROOT / "benchmarks" / "records"
 
 
 def machine() -> str:
@@ -126,6 +127,10 @@ def spread(numbers: Sequence[float], *, digits: int = 0) -> str:
     return f"{statistics.median(numbers):,.{digits}f} ({min(numbers):,.{digits}f}-{max(numbers):,.{digits}f})"
 
 
+def percentile(rising: Sequence[float], percent: int) -> float:
+    return rising[min(len(rising) - 1, len(rising) * percent // 100)]
+
+
 def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
     return [a / b for a, b in zip(above, below, strict=True)]
 
@@ -191,6 +196,11 @@ class Clock:
 
     def facts(self) -> Facts:
         return Facts(self._command, commit(), machine(), time.strftime("%Y-%m-%d"), (self._load, _load()))
+
+    def write(self, name: str, found: Mapping[str, Any]) -> None:
+        """Write the facts and results of a measurement to `records/NAME.json`."""
+        record = msgspec.to_builtins(self.facts()) | found
+        (RECORDS / f"{name}.json").write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
 
 
 def commit(checkout: Path = ROOT) -> str:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from benchmarks.harness import Facts, spread
+from benchmarks.harness import RECORDS, Facts, spread
 from benchmarks.tables import Line, Table, row
 from benchmarks.tuning import prompt_quality
 
-RECORDS = Path(__file__).parent / "records"
 _HTEX = "python_app, calls/s"
 _AHEAD = "the same, calm, and HTEX fetches 1,000 ahead"
 _LOGGING = "python_app with Parsl's default logging, calls/s"

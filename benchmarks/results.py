@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.gpu.bars import render
-from benchmarks.harness import Facts
+from benchmarks.harness import RECORDS, Facts
 from benchmarks.tables import Table, head, paragraph, row, show
 
 _UNKNOWN = ("unknown", "not known")
@@ -55,8 +55,7 @@ def _facts_in(record: Any) -> Iterator[tuple[str, Any]]:
                 yield from _facts_in(value)
 
 
-HERE = Path(__file__).parent
-RECORDS, PAGE = HERE / "records", HERE / "RESULTS.md"
+PAGE = Path(__file__).parent / "RESULTS.md"
 HEAD = (
     "# Results that have a record\n\n"
     + paragraph("""`python -m benchmarks.results` writes this page from those [records](records) that

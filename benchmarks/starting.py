@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import json
 import os
 import sys
 import tempfile
@@ -16,18 +14,11 @@ from typing import Any
 import psutil
 
 import stoker
-from benchmarks.harness import side_options
 from stoker.site import Pilot, Policy, Site
 
 STOKER = [sys.executable, "-m", "stoker.manager.cli.main"]
 ONE_PILOT = '[pilot]\ndevices = "cpu:{devices}"\ninit_blocks = 1\nmax_blocks = 1\n[policy]\nname = "{policy}"\n'
 """A site file with one local pilot."""
-
-
-def print_side(side: Callable[..., object], about: str | None) -> None:
-    """Call a side with the options of the command line, and print its result as JSON."""
-    defaults = {name: each.default for name, each in inspect.signature(side).parameters.items()}
-    print(json.dumps(side(**vars(side_options(about, **defaults)))))
 
 
 def keep_state_in(place: Path | str) -> None:

@@ -123,12 +123,8 @@ def show(table: Table, *, quick: bool = False) -> list[str]:
 WIDTH = 119
 
 
-def paragraph(text: str, *, bullet: bool = False) -> str:
-    before, after = ("- ", "  ") if bullet else ("", "")
-    return textwrap.fill(
-        " ".join(text.split()), WIDTH, initial_indent=before, subsequent_indent=after, break_long_words=False,
-        break_on_hyphens=False,
-    )  # fmt: skip
+def paragraph(text: str) -> str:
+    return textwrap.fill(" ".join(text.split()), WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def row(*cells: str) -> str:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import stoker
-from benchmarks.harness import in_turns, run_side
+from benchmarks.harness import in_turns, percentile, run_side
 from benchmarks.tables import Bar, Line, Table
 
 SLOTS = 8
@@ -67,7 +67,7 @@ def delays_ms(*, streams: int, calls: bool, count: int) -> list[float]:
 def side(pieces: int, streams: int = 1, calls: bool = False) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder, stoker.load(run_dir=folder):
         found = delays_ms(streams=streams, calls=calls, count=pieces)
-    return {f"p{percent}_ms": found[min(len(found) - 1, len(found) * percent // 100)] for percent in (50, 99)}
+    return {f"p{percent}_ms": percentile(found, percent) for percent in (50, 99)}
 
 
 CASES: dict[str, dict[str, Any]] = {

@@ -1,4 +1,7 @@
-"""Provide folder, site file, numbers and clock for a part of `make gpu`."""
+"""Provide folder, site file, numbers and clock for a part of `make gpu`.
+
+`run.py` imports this file before the installation, so the top level imports only the standard library.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-import stoker
 
 _SITE = """name = "gpu"
 
@@ -94,6 +95,8 @@ class Place:
 
     @contextmanager
     def session(self, *, pilots: int = 1, policy: str = "default", own_scratch: bool = False) -> Iterator[Any]:
+        import stoker
+
         site = write_site(
             self.work / "site-of-a-part.toml", devices="cpu:1" if REHEARSAL else "gpu", pilots=pilots, policy=policy,
             own_scratch=self.work / "scratches" if own_scratch else None,
@@ -119,9 +122,9 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def median_s(work: Callable[[], Any], *, times: int = 5) -> float:
+def median_s(work: Callable[[], Any]) -> float:
     took = []
-    for turn in range(times + 2):
+    for turn in range(7):  # two turns warm up
         synchronize()
         began = time.perf_counter()
         work()

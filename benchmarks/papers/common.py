@@ -37,13 +37,10 @@ def missing(path: Path, what: str) -> str:
     return "" if path.is_file() else f"{what} not here: {path}"
 
 
-def number_parser(*, most: int) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        if not text.isdecimal() or not 1 <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"{text}: a number from 1 to {most} is needed")
-        return int(text)
-
-    return read
+def number(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 1000:
+        raise argparse.ArgumentTypeError(f"{text}: a number from 1 to 1000 is needed")
+    return int(text)
 
 
 def folder(text: str) -> Path:
@@ -54,7 +51,7 @@ def folder(text: str) -> Path:
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "out": {"type": folder, "help": "folder for page and record [docs/reproduction]"},
-    "jobs": {"type": number_parser(most=1000), "default": os.cpu_count() or 1, "help": "processes [all cores]"},
+    "jobs": {"type": number, "default": os.cpu_count() or 1, "help": "processes [all cores]"},
     "table": {"default": "all", "help": "what to run [%(default)s]"},
     "skip": {"action": "store_true", "help": "exit with 0 if the data is missing"},
     "page-only": {"action": "store_true", "help": "write the page again from the record"},

@@ -166,14 +166,17 @@ class Session(Values):
                     self.give(events.TimerFired(due))
 
 
-def live(chance: random.Random, *, count: int, validate_every: int = 50) -> None:
+VALIDATE_EVERY = 50
+
+
+def live(chance: random.Random, *, count: int) -> None:
     """Send `count` random events to a core."""
     session = Session(chance)
     for number in range(count):
         event = session.step()
         try:
             event()
-            if validate_every and number % validate_every == 0:
+            if number % VALIDATE_EVERY == 0:
                 validate(session.core.state)
         except Exception as error:
             said = [cell.cell_contents for cell in event.__closure__ or ()]

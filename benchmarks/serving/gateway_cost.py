@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import stoker
-from benchmarks.harness import in_turns, run_side
+from benchmarks.harness import in_turns, percentile, run_side
 from benchmarks.serving.gateways import cpu_seconds, paced, request_bytes, us_per_token
 from benchmarks.serving.paced_gateway import REQUEST, FakeModel
 from benchmarks.tables import Bar, Line, Table
@@ -63,25 +63,20 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     return Table(lines=lines, notes=notes)
 
 
-def at(numbers: list[float], percent: int) -> float:
-    """Return a percentile of sorted numbers."""
-    return numbers[min(len(numbers) - 1, len(numbers) * percent // 100)]
-
-
 def _sum_us(run: dict[str, Any]) -> float:
     return float(sum(run["cpu_us"][part] for part in PARTS))
 
 
 def _cost(load: Load, runs: list[dict[str, Any]]) -> Line:
     parts = {f"{part}, us": [run["cpu_us"][part] for run in runs] for part in ("client", *PARTS)}
-    late = {"late, %": [100 * at(run["late"], 50) for run in runs]}
+    late = {"late, %": [100 * percentile(run["late"], 50) for run in runs]}
     cells = {**late, **parts, "sum, us": [_sum_us(run) for run in runs]}
     what = f"{load.streams} streams, {load.streams / load.every_s:,.0f} tokens/s"
     return Line(what=what, cells=cells, bar=Bar(at_most=load.bar_us), last_digits=0)
 
 
 def _added(percent: int, bar_ms: float, streams: int, pairs: dict[str, list[dict[str, Any]]]) -> Line:
-    times = {side: [at(run["ttft_ms"], percent) for run in runs] for side, runs in pairs.items()}
+    times = {side: [percentile(run["ttft_ms"], percent) for run in runs] for side, runs in pairs.items()}
     added = [ours - theirs for ours, theirs in zip(times["gateway"], times["direct"], strict=True)]
     what = f"first token of {streams} streams, p{percent}, ms"
     return Line(what=what, cells={**times, "added": added}, bar=Bar(at_most=bar_ms), digits=1, last_digits=1)

@@ -17,7 +17,7 @@ Each seed measures, with the same models and devices, one gateway after the othe
 Each device computes for `DEVICE_SHARE` of the time (`device_shares`), because gateway, manager, pilot and clients run
 on the same cores. Without this limit, a measurement judges the machine.
 
-    python -m benchmarks.serving.gateway_objectives --seed 1
+    python -m benchmarks.side benchmarks.serving.gateway_objectives side seed=1
 """
 
 from __future__ import annotations
@@ -39,15 +39,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 from tiny_model import write_tiny_model
 
-from benchmarks.harness import ROOT, machine, missing, run_side
+from benchmarks.harness import ROOT, need, run_side
 from benchmarks.serving import slinfer_policies
 from benchmarks.serving.gateways import request_bytes, served
 from benchmarks.serving.simulated_models import DEVICES, LAYERS, Delayed, simulated_lateness
-from benchmarks.starting import keep_state_in, print_side
+from benchmarks.starting import keep_state_in
 from benchmarks.tables import Bar, Line, Table
 from stoker.contexts import state_folder
 from stoker.contexts.performance import READ, times_of
@@ -59,8 +60,6 @@ from stoker.manager.sim.client import Arrival
 from stoker.pilot.core import turns
 from stoker.protocol.calls import Objective
 
-NAME, TITLE = "gateway_objectives", "three models on two devices behind the gateway: objectives met"
-SIDE = "benchmarks.serving.gateway_objectives"
 SEEDS, FOR_S, SHARE = (54, 55, 56), 60.0, 0.8
 """Seeds 1 to 53 were used while the settings changed."""
 MODELS, CLIENTS, CLIENTS_S = 3, 16, 20.0
@@ -133,24 +132,15 @@ def request_of(chance: random.Random, *, at_s: float = 0.0, model: int | None = 
     return Request(at_s, number if model is None else model, text, chance.randint(*OUTPUT))
 
 
-def requests_around(
-    requests: Sequence[Request], met: Sequence[bool], at: int, *, before_s: float, after_s: float
-) -> list[int]:
-    """Return the numbers of a request and of those that were accepted shortly before and after it."""
-    middle = requests[at].at_s
-    return [
-        number
-        for number, request in enumerate(requests)
-        if number == at or (met[number] and middle - before_s <= request.at_s <= middle + after_s)
-    ]
-
-
 def requests_to_replay(
     requests: Sequence[Request], accepted: Sequence[bool], at: int, wanted: Objective, *, before_s: float = BEFORE_S
 ) -> tuple[list[int], list[Request]]:
-    """Return the numbers of a request and of those around it, and these requests with times from the first one."""
-    after_s = wanted.ttft_s + wanted.tpot_s * requests[at].output
-    some = requests_around(requests, accepted, at, before_s=before_s, after_s=after_s)
+    """Return the numbers of a request and of those accepted shortly before and after it, and these requests with times
+    from the first one.
+    """
+    middle, after_s = requests[at].at_s, wanted.ttft_s + wanted.tpot_s * requests[at].output
+    near = (middle - before_s <= request.at_s <= middle + after_s for request in requests)
+    some = [n for n, (kept, is_near) in enumerate(zip(accepted, near, strict=True)) if n == at or (kept and is_near)]
     start = requests[some[0]].at_s
     return some, [msgspec.structs.replace(requests[n], at_s=requests[n].at_s - start, forced=n == at) for n in some]
 
@@ -291,23 +281,15 @@ def simulated(
 
 
 def simulated_replays(
-    requests: Sequence[Request],
-    delayed: Delayed,
-    objective: Objective,
-    margin: float,
-    *,
+    requests: Sequence[Request], delayed: Delayed, objective: Objective, margin: float, *,
     rehearsal: Rehearsal = NO_REHEARSAL,
-) -> dict[str, float]:
+) -> dict[str, float]:  # fmt: skip
     """Refuse and replay requests in the simulator, where each step takes the time that the forecast assumes.
 
     Only `margin`, the factor on step times in the shadow validation, then makes a forecast wrong.
     """
-    before = turns.OVERESTIMATE
-    _set_margin(margin)
-    try:
+    with patch.object(turns, "OVERESTIMATE", margin), patch.object(validation, "OVERESTIMATE", margin):
         late = simulated(requests, named("slinfer").make(), delayed, objective, rehearsal=rehearsal)
-    finally:
-        _set_margin(before)
     accepted = [each < math.inf for each in late]
     refused = [number for number, is_accepted in enumerate(accepted) if not is_accepted]
     found: dict[str, float] = {"met": share_met(late), "late": 0, "harm": 0, "of": 0}
@@ -319,11 +301,6 @@ def simulated_replays(
         found["late"] += 0 < again[at] < math.inf
         found["harm"] += again[at] <= 0 and any(again[n] > 0 >= late[n] for n in some if n != at)
     return found
-
-
-def _set_margin(margin: float) -> None:
-    for module in (turns, validation):
-        vars(module)["OVERESTIMATE"] = margin
 
 
 def share_met(late: Sequence[float]) -> float:
@@ -374,7 +351,6 @@ def figures(requests: Sequence[Request], outcomes: Sequence[Outcome], wanted: Ob
     return {
         "met": 100 * sum(met) / max(1, len(met)),
         "statuses": {str(status): count for status, count in Counter(each.status for each in outcomes).items()},
-        "ttft_met": 100 * sum(each.ttft_s <= wanted.ttft_s for each in answered) / max(1, len(outcomes)),
         "ttft_p50_s": statistics.median([each.ttft_s for each in answered] or [0.0]),
         "tpot_p50_s": statistics.median([each.tpot_s for each in answered] or [0.0]),
     }
@@ -411,12 +387,10 @@ def replay_requests(
 
 
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
-    if reason := missing("torch", "transformers", "tokenizers", "safetensors", "starlette", "pytest"):
-        return Table(name=NAME, title=TITLE, skipped=reason)
+    need("torch", "transformers", "tokenizers", "safetensors", "starlette", "pytest")
     runs = []
     for seed in SEEDS[:1] if quick else SEEDS:
-        for_s = str(10.0 if quick else FOR_S)
-        runs.append(run_side(SIDE, "--seed", str(seed), "--for-s", for_s, timeout_s=1800.0))
+        runs.append(run_side(side, seed=seed, for_s=10.0 if quick else FOR_S, timeout_s=1800.0))
         say(run_summary(runs[-1]))
     return table_of(runs)
 
@@ -472,7 +446,7 @@ def table_of(runs: list[dict[str, Any]]) -> Table:
             bar=Bar(at_least=90.0), digits=1,
         ),
     ]  # fmt: skip
-    return Table(name=NAME, title=TITLE, lines=lines, notes=[run_summary(run) for run in runs])
+    return Table(lines=lines, notes=[run_summary(run) for run in runs])
 
 
 def side(seed: int = 1, for_s: float = FOR_S) -> dict[str, Any]:
@@ -484,8 +458,4 @@ def side(seed: int = 1, for_s: float = FOR_S) -> dict[str, Any]:
         (folder / "models").mkdir()
         for number in range(MODELS):
             write_tiny_model(folder / "models" / str(number), seed=number, layers=LAYERS, ends=False, ascii_only=True)
-        return {"machine": machine(), **measured(folder, seed=seed, for_s=for_s)}
-
-
-if __name__ == "__main__":
-    print_side(side, __doc__)
+        return measured(folder, seed=seed, for_s=for_s)

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 import msgspec
 from msgspec.structs import replace
 
+from benchmarks.papers.common import fixed_source
 from stoker.contexts.step_times import StepTimes
 from stoker.manager.core.seams import Policies
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.log import Happened
 from stoker.manager.sim.run import Simulation
-from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, EngineModel, SourceModel, World
+from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, EngineModel, World
 from stoker.pilot.devices import cpu
-from stoker.protocol.blocks import Rule
 from stoker.site import Duration, Size
 
 KIND, DEVICES = "cpu", 2
@@ -75,6 +75,6 @@ def _world(delayed: Delayed, models: int, memory_bytes: int) -> World:
         engine={KIND: engine}, min_libraries=1,
     )  # fmt: skip
     device = DeviceKind(memory_bytes=Size(cpu.find(DEVICES)[0].facts.memory_bytes))
-    source = SourceModel(KIND, KIND, capacity=1, max_blocks=1, init_blocks=1, rule=Rule.FIXED, devices=DEVICES)
+    source = fixed_source(KIND, KIND, 1, devices=DEVICES)
     contexts = {f"model-{number}": model for number in range(models)}
     return World({KIND: device}, (source,), contexts, delays=Delays(message_s=Duration(delayed.message_s)))

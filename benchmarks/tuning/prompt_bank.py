@@ -155,7 +155,7 @@ class Scores:
         return [self._log.get((self._task, key))["loss"] for key in keys]  # type: ignore[index]
 
 
-def lookup_kinds(layers: Layers, score: Score, *, seed: int) -> dict[str, tuple[int, list[float]]]:
+def lookup_kinds(layers: Layers, score: Score) -> dict[str, tuple[int, list[float]]]:
     """For each kind of lookup, return the number of computed scores and the losses of the found prompts."""
     size = len(layers)
     default = look_up(layers, score)
@@ -163,9 +163,7 @@ def lookup_kinds(layers: Layers, score: Score, *, seed: int) -> dict[str, tuple[
     for part in (30, 20, 10, 6):
         looked[f"best bin first, a {part}th of the bank"] = look_up(layers, score, limit=size // part)
     losses = np.array(score([candidate.text for candidate in layers.candidates.values()]))
-    draws = [
-        sorted(range(size), key=Stream(seed + turn, "random lookup").uniform)[: default.scores] for turn in range(100)
-    ]
+    draws = [sorted(range(size), key=Stream(turn, "random lookup").uniform)[: default.scores] for turn in range(100)]
     best = [float(np.nanmin(losses[draw])) for draw in draws]  # nan: the text cannot be tuned
     found = {kind: (one.scores, [one.loss]) for kind, one in looked.items()}
     return {**found, "as many at random (mean of 100)": (default.scores, best)}
@@ -256,7 +254,7 @@ def side(candidates: int = 0, clusters: int = CLUSTERS, samples: int = 0, tasks:
         of_task[task] = score
         every_loss = look_up(layers, score, limit=len(layers)).losses.values()
         losses = sorted(loss for loss in every_loss if not math.isnan(loss))
-        for kind, looked in lookup_kinds(layers, score, seed=0).items():
+        for kind, looked in lookup_kinds(layers, score).items():
             found.setdefault(kind, []).append(judge_lookup(*looked, losses))
         spent_s, scored = spent_s + score.spent_s, scored + score.scored
     sizes = [len(members) for members in layers.clusters]

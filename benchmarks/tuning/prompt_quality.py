@@ -103,13 +103,12 @@ def spread_text(iterations: Sequence[float]) -> str:
     return f"{least:.3g} to {most:.3g} iterations, median {median:.3g}: {times}"
 
 
-def interval(numbers: Sequence[float], *, draws: int = DRAWS) -> tuple[float, float]:
-    drawn = _resamples(len(numbers), draws)
-    medians = sorted(statistics.median([numbers[place] for place in places]) for places in drawn)
-    return medians[int(0.025 * draws)], medians[int(0.975 * draws)]
+def interval(numbers: Sequence[float]) -> tuple[float, float]:
+    medians = sorted(statistics.median([numbers[place] for place in places]) for places in _resamples(len(numbers)))
+    return medians[int(0.025 * DRAWS)], medians[int(0.975 * DRAWS)]
 
 
 @lru_cache(maxsize=4)
-def _resamples(count: int, draws: int) -> list[list[int]]:
+def _resamples(count: int) -> list[list[int]]:
     chance = Stream(0, "bootstrap")
-    return [[int(count * chance.uniform(draw * count + place)) for place in range(count)] for draw in range(draws)]
+    return [[int(count * chance.uniform(draw * count + place)) for place in range(count)] for draw in range(DRAWS)]

@@ -24,14 +24,14 @@ from pathlib import Path
 from typing import Any
 
 import stoker
-from benchmarks.harness import MODEL, in_turns, machine, need, ratios, run_side
+from benchmarks.harness import MODEL, in_turns, need, ratios, run_side
+from benchmarks.papers.common import fixed_source
 from benchmarks.tables import Bar, Line, Table
 from stoker.apps.prompt_tuning import tune
 from stoker.manager.policies import default_policies
 from stoker.manager.sim.client import Arrival
 from stoker.manager.sim.run import Simulation
-from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, SourceModel, World
-from stoker.protocol.blocks import Rule
+from stoker.manager.sim.world import ContextModel, Delays, DeviceKind, World
 from stoker.site import Duration, Size
 from stoker.tuning.job import Data, Job, Metric, Prompt, Sample, Training, Until
 
@@ -43,8 +43,7 @@ _ITERATIONS = ("data", "compute", "communication", "evaluation")
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     need(*MODEL, "peft")
     found = sides(say, repeats=1 if quick else 3)
-    notes = [f"{found[0]['iterations']} iterations; {found[0]['machine']}"]
-    return Table(lines=[*forecast_lines(found), *share_lines(found)], notes=notes)
+    return Table(lines=[*forecast_lines(found), *share_lines(found)], notes=[f"{ITERATIONS} iterations"])
 
 
 def start(say: Callable[[str], None], *, quick: bool = False) -> Table:
@@ -67,7 +66,7 @@ def start(say: Callable[[str], None], *, quick: bool = False) -> Table:
         Line(what="warm, times sooner than cold", cells=sooner, bar=Bar(at_least=10), last_digits=1),
         Line(what="warm, times sooner than from a snapshot", cells={"times": ratios(kept, warm)}, last_digits=1),
     ]
-    return Table(lines=lines, notes=[found[0]["machine"]])
+    return Table(lines=lines)
 
 
 def sides(say: Callable[[str], None], *, repeats: int) -> list[dict[str, Any]]:
@@ -110,16 +109,16 @@ def fixed_s(spent: dict[str, float]) -> float:
 
 def simulated_s(side: dict[str, Any]) -> float:
     """Return the simulated seconds of the job on two devices, from times on one device."""
-    spent, items = side["one"]["spent_s"], side["iterations"]
+    spent = side["one"]["spent_s"]
     head_s = fixed_s(spent) - spent["bank"]
     context = ContextModel(
         device_memory_bytes=Size(1),
         call_s={"": Duration(head_s)},
-        item_s={"": Duration((sum(spent.values()) - fixed_s(spent)) / items)},
+        item_s={"": Duration((sum(spent.values()) - fixed_s(spent)) / ITERATIONS)},
     )
-    source = SourceModel("here", "cpu", capacity=1, devices=2, rule=Rule.FIXED, init_blocks=1, max_blocks=1)
+    source = fixed_source("here", "cpu", 1, devices=2)
     world = World({"cpu": DeviceKind(Size(2))}, (source,), {"llm": context}, delays=Delays(message_s=Duration(0.0)))
-    job = Arrival(0.0, "llm", items, gang=(2, 2), shared_s=spent["bank"])
+    job = Arrival(0.0, "llm", ITERATIONS, gang=(2, 2), shared_s=spent["bank"])
     simulation = Simulation(world, [job], default_policies())
     return simulation.run().ended_at
 
@@ -149,11 +148,11 @@ def starts() -> dict[str, Any]:
     with stoker.load(progress=False):
         cold = start_s()
         warm = statistics.median(start_s() for _ in range(3))
-    return {"cold_s": cold, "warm_s": warm, "machine": machine()}
+    return {"cold_s": cold, "warm_s": warm}
 
 
 def parts() -> dict[str, Any]:
-    found: dict[str, Any] = {"machine": machine(), "iterations": ITERATIONS}
+    found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="tuning-times-") as bank, stoker.load(progress=False):
         for what, gang in (("first", 1), ("one", 1), ("two", 2)):
             tuned = tune(job(what), samples=numbers(60), gang=gang, bank=bank).result(LIMIT_S)

@@ -164,7 +164,7 @@ class _FollowedCall:
 
     def current_pace(self) -> events.PaceAdvice | None:
         now = time.time()
-        progress = self._log.track(at_s=now).progress
+        progress = self._log.track(at_s=now)
         if progress is None:
             return None
         at, best = self._best.get(progress.evaluates, (now, None))

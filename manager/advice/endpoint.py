@@ -9,7 +9,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -39,9 +39,8 @@ class EndpointError(Exception):
 class ModelEndpoint:
     """A model, and the tokens that the session has left for it. Thread-safe."""
 
-    def __init__(self, model: Advice, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, model: Advice) -> None:
         self.model = model
-        self.clock = clock
         self.takes_schemas = True
         self.tokens_left = model.session_tokens
         self._lock = threading.Lock()
@@ -78,7 +77,7 @@ class Conversation:
         self.tokens = 0
         self._endpoint = endpoint
         self._model = endpoint.model
-        self._ends_at = endpoint.clock() + float(endpoint.model.time_limit_s)
+        self._ends_at = time.monotonic() + float(endpoint.model.time_limit_s)
         try:
             self._httpx = importlib.import_module("httpx")
         except ImportError:
@@ -156,7 +155,7 @@ class Conversation:
         return bytes(data)
 
     def _left_s(self) -> float:
-        left = self._ends_at - self._endpoint.clock()
+        left = self._ends_at - time.monotonic()
         if left <= 0:
             raise EndpointError(f"the time limit of {self._model.time_limit_s:g} s has passed")
         return left

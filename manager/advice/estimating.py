@@ -183,7 +183,8 @@ Found = list[tuple[SimilarSource, Estimate]]
 
 class RetrievedEstimate(msgspec.Struct, frozen=True):
     """The cost of a recipe on one kind of device, in seconds and bytes. `from_loads`, `from_runs`: the recipes that
-    gave the values. `why`: reasons for missing values.
+    gave the values.
+    `why`: reason for a missing `run_s`.
     """
 
     load_s: ScatteredValue | None = None
@@ -192,7 +193,7 @@ class RetrievedEstimate(msgspec.Struct, frozen=True):
     run_s: ScatteredValue | None = None
     from_loads: tuple[SimilarSource, ...] = ()
     from_runs: tuple[SimilarSource, ...] = ()
-    why: dict[str, str] = {}
+    why: str = ""
 
 
 class Estimator:
@@ -206,9 +207,8 @@ class Estimator:
         self, kind: str, *, loader: WorkloadFacts | None = None, function: WorkloadFacts | None = None
     ) -> RetrievedEstimate:
         """Return the estimate. `function`: the joined facts of the function and its loader (`merge_loader_facts`)."""
-        why = dict[str, str]()
-        loads = self._measured(loader, kind, why, "load_s", of_loaders=True)
-        runs = self._measured(function, kind, why, "run_s", of_loaders=False)
+        loads, _ = self._measured(loader, kind, of_loaders=True)
+        runs, why = self._measured(function, kind, of_loaders=False)
         on_host = kind.startswith("cpu")
         resident = [Measured(float(e.resident_bytes if on_host else e.device_bytes)) for _, e in loads]
         peak = [Measured(float(e.peak_bytes if on_host else e.device_bytes)) for _, e in loads]
@@ -223,12 +223,10 @@ class Estimator:
             why=why,
         )
 
-    def _measured(
-        self, facts: WorkloadFacts | None, kind: str, why: dict[str, str], what: str, *, of_loaders: bool
-    ) -> Found:
+    def _measured(self, facts: WorkloadFacts | None, kind: str, *, of_loaders: bool) -> tuple[Found, str]:
+        """Return the measurements of similar recipes, or the reason why there are none."""
         if facts is None or not (facts.text or facts.known_facts()):
-            why[what] = ": ".join(["the source is not known", *(facts.notes[:1] if facts is not None else ())])
-            return []
+            return [], ": ".join(["the source is not known", *(facts.notes[:1] if facts is not None else ())])
         similar = self._similar.most_similar(facts, of_loaders=of_loaders, threshold=THRESHOLD)
         found: Found = []
         for source in similar[:_MOST_LOOKED_UP]:
@@ -236,10 +234,10 @@ class Estimator:
             if estimate is not None and (estimate.loads if of_loaders else source.row.function in estimate.functions):
                 found.append((source, estimate))
         if not similar:
-            why[what] = f"no recipe in the history has a similarity of {THRESHOLD:g} or more"
-        elif not found:
-            why[what] = f"{len(similar)} similar recipes are in the history, and none was measured on {kind}"
-        return found
+            return [], f"no recipe in the history has a similarity of {THRESHOLD:g} or more"
+        if not found:
+            return [], f"{len(similar)} similar recipes are in the history, and none was measured on {kind}"
+        return found, ""
 
 
 def _from_sources(found: Found, facts: WorkloadFacts | None, values: Sequence[Measured]) -> ScatteredValue | None:
@@ -261,7 +259,6 @@ def merge_loader_facts(loader: WorkloadFacts | None, function: WorkloadFacts) ->
         function,
         **fields,
         further={**loader.further, **function.further},
-        absent={field: reason for field, reason in function.absent.items() if field not in known},
         notes=(*loader.notes, *function.notes),
         text=f"{loader.text}\n{function.text}",
         same=f"{loader.same} {function.same}" if loader.same and function.same else "",
@@ -345,7 +342,7 @@ def estimated(file: Path, function: str, store: PerformanceStore, history: Sourc
     for kind in store.kinds():
         found = estimator.estimate(kind, loader=loader, function=merge_loader_facts(loader, facts))
         if (run := found.run_s) is None:
-            why.append(f"on {kind}, {found.why.get('run_s', 'nothing was found')}")
+            why.append(f"on {kind}, {found.why or 'nothing was found'}")
             continue
         similar |= dict.fromkeys(f"{each.row.name} (similarity {each.similarity:.2f})" for each in found.from_runs)
         load, resident, peak = found.load_s, found.resident_bytes, found.peak_bytes

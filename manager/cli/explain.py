@@ -42,7 +42,7 @@ def read_printed_progress(folder: SessionFolder, story: Story) -> LoggedProgress
     own = [file for file in files(folder) if file.name.rpartition("/")[2] == story.runs_in[0]]
     if len(own) != 1:
         return None
-    return FollowedLog(own[0].path, start=story.runs_from).track(at_s=time.time()).progress
+    return FollowedLog(own[0].path, start=story.runs_from).track(at_s=time.time())
 
 
 def progress_line(progress: LoggedProgress) -> str:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,11 @@ def test_benchmark_part_that_hangs_or_fails_stops_no_other_part(
     assert said["encoder"][0] == "too slow"
     assert said["turns"] == ("failed", "exit code 1: no such thing")
     assert said["gang"] == ("ok", "")
+
+
+def test_gpu_run_starts_on_a_machine_without_any_package() -> None:
+    done = subprocess.run([sys.executable, "-I", "-S", run.__file__, "--help"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_benchmark_parts_are_not_started_after_the_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,14 +2,15 @@ from __future__ import annotations
 
 import json
 
+from benchmarks.harness import RECORDS, ROOT
 from benchmarks.papers.schedmate import faults
-from benchmarks.papers.schedmate.faults_lab import kinds, surroundings
+from benchmarks.papers.schedmate.faults_lab import kinds
 
-README = (surroundings.ROOT / "benchmarks" / "FINDINGS.md").read_text()
+README = (ROOT / "benchmarks" / "FINDINGS.md").read_text()
 
 
 def test_record_covers_all_fault_kinds_and_matches_the_page() -> None:
-    record = json.loads(faults.RECORD.read_text())
+    record = json.loads((RECORDS / "schedmate-faults.json").read_text())
     rows = record["kinds"]
     assert set(rows) == {*kinds.FAULTS, *kinds.MISTAKES}
     assert {row["calls"] for row in rows.values()} == {faults.TIMES}
@@ -23,7 +24,7 @@ def test_record_covers_all_fault_kinds_and_matches_the_page() -> None:
 
 
 def test_record_with_a_retried_user_mistake_misses_the_bar() -> None:
-    record = json.loads(faults.RECORD.read_text())
+    record = json.loads((RECORDS / "schedmate-faults.json").read_text())
     record["kinds"]["/dev/full"]["ran_more_than_once"] = 1
     assert not faults.all_kinds_as_expected(record)
     record["kinds"]["/dev/full"]["ran_more_than_once"] = 0

@@ -87,10 +87,12 @@ def tune(spec: dict[str, Any]) -> Any:
     """
     from tuning import tiny
 
-    from stoker.tuning.tune import TuningProgress
+    from stoker.tuning import exchange
+    from stoker.tuning.tune import TuningProgress, purpose
     from stoker.tuning.tune import tune as run
 
-    context = tiny.context()
+    context, job, samples = tiny.context(), spec.pop("job"), tiny.samples()
+    place = {name: spec.pop(name) for name in ("rank", "size", "rendezvous")}
     die_at, leave_at = spec.pop("die_at", 0), spec.pop("leave_at", 0)
     kept = spec.pop("checkpoint", None)
     if kept is not None and kept.exists():
@@ -104,7 +106,9 @@ def tune(spec: dict[str, Any]) -> Any:
         if progress.iteration == leave_at:
             raise Evicted(b"")
 
-    return run(context, spec.pop("job"), tiny.samples(), report=report, **spec)
+    whose = purpose(context, job, samples)
+    with exchange.meet(**place, job=whose, device="cpu", limit_s=spec.pop("limit_s", LIMIT_S)) as others:
+        return run(context, job, samples, exchange=others, report=report, **spec)
 
 
 def gradient(spec: dict[str, Any]) -> Any:
@@ -153,13 +157,18 @@ def choose(spec: dict[str, Any]) -> Any:
     from stoker.tuning.bank import build
     from stoker.tuning.order import BankPlace, Order
 
-    counts, scorer = [], build.scorer
+    counts, scorer = list[int](), build.scorer
+
+    def counting(*given: Any, **more: Any) -> Any:
+        score = scorer(*given, **more)
+        return lambda texts: counts.append(len(texts)) or score(texts)
+
     order = Order(tiny.job(initial=""), tiny.samples(), bank=BankPlace(spec.pop("bank"), "tiny"))
     with (
         pytest.MonkeyPatch.context() as patch,
         exchange.meet(**spec, job="choose", device="cpu", limit_s=LIMIT_S) as others,
     ):
-        patch.setattr(build, "scorer", lambda *given, **more: scorer(*given, **more, seen=counts.append))
+        patch.setattr(build, "scorer", counting)
         found = call.choose_initial_prompt(tiny.context(), order, others, known=None)
     return found.text, sum(counts), found.note
 

@@ -141,10 +141,10 @@ def _of_model(model: Model, times: Iterable[float], parameters: Parameters, seed
     return found
 
 
-def arrival_times(count: int, stream: Stream, *, peak: float, minutes: int = paper.MINUTES) -> list[float]:
-    counts = _per_minute(count, stream, peak=peak, minutes=minutes)
+def arrival_times(count: int, stream: Stream, *, peak: float) -> list[float]:
+    counts = _per_minute(count, stream, peak=peak)
     times: list[float] = []
-    number = 2 * minutes
+    number = 2 * paper.MINUTES
     for minute, here in enumerate(counts):
         gaps = [stream.exponential(number + place, mean=1.0) for place in range(here + 1)]
         number += len(gaps)
@@ -153,13 +153,13 @@ def arrival_times(count: int, stream: Stream, *, peak: float, minutes: int = pap
     return times
 
 
-def _per_minute(count: int, stream: Stream, *, peak: float, minutes: int) -> list[int]:
-    fullest = int(stream.uniform(0) * minutes)
-    most = round(count * peak / minutes)
-    shares = [stream.exponential(1 + minute, mean=1.0) for minute in range(minutes)]
-    counts = [0] * minutes
+def _per_minute(count: int, stream: Stream, *, peak: float) -> list[int]:
+    fullest = int(stream.uniform(0) * paper.MINUTES)
+    most = round(count * peak / paper.MINUTES)
+    shares = [stream.exponential(1 + minute, mean=1.0) for minute in range(paper.MINUTES)]
+    counts = [0] * paper.MINUTES
     counts[fullest] = most
-    others = [minute for minute in range(minutes) if minute != fullest]
+    others = [minute for minute in range(paper.MINUTES) if minute != fullest]
     for _ in range(count - most):  # Assign each job to the minute that lacks most of its share (Webster's method).
         open_minutes = [minute for minute in others if counts[minute] < most]
         counts[max(open_minutes, key=lambda minute: shares[minute] / (2 * counts[minute] + 1))] += 1

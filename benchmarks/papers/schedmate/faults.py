@@ -11,7 +11,6 @@ files.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import random
@@ -23,14 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import stoker
-from benchmarks.harness import ROOT, commit, machine, side_options, until
+from benchmarks.harness import ROOT, Clock, machine, side_options, until
 from benchmarks.papers.schedmate.faults_lab import files, surroundings
 from benchmarks.papers.schedmate.faults_lab.kinds import BOUNDED, FAULTS, MISTAKES, Case, device, run_case
 from stoker.manager.executor.futures import AppCallFuture
 from stoker.sessions import sent_call
 from stoker.site import Pilot, Provider, Site
 
-RECORD = ROOT / "benchmarks" / "records" / "schedmate-faults.json"
 PILOTS, TIMES, SEED = 3, 20, 11
 LIMIT_S = 1800.0
 _COUNTED = re.compile(r"of 2 before it is given up|may have run when|it ended its library \d+ times")
@@ -42,16 +40,16 @@ def main() -> int:
     if reason := surroundings.why_not():
         print(f"skipped: {reason}")
         return 0
+    clock = Clock("python -m benchmarks.papers.schedmate.faults")
     record = measure()
     for kind, row in record["kinds"].items():
         print(f"{kind:42}", row)
-    print(f"{record['seconds']} s, load {record['load_before_and_after']}, met: {all_kinds_as_expected(record)}")
-    RECORD.write_text(json.dumps(record, indent=1) + "\n")
+    print(f"{record['seconds']} s, met: {all_kinds_as_expected(record)}")
+    clock.write("schedmate-faults", record)
     return 0 if all_kinds_as_expected(record) else 1
 
 
 def measure() -> dict[str, Any]:
-    load = os.getloadavg()
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="faults-") as temporary:
         folder = Path(temporary)
@@ -67,9 +65,7 @@ def measure() -> dict[str, Any]:
             rows, ended = _run(site, folder)
             count = len(beside)
     return {
-        "command": "python -m benchmarks.papers.schedmate.faults", "commit": commit(),
-        "machine": f"{machine()}, Linux {platform.release().partition('-')[0]}",
-        "load_before_and_after": [load[0], os.getloadavg()[0]], "seed": SEED, "times": TIMES,
+        "machine": f"{machine()}, Linux {platform.release().partition('-')[0]}", "seed": SEED, "times": TIMES,
         "seconds": round(time.monotonic() - started, 1), "pilots_at_the_end": ended, "neighbours": count,
         "kinds": rows,
     }  # fmt: skip

@@ -8,8 +8,6 @@ texts. In both comparisons, correct answers in place of model answers give an up
 from __future__ import annotations
 
 import argparse
-import datetime
-import os
 import re
 import sys
 import time
@@ -20,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.harness import ROOT, commit, machine
+from benchmarks.harness import Clock
 from benchmarks.papers.schedmate.failures import evaluation
 from benchmarks.papers.schedmate.failures.corpus import FailedJob, corpus
 from benchmarks.papers.schedmate.metric_formats import HELD_OUT, HELD_OUT_SECOND
@@ -31,9 +29,7 @@ from stoker.manager.advice.logs.opinion import BY_MODEL, second_opinion
 from stoker.manager.advice.logs.reading import RANK_MARK
 from stoker.manager.advice.metrics import LineFormats
 from stoker.site import Advice, Duration
-from stoker.whole_files import write_whole
 
-RECORD = ROOT / "benchmarks" / "records" / "schedmate-language-model.json"
 TABLES = ("without rows that know the test's texts", "shipped table")
 _BY_HAND = tuple(map(re.compile, tomllib.loads(Path(__file__).with_name("line_answers.toml").read_text())["lines"]))
 
@@ -120,17 +116,14 @@ def main() -> int:
     asked = ask.parse_args()
     model = Advice(asked.url, asked.model, time_limit_s=Duration(300.0), session_tokens=10_000_000)
     endpoint = Remembering(model)
+    clock = Clock(f"python -m benchmarks.papers.schedmate.language_model URL {asked.model}")
     began = time.monotonic()
-    record: dict[str, Any] = {
-        "command": f"python -m benchmarks.papers.schedmate.language_model URL {asked.model}", "model": asked.model,
-        "machine": machine(), "at": str(datetime.date.today()), "commit": commit(),
-        "load": [round(load, 1) for load in os.getloadavg()], "lines": lines(endpoint),
-    }  # fmt: skip
+    record: dict[str, Any] = {"model": asked.model, "lines": lines(endpoint)}
     record["tokens of lines"] = endpoint.model.session_tokens - endpoint.tokens_left
     record["failures"] = failures(endpoint)
     record["tokens"] = endpoint.model.session_tokens - endpoint.tokens_left
     record["s"] = round(time.monotonic() - began)
-    write_whole(RECORD, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n", mode=0o644)
+    clock.write("schedmate-language-model", record)
     return 0
 
 

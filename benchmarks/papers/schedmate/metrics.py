@@ -21,12 +21,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import corpora
-from benchmarks.harness import ROOT, machine, side_options
+from benchmarks.harness import Clock, side_options
 from benchmarks.papers.schedmate import metric_formats
 from benchmarks.papers.schedmate.metric_formats import HELD_OUT, HELD_OUT_SECOND, START, Formats
 from stoker.manager.advice.endpoint import ModelEndpoint
 from stoker.manager.advice.metrics import FollowedLog, LineFormats, LoggedProgress, read_metrics
-from stoker.manager.advice.metrics.tracker import TrackingResult
 
 LOGS = "metric_logs"
 SEEDS = range(1, 7)
@@ -108,7 +107,7 @@ def _errors_of_case(case: Case, folder: Path, learned: Learned | None) -> list[t
     _track_until(log, case.look_s, learned)
     with path.open("ab") as more:
         more.write(case.content[case.look_bytes :])
-    progress = _track_until(log, case.end_s, learned).progress
+    progress = _track_until(log, case.end_s, learned)
     found: list[tuple[str, float | None]] = []
     for name, true in case.truth.items():
         given, error = _tracked_value(progress, name), None
@@ -126,7 +125,7 @@ class Learned(NamedTuple):
     endpoint: ModelEndpoint
 
 
-def _track_until(log: FollowedLog, at_s: float, learned: Learned | None) -> TrackingResult:
+def _track_until(log: FollowedLog, at_s: float, learned: Learned | None) -> LoggedProgress | None:
     tracked = log.track(at_s=at_s)
     if learned is None:
         return tracked
@@ -180,16 +179,13 @@ def _speed(cases: list[Case]) -> dict[str, float]:
     return {"lines_per_s": len(lines) / took, "look_ms": look_ms}
 
 
-RECORD = ROOT / "benchmarks" / "records" / "schedmate-metrics.json"
-
-
 def main() -> int:
-    given = side_options(__doc__, held_out=False)
+    given, clock = side_options(__doc__, held_out=False), Clock("python -m benchmarks.papers.schedmate.metrics")
     cases = [*_real_cases(), *made_cases(metric_formats.FORMATS)]
     parts = {"written_for": cases}
     if given.held_out:
         parts |= {"held_out": list(made_cases(HELD_OUT)), "held_out_second": list(made_cases(HELD_OUT_SECOND))}
-    record: dict[str, Any] = {"machine": machine(), "right": f"within {RIGHT:.0%} of the truth"}
+    record: dict[str, Any] = {"right": f"within {RIGHT:.0%} of the truth"}
     for part, several in parts.items():
         record[part] = rows_of(several)
         print(f"{part}:")
@@ -198,7 +194,7 @@ def main() -> int:
     record |= _speed(cases)
     print(f"{record['lines_per_s']:,.0f} lines a second, {record['look_ms']:.1f} ms a look")
     if not given.held_out:
-        RECORD.write_text(json.dumps(record, indent=1) + "\n")
+        clock.write("schedmate-metrics", record)
     return 0
 
 

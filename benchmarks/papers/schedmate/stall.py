@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
 import signal
 import sys
@@ -17,14 +16,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.harness import ROOT, commit, machine, side_options
+from benchmarks.harness import Clock, side_options
 from stoker.manager.core.events import AskAdvice, OfFailure
 from stoker.manager.live import advisor
 from stoker.manager.live.advisor import AdvisorLink
 from stoker.protocol.ids import CallId, LibraryId, PilotId
 from stoker.protocol.session import SessionFolder
 
-RECORD = ROOT / "benchmarks" / "records" / "schedmate-stall.json"
 BAR_MS = 1.0
 SECONDS = 25.0
 TURN_S = 0.002
@@ -90,6 +88,7 @@ def _ms(seconds: float) -> float:
 
 def main() -> int:
     side_options(__doc__)
+    clock = Clock("python -m benchmarks.papers.schedmate.stall")
     gc.freeze()  # The manager uses these settings.
     gc.set_threshold(100_000, 50, 100)
     rows = {}
@@ -97,10 +96,7 @@ def main() -> int:
         for what in ("answers", "takes 9 s", "is killed"):
             rows[what] = run(what, Path(place))
             print(f"{what:10}", rows[what])
-    record = {
-        "commit": commit(), "machine": machine(), "load": os.getloadavg()[0], "seconds_each": SECONDS, "rows": rows,
-    }  # fmt: skip
-    RECORD.write_text(json.dumps(record, indent=1) + "\n")
+    clock.write("schedmate-stall", {"seconds_each": SECONDS, "rows": rows})
     return int(any(row["most_processor_ms"] > BAR_MS for row in rows.values()))
 
 

@@ -5,12 +5,11 @@ one shadow validation. A *decision* is all computation for a call until a librar
 (§IX-H, Figure 33). Every 0.1 s, a round decides about waiting calls again. Rounds have a separate line. Times are
 processor time of one core.
 
-    python -m benchmarks slinfer_decisions python -m benchmarks.papers.slinfer.decisions [--for-s 300]
+    python -m benchmarks.side benchmarks.papers.slinfer.decisions side for_s=300
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections import defaultdict
@@ -20,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from benchmarks.harness import run_side, side_options
+from benchmarks.harness import Skipped, in_turns, run_side
 from benchmarks.papers.slinfer.cases import FOR_S, SLINFER, Case, system_of
 from benchmarks.papers.slinfer.worlds import missing, read_workload
 from benchmarks.tables import Bar, Line, Table
@@ -32,7 +31,6 @@ from stoker.pilot.core.events import OfferInspected
 from stoker.pilot.core.state import CoreState
 from stoker.pilot.core.turns import LateRefusal, why_late
 
-NAME, TITLE = "slinfer_decisions", "what it costs to place a call of a language model (slinfer)"
 SIZE, MODELS = "llama-2-7b", 128
 WARM_UP_S = 30.0
 CANDIDATE_MS, DECISION_MS, RUN_S = 0.05, 0.3, 60.0
@@ -41,13 +39,10 @@ CANDIDATE_MS, DECISION_MS, RUN_S = 0.05, 0.3, 60.0
 def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
     """Time decisions in a part of the workload; then simulate the whole half hour once without timing."""
     if reason := missing():
-        return Table(name=NAME, title=TITLE, skipped=reason)
+        raise Skipped(reason)
     repeats, for_s = (1, 40.0) if quick else (3, 120.0)
-    found = []
-    for repeat in range(repeats):
-        found.append(run_side("benchmarks.papers.slinfer.decisions", "--for-s", str(for_s)))
-        say(f"repeat {repeat + 1} of {repeats}: " + ", ".join(f"{name} {each:.3g}" for name, each in found[-1].items()))
-    whole = run_side("benchmarks.papers.slinfer.decisions", "--for-s", str(for_s if quick else FOR_S), "--plain")
+    [found] = in_turns({"timed": partial(run_side, side, for_s=for_s)}, repeats, say).values()
+    whole = run_side(side, for_s=for_s if quick else FOR_S, plain=True)
     lines = [
         _line("a candidate: shadow validation", found, "candidate", CANDIDATE_MS),
         _line("a decision: all candidates of a call", found, "decision", DECISION_MS),
@@ -57,7 +52,7 @@ def measure(say: Callable[[str], None], *, quick: bool = False) -> Table:
             bar=Bar(at_most=RUN_S, repeats=1), last_digits=0,
         ),
     ]  # fmt: skip
-    return Table(name=NAME, title=TITLE, lines=lines)
+    return Table(lines=lines)
 
 
 def _line(what: str, found: list[dict[str, Any]], name: str, most_ms: float | None) -> Line:
@@ -123,12 +118,11 @@ def _timed(actions: Iterable[Action], add: Callable[[float], None]) -> Iterator[
         yield action
 
 
-def main() -> None:
-    asked = side_options(__doc__, for_s=FOR_S, plain=False)
+def side(for_s: float = FOR_S, plain: bool = False) -> dict[str, float]:
     world, make = system_of(Case(SLINFER, MODELS, (SIZE,)), [SIZE] * MODELS)
     policies = make()
-    watch = None if asked.plain else DecisionTimer(policies.dispatch)
-    simulation = Simulation(world, read_workload("AzureConv", MODELS, for_s=asked.for_s), policies, seed=0)
+    watch = None if plain else DecisionTimer(policies.dispatch)
+    simulation = Simulation(world, read_workload("AzureConv", MODELS, for_s=for_s), policies, seed=0)
     if watch is not None:
         simulation.agenda.after(WARM_UP_S, watch.begin)
     began = time.process_time()
@@ -136,15 +130,8 @@ def main() -> None:
     found = {"run_s": time.process_time() - began}
     if watch is not None:
         decisions_s = list(watch.decisions_s.values())
-        for name, seconds in {
-            "candidate": watch.candidates_s,
-            "decision": decisions_s,
-            "round": watch.rounds_s,
-        }.items():
+        times = {"candidate": watch.candidates_s, "decision": decisions_s, "round": watch.rounds_s}
+        for name, seconds in times.items():
             found[f"{name}_ms"] = 1000 * statistics.fmean(seconds)
             found[f"{name}_p99_ms"] = 1000 * statistics.quantiles(seconds, n=100)[98]
-    print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()
+    return found

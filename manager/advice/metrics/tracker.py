@@ -52,35 +52,27 @@ class LoggedProgress(msgspec.Struct, frozen=True, kw_only=True):
     samples_per_s: float | None = None
     seconds_left: float | None = None
     evaluates: bool = False
-    lines: int = 0
-
-
-class TrackingResult(msgspec.Struct, frozen=True):
-    progress: LoggedProgress | None
-    why: str
 
 
 class MetricTracker:
     """Follows one program over several readings of its log. `totals`: the steps and epochs that the program stated at
     its start."""
 
-    def __init__(self, totals: Mapping[str, float] | None = None, *, formats: LineFormats | None = None) -> None:
-        self.totals = dict(totals or {})
+    def __init__(self, formats: LineFormats | None = None) -> None:
+        self.totals: Mapping[str, float] = {}
         self._read_line = formats.read if formats is not None else read_metrics
         self._seen: tuple[tuple[str, float | None], float, float] | None = None
         """Last reading: the identity of the count, the units done, and the time."""
 
-    def track(self, newest_first: Iterable[str], *, at_s: float | None = None) -> TrackingResult:
-        """Return the progress. `at_s`: time of the reading. If the log contains no times, the rate comes from the times
-        of two readings."""
-        lines, read = newest_metrics(newest_first, read_line=self._read_line)
+    def track(self, newest_first: Iterable[str], *, at_s: float | None = None) -> LoggedProgress | None:
+        """Return the progress, if lines have metrics. `at_s`: time of the reading. If the log contains no times, the
+        rate comes from the times of two readings."""
+        lines = newest_metrics(newest_first, read_line=self._read_line)
         if not lines:
-            return TrackingResult(
-                None, "the log is empty" if not read else f"none of the last {read} lines has a metric"
-            )
+            return None
         chosen = choose_progress(group_counts_into_series(lines))
         if chosen is None:
-            return TrackingResult(_progress_without_counts(lines), "lines have metrics, but none counts steps")
+            return _progress_without_counts(lines)
         inner, _ = chosen
         rate = pace(inner)
         if at_s is not None:
@@ -89,14 +81,12 @@ class MetricTracker:
             if rate is None and before == count and done > was_done and at_s > was_at_s:
                 rate = (done - was_done) / (at_s - was_at_s)
             self._seen = count, done, at_s
-        return TrackingResult(_progress(lines, *chosen, rate, self.totals), "")
+        return _progress(lines, *chosen, rate, self.totals)
 
 
-def newest_metrics(
-    newest_first: Iterable[str], *, read_line: Callable[[str], LineMetrics | None]
-) -> tuple[list[LineMetrics], int]:
-    """Return the metrics of the newest lines, oldest first, and the number of lines read. Counts of learned formats are
-    used only if the rules find none."""
+def newest_metrics(newest_first: Iterable[str], *, read_line: Callable[[str], LineMetrics | None]) -> list[LineMetrics]:
+    """Return the metrics of the newest lines, oldest first. Counts of learned formats are used only if the rules find
+    none."""
     found: list[LineMetrics] = []
     of_kind: dict[str, float] = {}
     read = in_vain = 0
@@ -115,7 +105,7 @@ def newest_metrics(
             found.append(metrics)
     if any(line.counters and not line.learned for line in found):
         found = [msgspec.structs.replace(line, counters=()) if line.learned else line for line in found]
-    return found[::-1], read
+    return found[::-1]
 
 
 def slowdown(before: LoggedProgress | None, after: LoggedProgress | None) -> float | None:
@@ -161,7 +151,7 @@ def _progress(
         learning_rate=next((line.learning_rate for line in reversed(recent) if line.learning_rate is not None), None),
         tokens_per_s=_median_of_field(recent, "tokens_per_s"), samples_per_s=_median_of_field(recent, "samples_per_s"),
         seconds_left=(total - done) / rate_per_s if total is not None and rate_per_s else left,
-        evaluates=lines[-1].evaluates, lines=len(lines),
+        evaluates=lines[-1].evaluates,
     )  # fmt: skip
 
 
@@ -195,7 +185,7 @@ def _median_of_field(lines: Sequence[LineMetrics], field: str) -> float | None:
 def _progress_without_counts(lines: Sequence[LineMetrics]) -> LoggedProgress | None:
     trained = [line for line in lines if not line.evaluates] or list(lines)
     found = LoggedProgress(
-        done=0.0, unit="", whole=False, loss=_newest_loss(trained), evaluates=lines[-1].evaluates, lines=len(lines),
+        done=0.0, unit="", whole=False, loss=_newest_loss(trained), evaluates=lines[-1].evaluates,
         tokens_per_s=_median_of_field(trained, "tokens_per_s"),
         samples_per_s=_median_of_field(trained, "samples_per_s"),
         steps_per_s=_median_of_field(trained, "steps_per_s"),
@@ -221,14 +211,14 @@ class FollowedLog:
         self._path = path
         self._start = start
         self._formats = formats
-        self._tracker = MetricTracker(formats=formats)
+        self._tracker = MetricTracker(formats)
         self._identity: tuple[int, int] | None = None
         self._state: tuple[int, int, int] | None = None
-        self._tracked = TrackingResult(None, "the log was not read yet")
+        self._tracked: LoggedProgress | None = None
         self._head_bytes = 0
 
-    def track(self, *, at_s: float) -> TrackingResult:
-        """Return the progress, or why the log cannot be read. `at_s`: time of a monotonic clock."""
+    def track(self, *, at_s: float) -> LoggedProgress | None:
+        """Return the progress, if the log can be read and has metrics. `at_s`: time of a monotonic clock."""
         try:
             with open(self._path, "rb", buffering=0) as log:
                 status = os.fstat(log.fileno())
@@ -236,14 +226,14 @@ class FollowedLog:
                 identity, state = (status.st_dev, status.st_ino), (status.st_size, status.st_mtime_ns, learned)
                 if identity != self._identity or (self._state is not None and status.st_size < self._state[0]):
                     self._identity, self._state, self._head_bytes = identity, None, 0
-                    self._tracker = MetricTracker(formats=self._formats)
+                    self._tracker = MetricTracker(self._formats)
                 if state != self._state:
                     self._read_head(log.fileno(), status.st_size)
                     lines = newest_lines(log.fileno(), status.st_size, start=self._start)
                     self._tracked = self._tracker.track(lines, at_s=at_s)
                     self._state = state
-        except OSError as error:
-            return TrackingResult(None, f"the log {self._path} cannot be read: {error.strerror or error}")
+        except OSError:
+            return None
         return self._tracked
 
     def _read_head(self, descriptor: int, size: int) -> None:

@@ -51,17 +51,15 @@ def add_answers_found_in_sources(
         before = known[field].sure if field in known else -1.0
         if value is None or before >= DOUBTED:
             continue
-        where = place_of(field, value, sources)
         sure = _SURE_OF_SMALL if isinstance(value, int) and value < 10 else _SURE
-        if where is None:
+        if not _shows(sources.values(), field, value):
             refused.append(f"the language model says {field} = {str(value)[:60]!r}, which the source does not contain")
         elif sure > before:
-            taken[field] = SourceFact(value, where, sure)
-    absent = {field: why for field, why in facts.absent.items() if field not in taken}
-    return msgspec.structs.replace(facts, **taken, absent=absent), refused
+            taken[field] = SourceFact(value, sure)
+    return msgspec.structs.replace(facts, **taken), refused
 
 
-def place_of(field: str, value: Scalar, sources: Mapping[str, str]) -> str | None:
+def _shows(texts: Iterable[str], field: str, value: Scalar) -> bool:
     if isinstance(value, str):
         other_names = {
             "framework": [(name, framework) for name, (framework, _) in FRAMEWORKS.items()],
@@ -72,8 +70,7 @@ def place_of(field: str, value: Scalar, sources: Mapping[str, str]) -> str | Non
         pattern = re.compile("|".join(map(re.escape, (value, *others))), re.IGNORECASE)
     else:
         pattern = re.compile(rf"(?<![\w.]){'_?'.join(str(value))}(?![\w.])")
-    lines = ((name, number, line) for name, text in sources.items() for number, line in enumerate(text.splitlines(), 1))
-    return next((f"{name}:{number}" for name, number, line in lines if pattern.search(line)), None)
+    return any(pattern.search(line) for text in texts for line in text.splitlines())
 
 
 def _parse_fact_value(field: str, value: object) -> Scalar | None:

@@ -1,5 +1,5 @@
-"""Read facts of a function, a loader or a script from its source code (SchedMate §3.1). Each fact has a source line and
-a certainty. Each missing fact has a reason. `extract_facts` never raises, executes no code, and reads only files in the
+"""Read facts of a function, a loader or a script from its source code (SchedMate §3.1). Each fact has a
+certainty. `extract_facts` never raises, executes no code, and reads only files in the
 given folders.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from stoker.manager.advice.source.facts import ARGUMENT, FIELDS, WorkloadFacts
+from stoker.manager.advice.source.facts import WorkloadFacts
 from stoker.manager.advice.source.reading import (
     LONGEST_FILE_BYTES,
     Function,
@@ -115,15 +115,12 @@ def extract_facts(
         scanner.note(str(error))
     except Exception as error:  # no source code may end the advisor
         scanner.note(f"only a part of the source was read: {type(error).__name__}: {str(error)[:200]}")
-    found, missed, notes = scanner.recogniser.found, scanner.recogniser.missed, tuple(scanner.notes)
-    unnamed = "; ".join(["the scanned source code does not show it", *notes[:1]])
     configs = [read for path, read in reader.texts.items() if path.suffix != ".py"]
     parts = [text, *given, *scanner.constants.values(), *configs]
     return WorkloadFacts(
-        **found,
+        **scanner.recogniser.found,
         further=scanner.recogniser.further,
-        absent={field: missed.get(field, unnamed) for field in FIELDS if field not in found},
-        notes=notes,
+        notes=tuple(scanner.notes),
         text=text[:LONGEST_TEXT],
         same=blake2b("\0".join(parts).encode(errors="replace"), digest_size=16).hexdigest() if text else "",
     )
@@ -171,7 +168,7 @@ def _known_argument(value: Any) -> Known:
         value = [_known_argument(each) for each in value[:1000]]
     elif value is not None and not isinstance(value, str | int | float | bool):
         value = str(value)[:300]
-    return Known(value, ARGUMENT, 1.0)
+    return Known(value, 1.0)
 
 
 # ---- the loader of a function

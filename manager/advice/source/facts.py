@@ -19,7 +19,6 @@ from stoker.manager.advice.source.reading import CallSite, ImportedName, Known, 
 Scalar = str | int | float
 
 UNKNOWN = "unknown"
-ARGUMENT = "argument"
 
 MANDATORY = ("model", "task", "data")
 COUNT_FIELDS = ("batch_size", "epochs", "items", "steps", "sequence_length")
@@ -28,10 +27,9 @@ FIELDS = (*MANDATORY, *COUNT_FIELDS, "precision", "framework", "devices")
 
 
 class SourceFact(msgspec.Struct, frozen=True):
-    """A value from source code. `where`: position (`file:line`), or `argument`. `sure`: certainty from 0 to 1."""
+    """A value from source code. `sure`: certainty from 0 to 1."""
 
     value: Scalar
-    where: str = ""
     sure: float = 0.0
 
     @property
@@ -43,8 +41,8 @@ NOT_FOUND = SourceFact(UNKNOWN)
 
 
 class WorkloadFacts(msgspec.Struct, frozen=True):
-    """Facts of a function or a loader. `further`: other numbers and words. `absent`: reasons for missing facts. `text`:
-    the normalised code of all scanned functions. `same`: a digest of `text` and the arguments."""
+    """Facts of a function or a loader. `further`: other numbers and words. `text`: the normalised code
+    of all scanned functions. `same`: a digest of `text` and the arguments."""
 
     model: SourceFact = NOT_FOUND
     task: SourceFact = NOT_FOUND
@@ -58,7 +56,6 @@ class WorkloadFacts(msgspec.Struct, frozen=True):
     framework: SourceFact | None = None
     devices: SourceFact | None = None
     further: dict[str, SourceFact] = {}
-    absent: dict[str, str] = {}
     notes: tuple[str, ...] = ()
     text: str = ""
     same: str = ""
@@ -180,38 +177,35 @@ _SIZED = re.compile(
 
 
 class FactRecogniser:
-    """Collects the most certain fact for each field. `missed`: why the value of a mentioned field is unknown."""
+    """Collects the most certain fact for each field."""
 
     def __init__(self) -> None:
         self.found: dict[str, SourceFact] = {}
         self.further: dict[str, SourceFact] = {}
-        self.missed: dict[str, str] = {}
         self._loops = 0
 
     def call(self, site: CallSite) -> None:
         owner, _, last = site.dotted.rpartition(".")
         top = site.dotted.partition(".")[0]
-        self.record_framework_of_module(top, site.where, site.sure)
+        self.record_framework_of_module(top, site.sure)
         for field, place, names, sure in _ARGUMENTS.get(site.dotted) or _ARGUMENTS.get(last, ()):
             value = site.argument(place, *names)
             if value is not None and isinstance(value.value, str):
                 factor = 0.6 if owner.endswith(_HELPERS) else 1.0
-                self.keep(field, value.value, value.where, factor * sure * site.sure * value.sure)
-            elif field == "model" and place < max(1, len(site.args)):
-                self._record_missing_value(field, site)
+                self.keep(field, value.value, factor * sure * site.sure * value.sure)
         for prefix, (field, sure) in _NAMED_BY_CALL.items():
             if site.dotted.startswith(prefix):
-                self.keep(field, last, site.where, sure * site.sure)
+                self.keep(field, last, sure * site.sure)
         if top == "sklearn" and last[:1].isupper():
-            self.keep("model", last, site.where, 0.7 * site.sure)
+            self.keep("model", last, 0.7 * site.sure)
             for ending, task in (("Classifier", "classification"), ("Regressor", "regression")):
                 if last.endswith(ending):
-                    self.keep("task", task, site.where, 0.6)
+                    self.keep("task", task, 0.6)
         if last == "load_dataset":
             self._record_dataset(site)
         self._record_precision_of_call(site)
         if last == "cuda" and owner:
-            self.keep("devices", "cuda", site.where, 0.85 * site.sure)
+            self.keep("devices", "cuda", 0.85 * site.sure)
         elif last in ("to", "device") and site.args and site.args[0] is not None:
             self._device(site.args[0], 0.85 * site.sure)
         self._record_task_of_call(site, owner, last)
@@ -233,42 +227,40 @@ class FactRecogniser:
         elif field == "devices":
             self._device(value, factor)
         elif field is not None:
-            self.keep(field, value.value, value.where, factor * value.sure)
+            self.keep(field, value.value, factor * value.sure)
         elif further:
             self._more(name, value)
 
     def loop(self, name: str, times: Known) -> None:
         word = name.lower()
         if "epoch" in word:
-            self.keep("epochs", times.value, times.where, 0.85 * times.sure)
+            self.keep("epochs", times.value, 0.85 * times.sure)
         elif "step" in word or "iter" in word:
-            self.keep("steps", times.value, times.where, 0.8 * times.sure)
+            self.keep("steps", times.value, 0.8 * times.sure)
         else:
             self._loops += 1
             self._more(f"loop {self._loops}", times)
 
-    def record_framework_of_module(self, top: str, where: str, sure: float) -> None:
+    def record_framework_of_module(self, top: str, sure: float) -> None:
         if top in FRAMEWORKS:
             framework, certainty = FRAMEWORKS[top]
-            self.keep("framework", framework, where, certainty * sure)
+            self.keep("framework", framework, certainty * sure)
 
-    def opened(self, file: NamedFile, where: str, sure: float) -> None:
+    def opened(self, file: NamedFile, sure: float) -> None:
         if os.path.splitext(file.path)[1] in _DATA_FILES:
-            self.keep("data", file.path, where, 0.45 * sure)
+            self.keep("data", file.path, 0.45 * sure)
 
     def _record_dataset(self, site: CallSite) -> None:
         name, part, split = site.argument(0, "path"), site.argument(1, "name"), site.kwargs.get("split")
         if name is not None and isinstance(name.value, str):
             full = f"{name.value}/{part.value}" if part is not None and isinstance(part.value, str) else name.value
-            self.keep("data", full, name.where, 0.95 * site.sure * name.sure)
-        else:
-            self._record_missing_value("data", site)
+            self.keep("data", full, 0.95 * site.sure * name.sure)
         if split is not None and (sliced := _SLICE.search(str(split.value))):
-            self.keep("items", int(sliced[1][:12]), site.where, 0.85 * site.sure)
+            self.keep("items", int(sliced[1][:12]), 0.85 * site.sure)
 
     def _record_precision_of_call(self, site: CallSite) -> None:
         if site.last in ("half", "bfloat16", "double") and not site.args and "." in site.dotted:
-            self._record_precision(Known(site.last, site.where), 0.85 * site.sure)
+            self._record_precision(Known(site.last), 0.85 * site.sure)
         elif site.last in ("to", "type", "astype", "set_default_dtype", "autocast"):
             for value in site.args:
                 if value is not None and isinstance(value.value, ImportedName):
@@ -276,45 +268,42 @@ class FactRecogniser:
         for name in ("fp16", "bf16", "load_in_8bit", "load_in_4bit"):
             value = site.kwargs.get(name)
             if value is not None and value.value is True:
-                self._record_precision(Known(name.removeprefix("load_in_"), site.where), 0.9 * site.sure)
+                self._record_precision(Known(name.removeprefix("load_in_")), 0.9 * site.sure)
 
     def _record_precision(self, value: Known, sure: float) -> None:
         said = value.value.last if isinstance(value.value, ImportedName) else value.value
         precision = PRECISIONS.get(str(said).lower())
         if precision is not None and isinstance(said, str | int):
-            self.keep("precision", precision, value.where, sure * value.sure)
+            self.keep("precision", precision, sure * value.sure)
 
     def _device(self, value: Known, sure: float) -> None:
         device = value.value
         if isinstance(device, str):
             device = device.partition(":")[0] if _CUDA.match(device) else None
         if isinstance(device, str | int):
-            self.keep("devices", device, value.where, sure * value.sure)
+            self.keep("devices", device, sure * value.sure)
 
     def _record_task_of_call(self, site: CallSite, owner: str, last: str) -> None:
         if last in TASK_OF_CALL:
             task, certainty = TASK_OF_CALL[last]
-            self.keep("task", task, site.where, certainty * site.sure)
+            self.keep("task", task, certainty * site.sure)
         if site.dotted.startswith(("torchvision.models.", "keras.applications.")):
-            self.keep("task", "image-classification", site.where, 0.6 * site.sure)
+            self.keep("task", "image-classification", 0.6 * site.sure)
         made = owner if last == "from_pretrained" else last
         for ending, task in TASK_OF_CLASS.items():
             if made.endswith(ending):
-                self.keep("task", task, site.where, 0.9 * site.sure)
+                self.keep("task", task, 0.9 * site.sure)
         if last in ("backward", "fit", "train_step") or site.dotted.endswith("Trainer.train"):
-            self._more("training", Known("yes", site.where))
+            self._more("training", Known("yes"))
 
-    def _record_missing_value(self, field: str, site: CallSite) -> None:
-        self.missed.setdefault(field, f"{site.where}: {site.last}(...) takes a value that the source does not show")
-
-    def keep(self, field: str, value: Any, where: str, sure: float) -> None:
+    def keep(self, field: str, value: Any, sure: float) -> None:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, str):
             value = value.strip()
         sure, before = round(min(sure, 1.0), 3), self.found.get(field)
         if fits(field, value) and (before is None or sure > before.sure):
-            self.found[field] = SourceFact(value, where, sure)
+            self.found[field] = SourceFact(value, sure)
 
     def _more(self, name: str, value: Known) -> None:
         known = value.value
@@ -323,4 +312,4 @@ class FactRecogniser:
         small = isinstance(known, int | float) and abs(known) < 1e15
         short = isinstance(known, str) and 0 < len(known) <= 80
         if (small or short) and name not in self.further and len(self.further) < MOST_FURTHER:
-            self.further[name] = SourceFact(known, value.where, round(value.sure, 3))
+            self.further[name] = SourceFact(known, round(value.sure, 3))

@@ -174,39 +174,34 @@ CONFIG_READERS = {
 MOST_VALUES, DEEPEST = 5_000, 20
 """Maximum number of values in a config file, and maximum nesting depth. With YAML aliases, a short file can represent
 billions of values."""
-_KEY_REACH_LINES = 2_000
 
 
 def read_config(name: str, form: str, folders: UserFolders, *, beside: Path | None) -> Known:
-    """Return the values of a config file. A value's line is the first line with its key below its table. Raises
-    NotReadError.
-    """
+    """Return the values of a config file. Raises NotReadError."""
     places = [*([beside.parent] if beside is not None else []), *folders.roots]
     path = next((place / name for place in places if os.path.isfile(place / name)), None)
     if path is None:
         raise NotReadError(f"{name}: not read: the given folders have no such file")
     text, shown = folders.read(path), folders.name_of(path)
-    lines, left = text.splitlines(), MOST_VALUES
+    left = MOST_VALUES
 
-    def known(data: Any, depth: int, line: int) -> Known:
+    def known(data: Any, depth: int) -> Known:
         nonlocal left
         left -= 1
         if left < 0 or depth > DEEPEST:
             raise ValueError(f"it has more than {MOST_VALUES} values or is nested deeper than {DEEPEST} levels")
         value: Any = data
         if isinstance(data, list):
-            value = [known(each, depth + 1, line) for each in data]
+            value = [known(each, depth + 1) for each in data]
         elif isinstance(data, dict):
-            below = range(line, min(len(lines), line + _KEY_REACH_LINES))
-            found = {str(key): next((at for at in below if str(key) in lines[at]), line) for key in data}
-            value = {str(key): known(each, depth + 1, found[str(key)]) for key, each in data.items()}
+            value = {str(key): known(each, depth + 1) for key, each in data.items()}
         elif data is not None and not isinstance(data, str | int | float | bool):
             value = str(data)
-        return Known(value, f"{shown}:{line + 1}")
+        return Known(value)
 
     try:
         loads = {"json": json.loads, "toml": tomllib.loads}.get(form) or importlib.import_module("yaml").safe_load
-        return known(loads(text), 0, 0)
+        return known(loads(text), 0)
     except Exception as error:  # PyYAML may be missing, and the file may be damaged in any way
         why = " ".join(str(error).split())[:120] or type(error).__name__
         raise NotReadError(f"{shown}: not used: {why}") from None
@@ -217,15 +212,14 @@ def read_config(name: str, form: str, folders: UserFolders, *, beside: Path | No
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Known:
-    """A value with its place (`file:line`) and certainty. `value`: a constant, a list of Known, a dict of Known by
+    """A value with its certainty. `value`: a constant, a list of Known, a dict of Known by
     name, a range, or an instance of a class below or of `UserCode`."""
 
     value: Any
-    where: str = ""
     sure: float = 0.95
 
     def scaled(self, factor: float) -> Known:
-        return Known(self.value, self.where, self.sure * factor)
+        return Known(self.value, self.sure * factor)
 
     @property
     def constant(self) -> bool:
@@ -291,13 +285,13 @@ _WRAPPERS = frozenset({"tqdm.tqdm", "tqdm", "tqdm.auto.tqdm", "enumerate", "reve
 _SAME_TEXT = frozenset({"resolve", "absolute", "expanduser", "lower", "strip"})
 
 
-def arithmetic(op: ast.operator, left: Known | None, right: Known | None, where: str) -> Known | None:
+def arithmetic(op: ast.operator, left: Known | None, right: Known | None) -> Known | None:
     if left is None or right is None:
         return None
     a, b, sure = left.value, right.value, min(left.sure, right.sure)
     if isinstance(a, str) and isinstance(b, str):
         both = os.path.join(a, b) if isinstance(op, ast.Div) else a + b if isinstance(op, ast.Add) else ""
-        return Known(both, where, sure) if 0 < len(both) <= LONGEST_TEXT else None
+        return Known(both, sure) if 0 < len(both) <= LONGEST_TEXT else None
     if not (isinstance(a, int | float) and isinstance(b, int | float)) or type(op) not in _ARITHMETIC:
         return None
     if max(abs(a), abs(b)) > LARGEST_NUMBER or (isinstance(op, ast.Pow) and abs(b) > 64):
@@ -306,7 +300,7 @@ def arithmetic(op: ast.operator, left: Known | None, right: Known | None, where:
         result = _ARITHMETIC[type(op)](a, b)
     except ArithmeticError:
         return None
-    return Known(result, where, sure) if isinstance(result, int | float) and abs(result) < LARGEST_NUMBER else None
+    return Known(result, sure) if isinstance(result, int | float) and abs(result) < LARGEST_NUMBER else None
 
 
 def item(base: Known | None, index: Known | None) -> Known | None:
@@ -325,11 +319,11 @@ def result(site: CallSite) -> Known | None:
     known = bool(values) and len(values) == len(site.args)
     match site.dotted:
         case "open" if known and isinstance(values[0], str):
-            return Known(NamedFile(values[0]), site.where, site.sure)
+            return Known(NamedFile(values[0]), site.sure)
         case "os.environ.get" | "os.getenv" if len(site.args) > 1 and site.args[1] is not None:
             return site.args[1].scaled(0.6)
         case "dict" | "types.SimpleNamespace" | "argparse.Namespace":
-            return Known({name: value for name, value in site.kwargs.items() if value is not None}, site.where)
+            return Known({name: value for name, value in site.kwargs.items() if value is not None})
         case "dataclasses.field" | "attrs.field":
             return site.kwargs.get("default")
         case "pydantic.Field":
@@ -344,7 +338,7 @@ def result(site: CallSite) -> Known | None:
             except (TypeError, ValueError, ArithmeticError):
                 return None
             too_long = isinstance(result, range) and abs(result.start) + abs(result.stop) >= 2**62
-            return Known(result, site.where, site.sure) if not too_long else None
+            return Known(result, site.sure) if not too_long else None
     return None
 
 
@@ -357,9 +351,9 @@ def result_of_method(site: CallSite, base: Known | None) -> Known | None:
         case (NamedFile(), "read"):
             return base
         case str() as path, "read_text" | "read_bytes" | "open":
-            return Known(NamedFile(path), site.where, site.sure)
+            return Known(NamedFile(path), site.sure)
         case str() as path, "joinpath" if first is not None and isinstance(first.value, str):
-            return Known(os.path.join(path, first.value), site.where, site.sure)
+            return Known(os.path.join(path, first.value), site.sure)
         case str(), name if name in _SAME_TEXT:
             return base
     return None
@@ -374,5 +368,5 @@ def option(site: CallSite) -> dict[str, Known]:
     dest = str(named.value) if named is not None and named.constant else bare[-1] if bare else longest
     action, default = site.kwargs.get("action"), site.kwargs.get("default")
     if default is None and action is not None and action.value in ("store_true", "store_false"):
-        default = Known(action.value == "store_false", site.where, 0.9)
+        default = Known(action.value == "store_false", 0.9)
     return {dest.lstrip("-").replace("-", "_"): default} if dest and default is not None else {}

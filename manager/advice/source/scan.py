@@ -111,7 +111,7 @@ class Scanner:
                         self._bind(each.optional_vars, entered, scope)
                 self._run(body, scope)
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                scope.names[name] = Known(UserCode(node, scope), scope.where(node))
+                scope.names[name] = Known(UserCode(node, scope))
             case ast.Import() | ast.ImportFrom():
                 self._import(node, scope)
             case _:
@@ -134,7 +134,7 @@ class Scanner:
         name = node.target.id if isinstance(node.target, ast.Name) else ""
         self._bind(node.target, None, scope)
         if iterated is not None and isinstance(iterated.value, range | list):
-            self.recogniser.loop(name, Known(len(iterated.value), iterated.where, iterated.sure * scope.sure))
+            self.recogniser.loop(name, Known(len(iterated.value), iterated.sure * scope.sure))
             first = iterated.value[0] if isinstance(iterated.value, list) and iterated.value else None
             if name and first is not None:  # _bind would record a loop variable as a setting
                 scope.names[name] = first.scaled(0.7)
@@ -165,7 +165,7 @@ class Scanner:
             self.recogniser.named(name, value, factor=0.75 * scope.sure)
 
     def _import(self, node: ast.Import | ast.ImportFrom, scope: Scope) -> None:
-        where, file = scope.where(node), scope.module.file
+        file = scope.module.file
         places = (file.parent, *self._folders.roots) if file is not None else self._folders.roots
         base = ""
         if isinstance(node, ast.ImportFrom):
@@ -180,10 +180,10 @@ class Scanner:
             if alias.name == "*":
                 module = self._module(module_file(base.split(".")[:-1], places))
                 scope.module.stars += [module] if module is not None else []
-            elif (known := self._resolve(name, where) if base else Known(name, where)) is not None:
+            elif (known := self._resolve(name) if base else Known(name)) is not None:
                 scope.names[bound] = known
             if self._find_user_module(name)[0] is None:
-                self.recogniser.record_framework_of_module(name.dotted.partition(".")[0], where, 0.95)
+                self.recogniser.record_framework_of_module(name.dotted.partition(".")[0], 0.95)
 
     # ---- names
 
@@ -211,15 +211,15 @@ class Scanner:
                 return file, parts[count:]
         return None, parts
 
-    def _resolve(self, name: ImportedName, where: str, sure: float = 0.95) -> Known | None:
+    def _resolve(self, name: ImportedName, sure: float = 0.95) -> Known | None:
         """Return the value of a name from the user's folders, or any other name itself."""
         file, rest = self._find_user_module(name)
         if file is None or not rest:
-            return Known(name, where, sure)
+            return Known(name, sure)
         module = self._module(file)
         found = self._global(module, rest[0]) if module is not None else None
         for part in rest[1:]:
-            found = self._attribute(found, part, where)
+            found = self._attribute(found, part)
         return found
 
     def _module(self, path: Path | None) -> SourceModule | None:
@@ -240,65 +240,64 @@ class Scanner:
         if node is None:
             return None
         self._count()
-        where = scope.where(node)
         match node:
             case ast.Constant(value=None | str() | int() | float() as value):
-                return Known(value, where)
+                return Known(value)
             case ast.Name(id=name):
                 found = scope.names.get(name)
                 return found if found is not None else self._global(scope.module, name)
             case ast.Attribute(value=base, attr=name):
-                return self._attribute(self.value(base, scope), name, where)
+                return self._attribute(self.value(base, scope), name)
             case ast.Call():
                 return self._call(node, scope)
             case ast.JoinedStr(values=parts):
-                return self._joined(parts, scope, where)
+                return self._joined(parts, scope)
             case ast.BinOp(left=left, op=op, right=right):
-                return arithmetic(op, self.value(left, scope), self.value(right, scope), where)
+                return arithmetic(op, self.value(left, scope), self.value(right, scope))
             case ast.UnaryOp(op=ast.USub() | ast.Not() as op, operand=operand):
                 found = self.value(operand, scope)
                 if found is not None and found.constant and isinstance(op, ast.Not):
-                    return Known(not found.value, where, found.sure)
+                    return Known(not found.value, found.sure)
                 is_number = found is not None and isinstance(found.value, int | float)
-                return Known(-found.value, where, found.sure) if found is not None and is_number else None
+                return Known(-found.value, found.sure) if found is not None and is_number else None
             case ast.Compare(
                 left=left, ops=[ast.Eq() | ast.NotEq() | ast.Is() | ast.IsNot() as op], comparators=[right]
             ):
                 a, b = self.value(left, scope), self.value(right, scope)
                 if a is None or b is None or not (a.constant and b.constant):
                     return None
-                return Known((a.value == b.value) == isinstance(op, ast.Eq | ast.Is), where, min(a.sure, b.sure))
+                return Known((a.value == b.value) == isinstance(op, ast.Eq | ast.Is), min(a.sure, b.sure))
             case ast.Subscript(value=base, slice=index):
                 return item(self.value(base, scope), self.value(index, scope))
             case ast.List(elts=elements) | ast.Tuple(elts=elements):
-                return Known([self.value(element, scope) for element in elements], where)
+                return Known([self.value(element, scope) for element in elements])
             case ast.Dict(keys=keys, values=values):
                 pairs = [(self.value(k, scope), self.value(v, scope)) for k, v in zip(keys, values, strict=True)]
-                return Known({str(k.value): v for k, v in pairs if k and k.constant and v is not None}, where)
+                return Known({str(k.value): v for k, v in pairs if k and k.constant and v is not None})
             case ast.Await(value=inner) | ast.Starred(value=inner):
                 return self.value(inner, scope)
         self._inside(node, scope)
         return None
 
-    def _attribute(self, base: Known | None, name: str, where: str) -> Known | None:
+    def _attribute(self, base: Known | None, name: str) -> Known | None:
         match base.value if base is not None else None:
             case ImportedName(dotted=dotted, places=places) if base is not None:
-                return self._resolve(ImportedName(f"{dotted}.{name}", places), where, base.sure)
+                return self._resolve(ImportedName(f"{dotted}.{name}", places), base.sure)
             case dict() as named:
                 return named.get(name)
             case UserCode(node=ast.ClassDef()) as made:
                 return self._fields(made).get(name)
             case str() as path if base is not None and name in ("parent", "name", "stem"):
-                return Known(str(getattr(Path(path), name)), base.where, base.sure)
+                return Known(str(getattr(Path(path), name)), base.sure)
         return None
 
-    def _joined(self, parts: list[ast.expr], scope: Scope, where: str) -> Known | None:
+    def _joined(self, parts: list[ast.expr], scope: Scope) -> Known | None:
         found = [self.value(part.value if isinstance(part, ast.FormattedValue) else part, scope) for part in parts]
         known = [each for each in found if each is not None and each.constant]
         text = "".join(str(each.value) for each in known)
         if len(known) < len(found) or len(text) > LONGEST_TEXT:
             return None
-        return Known(text, where, min((each.sure for each in known), default=0.95))
+        return Known(text, min((each.sure for each in known), default=0.95))
 
     def _count(self) -> None:
         self._nodes_left -= 1
@@ -312,7 +311,7 @@ class Scanner:
         base: Known | None = None
         if isinstance(node.func, ast.Attribute):
             base = self.value(node.func.value, scope)
-            target = self._attribute(base, node.func.attr, scope.where(node))
+            target = self._attribute(base, node.func.attr)
         else:
             target = self.value(node.func, scope)
         args, kwargs = list[Known | None](), dict[str, Known | None]()
@@ -330,7 +329,7 @@ class Scanner:
                 kwargs.update(found.value)
         match target.value if target is not None else None:
             case UserCode(node=ast.ClassDef()) as own:
-                return self._instance(own, args, kwargs, scope, scope.where(node))
+                return self._instance(own, args, kwargs, scope)
             case UserCode(node=function, around=around) as own:
                 if isinstance(function, Function) and function.decorator_list and not args and not kwargs:
                     kwargs = {**self._arguments_from_decorators(function, around)}
@@ -397,13 +396,13 @@ class Scanner:
         found = result_of_method(site, base) or result(site)
         if found is not None:
             if isinstance(found.value, NamedFile):
-                self.recogniser.opened(found.value, site.where, site.sure)
+                self.recogniser.opened(found.value, site.sure)
             return found
         self.recogniser.call(site)
         for value in (*site.args, *site.kwargs.values()):
             if value is not None and isinstance(value.value, UserCode):  # a callback
                 self._follow(value.value, [], {}, scope, sure=0.7)
-        return Known(ImportedName(f"{site.dotted}()"), site.where)
+        return Known(ImportedName(f"{site.dotted}()"))
 
     # ---- options and configs
 
@@ -412,10 +411,10 @@ class Scanner:
         options = {name: value.scaled(0.9) for name, value in self._options.items()}
         for name, value in options.items():
             self.recogniser.named(name, value, factor=0.85 * site.sure)
-        values = Known(options, site.where)
+        values = Known(options)
         if site.last == "parse_args":
             return values
-        return Known([values] * 5 if site.last.endswith("dataclasses") else [values, None], site.where)
+        return Known([values] * 5 if site.last.endswith("dataclasses") else [values, None])
 
     def _arguments_from_decorators(self, node: Function, scope: Scope) -> dict[str, Known]:
         for decorator in reversed(node.decorator_list):
@@ -437,18 +436,16 @@ class Scanner:
 
     # ---- classes
 
-    def _instance(
-        self, made: UserCode, args: Sequence[Known | None], kwargs: Values, scope: Scope, where: str
-    ) -> Known:
+    def _instance(self, made: UserCode, args: Sequence[Known | None], kwargs: Values, scope: Scope) -> Known:
         """Return the fields and methods of a new instance, after a scan of `__init__`."""
         fields = self._fields(made)
-        value = Known(fields, where)
+        value = Known(fields)
         for name, field in fields.items():
             if isinstance(field.value, UserCode):
-                fields[name] = Known(dataclasses.replace(field.value, bound=value), where)
+                fields[name] = Known(dataclasses.replace(field.value, bound=value))
         bases = made.node.bases if isinstance(made.node, ast.ClassDef) else []
         if any(ast.unparse(base).endswith(_MODEL_BASES) for base in bases):
-            self.recogniser.keep("model", made.node.name, where, 0.7 * scope.sure)
+            self.recogniser.keep("model", made.node.name, 0.7 * scope.sure)
         if "__init__" in fields:
             self._follow(fields.pop("__init__").value, args, kwargs, scope)
             return value

@@ -37,7 +37,7 @@ from stoker.tuning.exchange import Exchange, meet
 from stoker.tuning.job import PLACE, split
 from stoker.tuning.order import BankPlace, Initial, Order, Saved, Tuned, pack, unpack
 from stoker.tuning.pace import BUDGET, Part, PartClock, ScoringPace, is_over, read_paces, remember
-from stoker.tuning.tune import TuningProgress, model_device, purpose, tune_with_exchange
+from stoker.tuning.tune import TuningProgress, model_device, purpose, tune
 from stoker.units import show_seconds
 
 if TYPE_CHECKING:
@@ -99,9 +99,7 @@ def _look_up_initial_prompt(
     if pace is not None and is_over(pace.lookup_s, slo_s=slo_s):
         return _describe_excess(pace.lookup_s, slo_s)
     score_s = pace.score_s if pace is not None else ranks * _measure(score, count=4 * ranks) if slo_s else 0.0
-    bank = ensure_bank(
-        folder, read_candidates(SHIPPED_PROMPTS), model=place.model, read=build.reader(model)
-    )  # fmt: skip
+    bank = ensure_bank(folder, read_candidates(SHIPPED_PROMPTS), model=place.model, read=build.reader(model))
     limit = default_score_limit(bank.layers)
     if is_over(limit * score_s, slo_s=slo_s):
         remember(folder, kind, ScoringPace(score_s, limit * score_s, virtual_tokens))
@@ -208,8 +206,8 @@ def run_job(model: CausalLM, order: Order) -> Tuned:
         job = msgspec.structs.replace(job, prompt=msgspec.structs.replace(job.prompt, initial=initial.text))
         reporter = Reporter(initial, iterations=job.until.iterations, saved=saved)
         try:
-            tuned = tune_with_exchange(
-                exchange, model, job, order.samples, clock=clock, report=reporter,
+            tuned = tune(
+                model, job, order.samples, exchange=exchange, clock=clock, report=reporter,
                 start=saved.checkpoint if saved is not None else b"", begun=reporter.begun,
             )  # fmt: skip
         except Evicted as evicted:

@@ -39,7 +39,7 @@ from stoker.tuning.encoding import (
     refuse_too_long_samples,
     share,
 )
-from stoker.tuning.exchange import Exchange, meet
+from stoker.tuning.exchange import Exchange
 from stoker.tuning.job import Job, Metric, Optimizer, Sample, digest_job, digest_samples, split
 from stoker.tuning.metrics import MetricSums, refuse_unreachable
 from stoker.tuning.order import Point, Tuned, TuningEnd
@@ -143,42 +143,17 @@ def tune(
     job: Job,
     samples: Sequence[Sample],
     *,
-    rank: int = 0,
-    size: int = 1,
-    rendezvous: str = "",
-    start: bytes = b"",
-    report: Report | None = None,
-    limit_s: float = 120.0,
-) -> Tuned:
-    """Run a job as one rank. The model is unchanged afterwards. `rendezvous`: `host:port` of rank 0. `start`: a
-    checkpoint. `limit_s`: maximum wait for other ranks. Raises ConfigError for a job without a prompt, too few or too
-    long samples, an unreachable target, or the checkpoint of another job. Raises ExchangeError if a rank is missing.
-    Raises Evicted with a checkpoint if `report` raises Evicted."""
-    clock = PartClock()
-    with contextlib.ExitStack() as stack:
-        with clock.time(Part.START):
-            exchange = stack.enter_context(
-                meet(
-                    rank=rank, size=size, rendezvous=rendezvous, job=purpose(context, job, samples),
-                    device=str(model_device(context)), limit_s=limit_s,
-                )
-            )  # fmt: skip
-        return tune_with_exchange(exchange, context, job, samples, clock=clock, start=start, report=report)
-
-
-def tune_with_exchange(
-    exchange: Exchange,
-    context: TunableModel,
-    job: Job,
-    samples: Sequence[Sample],
-    *,
-    clock: PartClock,
+    exchange: Exchange | None = None,
+    clock: PartClock | None = None,
     start: bytes = b"",
     report: Report | None = None,
     begun: Callable[[int], None] | None = None,
 ) -> Tuned:
-    """Run a job with connected ranks. `clock` measures the parts of the job. `begun` gets the number of earlier
-    iterations before the first iteration."""
+    """Run a job as one rank. The model is unchanged afterwards. `exchange`: the connected ranks (None: one rank).
+    `clock` measures the parts of the job. `start`: a checkpoint. `begun` gets the number of earlier iterations before
+    the first iteration. Raises ConfigError for a job without a prompt, too few or too long samples, an unreachable
+    target, or the checkpoint of another job. Raises Evicted with a checkpoint if `report` raises Evicted."""
+    exchange, clock = exchange or Exchange(rank=0, size=1), clock or PartClock()
     with clock.time(Part.DATA):
         rows = _EncodedJob(context, job, samples)
         digest = purpose(context, job, samples, rows.prompt)

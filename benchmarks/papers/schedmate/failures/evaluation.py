@@ -7,8 +7,6 @@ and the table without rows that match lines of any test failure. Another compari
 
 from __future__ import annotations
 
-import datetime
-import os
 import subprocess
 import sys
 import tempfile
@@ -20,7 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from benchmarks.harness import ROOT, commit, machine
+from benchmarks.harness import ROOT, Clock
 from benchmarks.papers.schedmate.failures import corpus as logs
 from benchmarks.papers.schedmate.failures.corpus import INFRASTRUCTURE, FailedJob, corpus
 from stoker.manager.advice.logs.classifier import KindScorer, classify, features, scaled
@@ -30,7 +28,6 @@ from stoker.manager.advice.logs.opinion import DOUBTED
 from stoker.manager.advice.logs.reading import TRACEBACK, Gravity, gravity, remove_digits
 from stoker.whole_files import write_whole
 
-RECORD = ROOT / "benchmarks" / "records" / "schedmate-failures.json"
 SCORER = ROOT / "manager" / "advice" / "logs" / "scorer.json"
 BARS = {"f1": 68.0, "precision": 76.0, "lines_per_s": 50_000}
 NEAR_LINES = 3
@@ -41,7 +38,7 @@ Rules = dict[str, tuple[FaultRule, ...]]
 
 
 def evaluate() -> None:
-    jobs = list(corpus(test=True))
+    clock, jobs = Clock("python -m benchmarks.papers.schedmate failures"), list(corpus(test=True))
     found: dict[str, Any] = {}
     for name, rules in tables(jobs).items():
         found[name] = {"rows": sorted({len(rules[job.fault]) for job in jobs})}
@@ -59,15 +56,12 @@ def evaluate() -> None:
     training = [_is_near(job, locate(job.lines)) for job in corpus(test=False)]
     lines = {"test": _percent(sum(near) / len(near)), "training": _percent(sum(training) / len(training))}
     speed = {"training log": _lines_per_second(), "corpus": round(sum(len(job.lines) for job in jobs) / took_s)}
-    load, memory = [round(load, 1) for load in os.getloadavg()], _memory_use()
-    print("line found:", lines, "lines/s:", speed, "load:", load, "1 GiB log:", memory)
-    record = {
-        "command": "python -m benchmarks.papers.schedmate failures", "machine": machine(),
-        "at": str(datetime.date.today()), "commit": commit(), "split": [logs.SPLIT_SEED, logs.CLUSTERS_SEED],
-        "test_types": sorted(logs.TEST), "bars": BARS, "load": load, "logs": len(jobs), "scores": found,
-        "line_found": lines, "lines_per_cpu_s": speed, "one_gibibyte": memory,
-    }  # fmt: skip
-    write_whole(RECORD, msgspec.json.format(msgspec.json.encode(record), indent=1), mode=0o644)
+    memory = _memory_use()
+    print("line found:", lines, "lines/s:", speed, "1 GiB log:", memory)
+    clock.write("schedmate-failures", {
+        "split": [logs.SPLIT_SEED, logs.CLUSTERS_SEED], "test_types": sorted(logs.TEST), "bars": BARS,
+        "logs": len(jobs), "scores": found, "line_found": lines, "lines_per_cpu_s": speed, "one_gibibyte": memory,
+    })  # fmt: skip
 
 
 def tables(jobs: list[FailedJob]) -> dict[str, Rules]:

@@ -15,7 +15,7 @@ SIZE = 1 << 18
 def make_data_files(folder: Path) -> None:
     from tokenizers import Tokenizer, models
 
-    numbers, tensors = _numbers(), {"w": of("torch").from_numpy(_numbers())}
+    numbers, tensors = _numbers(), _tensors()
     frame = of("pandas").DataFrame({"x": numbers[:4096]})
     of("numpy").save(folder / "a.npy", numbers)
     of("numpy").savez(folder / "a.npz", numbers=numbers)

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.harness import ROOT
+from benchmarks.harness import RECORDS
 from benchmarks.papers.common import Store, page
 from benchmarks.papers.schedmate.scheduling import errors, settings, simulate
 from benchmarks.papers.schedmate.scheduling.simulate import FIFO, LUCID, OURS, PAPER, SHUFFLED, SJF, TIRESIAS
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 PAGE = Path(__file__).with_name("page.template")
 FIGURE = "schedmate-figure.png"
-MODEL_RECORD = ROOT / "benchmarks" / "records" / "schedmate-language-model.json"
 NAMED = {
     OURS: "shortest first, our error", PAPER: "shortest first, SchedMate's error",
     LUCID: "shortest first, Lucid's error", SHUFFLED: "shortest first, shuffled predictions", SJF: "SJF (no error)",
@@ -203,7 +202,7 @@ def findings(cells: Cells) -> dict[str, str]:
 
 
 def with_model() -> dict[str, Any]:
-    kept = json.loads(MODEL_RECORD.read_text())
+    kept = json.loads((RECORDS / "schedmate-language-model.json").read_text())
     lines, failures, parts = kept["lines"], kept["failures"], ("f1", "precision", "accuracy")
     tables = {name: scores for name, scores in failures.items() if isinstance(scores, dict)}
     strict = failures["without rows that know the test's texts"]

@@ -200,12 +200,10 @@ def scorer(
     virtual_tokens: int = 0,
     tokens: int = MOST_TOKENS,
     batch_size: int = 4,
-    seen: Callable[[int], None] | None = None,
 ) -> Score:
     """Return a function that computes equation 1: the mean loss of the targets of `samples` after prompt and input.
     Prompts are cut to `tokens`, or with `virtual_tokens` repeated or cut to that number. The loss is NaN if tuning
-    would refuse the prompt. `batch_size`: prompts per batch. `seen` receives the number of prompts in each call. Raises
-    ValueError for unreadable samples."""
+    would refuse the prompt. `batch_size`: prompts per batch. Raises ValueError for unreadable samples."""
     from stoker.contexts.reading import mean_losses
 
     rows = encode_samples(model.tokenizer, [Sample(*pair) for pair in samples], template=PLACE)
@@ -221,8 +219,6 @@ def scorer(
     def score(prompts: Sequence[str]) -> list[float]:
         begun = [begin(text) for text in prompts]
         losses = iter(mean_losses(model, [ids for ids in begun if ids], encoded, batch_size=batch_size))
-        if seen is not None:
-            seen(len(prompts))
         return [next(losses) if ids else math.nan for ids in begun]
 
     return score
