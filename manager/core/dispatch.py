@@ -308,8 +308,7 @@ def requeue_returned_calls(manager: Manager, library: Library, message: CallsRet
         library.required_bytes, library.over_s = message.required_bytes, message.over_s
         library.refusal = message.refused
         if message.case is not None:
-            counts, case = library.context.refusals, message.case.value
-            counts[case] = counts.get(case, 0) + len(back)
+            library.context.refusals[message.case.value] += len(back)
         if not all(call.offered for call in back):  # without an offer, a library refuses calls only before it exits
             libraries.stop_library(manager, library, reason=message.refused)
         for call in back:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
 
 import msgspec
@@ -178,7 +178,7 @@ class Context:
         self.load_failures = 0  # Number of failed loads since the last successful load
         self.last_failure: Failure | None = None
         self.failed_on: dict[PilotId, int] = {}  # Number of failed loads by pilot since the pilot's last success
-        self.refusals: dict[str, int] = {}  # Number of refused offers by case (`RefusalCase`)
+        self.refusals: Counter[str] = Counter()  # Number of refused offers by case (`RefusalCase`)
         self.cut_loads = 0  # Loads that the walltime of a pilot cut off since the last successful load
         self.apart_lacks = False  # True if a call that waits apart (see `retries`) needs a new library on another pilot
         self.lost_loads: list[Pilot] = []  # Pilots lost while they loaded only this context, since the last success
@@ -248,9 +248,13 @@ class Device:
         self.promised_bytes = 0  # Memory promised to libraries, including libraries that are stopping
         self.reported = facts.fault  # Fault that the pilot reports; empty if none
         self.quarantine: Note | None = None  # End time and reason of the quarantine
-        self.fault = facts.fault  # Why no library may load on this device; empty if usable
         self.tier = "cold"
         self.tier_since = now
+
+    @property
+    def fault(self) -> str:
+        """Why no library may load on this device; empty if usable."""
+        return self.reported or (self.quarantine[1] if self.quarantine else "")
 
     @property
     def free_bytes(self) -> int:
