@@ -39,7 +39,6 @@ KEEPS, SAVES = GB // 4, GB // 10
 SLEEPER_BYTES = GB // 2
 
 OF_NONE = "message of a library that the pilot does not have"
-NOT_HELD = "return of a call that the library does not hold"
 
 _decode = wire.from_pilot()
 
@@ -228,8 +227,6 @@ class Wired:
                 crossed[OF_NONE] += 1
             case to_pilot.StartLibrary() if self.core.state.leaving:
                 crossed[OF_NONE] += 1  # the refusal may arrive after a hello without this library
-            case to_pilot.CancelCalls(library=number, calls=calls) if number in libraries:
-                crossed[NOT_HELD] += sum(call not in libraries[number].held for call in calls)
             case _:
                 pass
 
