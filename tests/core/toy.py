@@ -23,8 +23,6 @@ from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, Features
 from stoker.units import parse_bytes
 
-_decode = msgspec.msgpack.Decoder(tuple[int, list[say.FromPilot]]).decode
-
 
 class Cost(msgspec.Struct, frozen=True):
     """Real cost of a context in the toy world."""
@@ -143,12 +141,7 @@ class Toy(Desk):
     def _connect(self, pilot: ToyPilot) -> None:
         if pilot.alive:
             self.links[pilot.name] = next(self._links)
-            self.greet(pilot)
-
-    def greet(self, pilot: ToyPilot) -> None:
-        self.from_pilot(pilot, 0, [pilot.hello()])
-        for frame in pilot.outbox.unacked():
-            self.from_pilot(pilot, *_decode(frame))
+            pilot.greet()
 
     def from_pilot(self, pilot: ToyPilot, sequence: int, messages: list[Any]) -> None:
         link, event = self.links.get(pilot.name), events.FromPilot(pilot.name, sequence, messages)
