@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import msgspec
 from core.desk import SESSION, Desk
 
 from stoker.contexts.recipe import BARE, Needs, Recipe
@@ -57,10 +58,13 @@ class Cluster(Desk):
 
     # ---- events
     def client(self, name: str, *, observer: bool = False, received: int = 0) -> Cluster:
-        self.tell(name, say.ClientHello(wire.VERSION, SESSION, received, observer), numbered=False)
+        self.client_hello(name, received=received, observer=observer)
         if not observer:
             self.tell(name, say.DefineRecipe(BARE), say.DefineFunction("f", "f", b"code of f"))
         return self
+
+    def client_hello(self, name: str, **facts: Any) -> Cluster:
+        return self.tell(name, say.ClientHello(wire.VERSION, SESSION, **facts), numbered=False)
 
     def define(self, *recipes: Recipe) -> Cluster:
         return self.tell("ana", *(say.DefineRecipe(recipe) for recipe in recipes))
@@ -70,18 +74,21 @@ class Cluster(Desk):
         sleepers: str = "0 B",
     ) -> Cluster:  # fmt: skip
         for name in names:
-            hello = say.PilotHello(
-                wire.VERSION, SESSION, f"host-{name}", 7, devices(1) if of is None else of, block, ends_in_s=ends_in_s,
-                sleeper_bytes=parse_bytes(sleepers),
-            )  # fmt: skip
-            self._facts[name] = hello
-            self.report(name, hello, numbered=False)
+            there = devices(1) if of is None else of
+            self.hello(name, devices=there, block=block, ends_in_s=ends_in_s, sleeper_bytes=parse_bytes(sleepers))
             self.hears(name, to_pilot.PilotWelcome)
         return self
 
+    def hello(self, name: str, **facts: Any) -> Cluster:
+        """Send the hello of a pilot. The facts that are not given are those of its first hello."""
+        first = self._facts.get(name) or say.PilotHello(wire.VERSION, SESSION, f"host-{name}", 7, devices(1))
+        hello = msgspec.structs.replace(first, **facts)
+        self._facts.setdefault(name, hello)
+        return self.report(name, hello, numbered=False)
+
     def sources(self, *sources: Source) -> Cluster:
         self.event(events.SessionDefined(sources))
-        self.tell("factory", say.ClientHello(wire.VERSION, SESSION, factory=True), numbered=False)
+        self.client_hello("factory", factory=True)
         self.hears("factory", to_client.KnownBlocks)
         return self
 
@@ -147,12 +154,8 @@ class Cluster(Desk):
                     tuple(self.ids[call] for call in calls),
                 )
             )  # fmt: skip
-        old = self._facts[pilot]
-        hello = say.PilotHello(
-            old.protocol, old.session, old.host, old.pid, old.devices, libraries=tuple(facts),
-            acknowledged=self.taken(pilot) if acknowledged is None else acknowledged,
-        )  # fmt: skip
-        self.report(pilot, hello, numbered=False)
+        taken = self.taken(pilot) if acknowledged is None else acknowledged
+        self.hello(pilot, libraries=tuple(facts), acknowledged=taken, block="", ends_in_s=0.0, sleeper_bytes=0)
         mail = self.mail[pilot]
         answer = next(
             m for m in mail if isinstance(m, to_pilot.PilotWelcome | to_pilot.HelloAgain | to_pilot.PilotRefused)

@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from core.builders import SESSION, Cluster, Make, devices, recipe
+from core.builders import Cluster, Make, devices, recipe
 
 from stoker.manager.core import actions, blame, events
 from stoker.manager.core.nouns import LibraryState
 from stoker.manager.core.seams import Quarantine
 from stoker.manager.policies import named
-from stoker.protocol import to_client, wire
+from stoker.protocol import to_client
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallProgress, Failure, FailureKind, Printed
 from stoker.protocol.ids import show_call
@@ -302,10 +302,7 @@ def test_only_the_lost_gpu_is_quarantined(cluster: Make) -> None:
 # ---- paces
 def printing_pilot(cluster: Make) -> Cluster:
     c = cluster()
-    hello = say.PilotHello(
-        wire.VERSION, SESSION, "host", 7, (say.DeviceFacts("cpu:0", "cpu", 8 << 30),), folder="/logs/p1"
-    )  # fmt: skip
-    c.report("p1", hello, numbered=False)
+    c.hello("p1", folder="/logs/p1")
     return c.call("1").ready()
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from core.builders import SESSION, Cluster, Make, recipe
+from core.builders import Cluster, Make, recipe
 
 from stoker.contexts.recipe import ObjectRef
 from stoker.manager.core import ending
@@ -105,7 +105,7 @@ def test_end_of_a_session_ends_every_call_once_and_is_announced(cluster: Make) -
     assert c.over == "done for today"
     c.call("late")
     assert "the session is ending" in c.failure("late").message
-    c.report("p9", say.PilotHello(wire.VERSION, SESSION, "h", 1, ()), numbered=False)
+    c.hello("p9")
     assert "over" in c.hears("p9", to_pilot.PilotRefused).reason
 
 
@@ -138,7 +138,7 @@ def left(cluster: Make, *payloads: bytes | ObjectRef) -> Cluster:
 
 def back(c: Cluster) -> str:
     c.forget()
-    c.tell("ana", say.ClientHello(wire.VERSION, SESSION), numbered=False)
+    c.client_hello("ana")
     mail = c.mail.get("ana")
     return mail[0].reason if mail and isinstance(mail[0], to_client.ClientRefused) else ""
 

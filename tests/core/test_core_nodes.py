@@ -4,14 +4,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from core.builders import SESSION, Cluster, Make, devices
+from core.builders import Cluster, Make, devices
 
 from stoker.manager.core import actions
 from stoker.manager.core.events import ClaimProbe, NodesHeard, ProbeClaimed, RecordNode, RecordStay, SessionDefined
 from stoker.manager.core.nodes import AGAIN_S
 from stoker.manager.core.nouns import PilotState
 from stoker.manager.core.seams import Quarantine
-from stoker.protocol import to_client, to_pilot, wire
+from stoker.protocol import to_client, to_pilot
 from stoker.protocol import to_manager as say
 from stoker.protocol.blocks import (
     FORGET_NODE_S,
@@ -37,8 +37,7 @@ def joined(c: Cluster, name: str, *, node: str, block: str, faults: tuple[str, .
         msgspec.structs.replace(d, fault=f) for d, f in zip(devices(len(faults), kind=kind), faults, strict=True)
     )
     c.block(block, phase=BlockPhase.RUNNING)
-    hello = say.PilotHello(wire.VERSION, SESSION, f"host-{name}", 7, of, block, node=node)
-    c.report(name, hello, numbered=False)
+    c.hello(name, devices=of, block=block, node=node)
 
 
 def orders(c: Cluster) -> list[BlockOrder]:
@@ -206,7 +205,7 @@ def test_recent_probe_by_another_session_delays_a_probe(cluster: Make) -> None:
 def test_new_factory_receives_the_excluded_nodes(cluster: Make) -> None:
     c = cluster_with_bad_node(cluster)
     probe = begin_probe(c)
-    c.tell("another", say.ClientHello(wire.VERSION, SESSION, factory=True), numbered=False)
+    c.client_hello("another", factory=True)
     known = {each.block: each for each in c.hears("another", to_client.KnownBlocks).blocks}
     assert known[probe.block] == KnownBlock(probe.block, "gpu", BlockPhase.ASKED, allowed=AllowedNodes(only="n2"))
     assert AllowedNodes(exclude=("n2",)) in [each.allowed for each in known.values()]

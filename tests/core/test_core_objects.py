@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from core.builders import SESSION, devices, recipe
+from core.builders import devices, recipe
 from core.told import BIG, SMALL, Peers, library
 
 from stoker.contexts.recipe import ObjectRef
 from stoker.manager.core.events import ManagerRestarted
 from stoker.manager.core.transfers import Limits
 from stoker.protocol import to_manager as say
-from stoker.protocol import to_pilot, wire
+from stoker.protocol import to_pilot
 from stoker.protocol.ids import RecipeKey
 
 
@@ -272,9 +272,7 @@ def test_second_snapshot_is_offered_when_the_first_is_lost(peers: Peers) -> None
 def test_lost_snapshots_or_snapshots_of_other_devices_are_not_offered(peers: Peers) -> None:
     peers.define(recipe("llm")).here("p1")
     offer(peers, "p1")
-    gpu = say.PilotHello(wire.VERSION, SESSION, "g1", 7, devices(1, kind="a10"), peer="g1:7000")
-    peers.report("p1", say.PilotLeaving("over"))
-    peers.report("g1", gpu, numbered=False)
+    peers.report("p1", say.PilotLeaving("over")).hello("g1", devices=devices(1, kind="a10"), peer="g1:7000")
     peers.call("1", context="llm")
     assert start(peers, "g1").snapshots == {}
     offer(peers, "g1", ObjectRef("folder-half", 3 << 20, "/home/ana/snapshots/file-abc-bfloat16-1"))

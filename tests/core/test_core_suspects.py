@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from core.builders import SESSION, Cluster, Make, recipe
+from core.builders import Cluster, Make, recipe
 
 from stoker.manager.core import blame
 from stoker.manager.core.blame import ALONE_AFTER, MOST_LOSSES
 from stoker.manager.core.libraries import LOADS
 from stoker.manager.core.nouns import CallState
 from stoker.protocol import to_manager as say
-from stoker.protocol import wire
 from stoker.protocol.blocks import BlockPhase, LossReason, Source
 from stoker.protocol.calls import Failure, FailureKind, Printed
 from stoker.protocol.ids import show_call
@@ -294,9 +293,7 @@ def test_failure_message_reports_the_memory_use_of_that_call_only(cluster: Make,
 def test_call_of_a_lost_pilot_shows_its_own_output(cluster: Make) -> None:
     c = cluster(pilots=1).call("bad").ready()
     kill_pilots(c, "bad", times=ALONE_AFTER - 1)
-    devices = (say.DeviceFacts("cpu:0", "cpu", 8 << 30),)
-    c.report("q", say.PilotHello(wire.VERSION, SESSION, "host", 7, devices, folder="/logs/q"), numbered=False)
-    c.call("good").ready()
+    c.hello("q", folder="/logs/q").call("good").ready()
     library = c.holders("good")[0]
     log = blame.log_of(library.pilot, library.id)
     c.end("good", printed=Printed(log, 10, 400)).call("silent").end("silent").lose(pilot_of(c, "bad")).wait(1)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 
-from core.builders import SESSION, Cluster, devices, recipe
+from core.builders import Cluster, recipe
 
 from stoker.contexts.recipe import ObjectRef, Recipe
 from stoker.protocol import to_manager as say
-from stoker.protocol import to_pilot, wire
+from stoker.protocol import to_pilot
 
 BIG = ObjectRef("file-big.gguf", 1 << 30, "/models/big.gguf")
 SMALL = ObjectRef("file-small", 1000, "/models/config.json")
@@ -22,11 +22,7 @@ class Peers(Cluster):
         for name in names:
             address = f"{name}:7000" if serves else ""
             objects = tuple(ref.name for ref in has)
-            hello = say.PilotHello(
-                wire.VERSION, SESSION, name, 7, devices(1), objects=objects, peer=address, cache=cache,
-                acknowledged=self.taken(name),
-            )  # fmt: skip
-            self.report(name, hello, numbered=False)
+            self.hello(name, objects=objects, peer=address, cache=cache, acknowledged=self.taken(name))
             self.hears(name, to_pilot.PilotWelcome)
         return self
 
