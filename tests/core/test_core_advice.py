@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from core.builders import Cluster, Make, devices, recipe
 
-from stoker.manager.core import actions, blame, events
+from stoker.manager.core import blame, events
 from stoker.manager.core.nouns import LibraryState
 from stoker.manager.core.seams import Quarantine
 from stoker.manager.policies import named
@@ -242,7 +242,7 @@ def test_two_quarantines_of_one_pilot_end_at_their_own_times(cluster: Make) -> N
     c.by_hand = True
     both = c.pilot().devices.values()
     for device in both:
-        actions.apply(c.core.manager, Quarantine(c.pilot().id, device.id, "it fails", 600.0), seam="residency")
+        c.apply([Quarantine(c.pilot().id, device.id, "it fails", 600.0)], seam="residency")
         c.wait(500.0).status()
     assert [bool(device.fault) for device in both] == [False, True]
     c.wait(200.0)
@@ -253,7 +253,7 @@ def test_calls_wait_for_a_quarantine_if_no_other_pilot_can_run_them(cluster: Mak
     c = cluster(pilots=2).join("gpu", of=devices(1, kind="A100")).define(recipe("a", kinds=("A100",)))
     c.call("1", context="a").ready()
     library, c.by_hand = c.library("gpu", "a"), True
-    actions.apply(c.core.manager, Quarantine(c.pilot("gpu").id, None, "it fails", 600.0), seam="residency")
+    c.apply([Quarantine(c.pilot("gpu").id, None, "it fails", 600.0)], seam="residency")
     c.end("1").report("gpu", say.LibraryGone(library.id, None, False, (), ()))
     c.call("2", context="a").wait(300.0)
     assert "2" not in c.ended

@@ -6,7 +6,6 @@ import msgspec
 import pytest
 from core.builders import Cluster, Make, devices
 
-from stoker.manager.core import actions
 from stoker.manager.core.events import ClaimProbe, NodesHeard, ProbeClaimed, RecordNode, RecordStay, SessionDefined
 from stoker.manager.core.nodes import AGAIN_S
 from stoker.manager.core.nouns import PilotState
@@ -76,7 +75,7 @@ def test_quarantine_of_a_policy_excludes_the_node(cluster: Make) -> None:
     c.call("c1")
     joined(c, "p1", node="n2", block="b1")
     c.by_hand = True
-    actions.apply(c.core.manager, Quarantine(c.pilot().id, None, "its disk failed", 600.0), seam="residency")
+    c.apply([Quarantine(c.pilot().id, None, "its disk failed", 600.0)], seam="residency")
     assert [(each.node, each.why) for each in c.status().excluded_nodes] == [("n2", "its disk failed")]
 
 
