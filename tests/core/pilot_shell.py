@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from stoker.contexts.recipe import Recipe
@@ -17,6 +18,30 @@ from stoker.protocol.to_pilot import PilotWelcome, RunCalls, StartLibrary
 GIB = 1 << 30
 C = TypeVar("C")
 DEVICES = (DeviceFacts(DeviceId("gpu:0"), "A10", 24 * GIB), DeviceFacts(DeviceId("gpu:1"), "A10", 24 * GIB))
+
+
+class CoreHost:
+    """A pilot core, and models of its processes. Subclasses carry out the other commands."""
+
+    def __init__(self, facts: PilotFacts, *, clock: Callable[[], float]) -> None:
+        self.core = PilotCore(facts)
+        self.queue = EventQueue(self.core, self.carry_out, clock=clock)
+        self.processes: dict[LibraryId, Any] = {}
+        self.cache: dict[str, Any] = {}
+
+    def carry_out(self, command: commands.Command) -> None:
+        tell = self.queue.handle
+        match command:
+            case commands.SendToLibrary(library=number, message=message) if number in self.processes:
+                self.processes[number].hear(message)
+            case commands.KillProcess(library=number) | commands.KillZygote(library=number) if number in self.processes:
+                self.processes[number].die()
+            case commands.Prepare(ordered=ordered):
+                tell(events.LibraryPrepared(ordered.library, free_disk_bytes=GIB))
+            case commands.PinObjects(library=number, objects=refs):
+                tell(events.Pinned(number, {ref.name: f"/cache/{ref.name}" for ref in refs if ref.name in self.cache}))
+            case commands.InspectOffer(order=order):
+                tell(events.OfferInspected(order))
 
 
 class CoreShell:

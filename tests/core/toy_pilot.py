@@ -9,15 +9,15 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from core.pilot_shell import CoreHost
 
 from stoker.pilot.agent.agent import collect_unacknowledged_facts
 from stoker.pilot.core import commands, events
-from stoker.pilot.core.reactor import EventQueue, PilotCore
 from stoker.pilot.core.state import PilotFacts
 from stoker.protocol import to_agent, to_library, to_pilot
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallEnd, CallProgress, CallSpec, Failure, FailureKind, GangPlace
-from stoker.protocol.ids import CallId, LibraryId
+from stoker.protocol.ids import CallId
 from stoker.protocol.wire import Outbox
 
 if TYPE_CHECKING:
@@ -74,17 +74,17 @@ class ToyProcess:
         self.toy.after(seconds, lambda: what() if self._is_alive() else None)
 
     def _is_alive(self) -> bool:
-        return self.pilot.alive and self.pilot.libraries.get(self.id) is self
+        return self.pilot.alive and self.pilot.processes.get(self.id) is self
 
-    def end(self, **how: Any) -> None:
+    def die(self, *, signal: int = 9, **how: Any) -> None:
         if self._is_alive():
-            del self.pilot.libraries[self.id]
-            self.pilot.handle(events.ProcessEnded(self.id, running=tuple(self.running), **how))
+            del self.pilot.processes[self.id]
+            self.pilot.handle(events.ProcessEnded(self.id, signal, running=tuple(self.running), **how))
 
     def _load(self) -> None:
         if self.cost.broken:
             self.say(to_agent.LoadFailed(Failure(FailureKind.CONTEXT, self.cost.broken)))
-            self.end()
+            self.die(signal=0)
             return
         size = self.cost.resident_bytes
         self.say(to_agent.Loaded(self.cost.load_s, size, size, start_s=0.1, sleeps=self.cost.sleeps))
@@ -132,7 +132,7 @@ class ToyProcess:
             if work.step_s:
                 self.after(work.step_s, lambda run=run: self._report(run))
         if self.stops and not self.running:
-            self.end()
+            self.die(signal=0)
 
     def _runs(self, run: Running) -> bool:
         return self.running.get(run.spec.call) is run
@@ -141,7 +141,7 @@ class ToyProcess:
         if not self._runs(run):
             return
         if run.work.kills:
-            self.end(signal=11)
+            self.die(signal=11)
             return
         del self.running[run.spec.call]
         self.served += 1
@@ -153,7 +153,7 @@ class ToyProcess:
         ok = not run.work.raises and failure is None
         self.say(to_agent.RunsEnded([CallEnd(run.spec.call, ok, b"", took_s, failure)]))
         if failure is not None and failure.device:
-            self.end(verdict=Failure(FailureKind.PILOT, "its device failed"))
+            self.die(verdict=Failure(FailureKind.PILOT, "its device failed"))
         elif 0 < self.recipe.calls_per_library <= self.served:
             self._stop()
         else:
@@ -176,7 +176,7 @@ class ToyProcess:
         self.say(to_agent.GivenBack(tuple(calls), order=order))
 
 
-class ToyPilot:
+class ToyPilot(CoreHost):
     """One pilot. `toy.after` schedules its next steps."""
 
     def __init__(self, toy: Toy, name: str, devices: tuple[say.DeviceFacts, ...], *, block: str = "") -> None:
@@ -185,9 +185,7 @@ class ToyPilot:
             pilot=name, session=toy.session, host=f"host-{name}", pid=7, devices=devices, block=block,
             cache_bound_bytes=1 << 60,
         )  # fmt: skip
-        self.core = PilotCore(facts)
-        self._queue = EventQueue(self.core, self._carry_out, clock=lambda: toy.now)
-        self.libraries: dict[LibraryId, ToyProcess] = {}
+        super().__init__(facts, clock=lambda: toy.now)
         self.outbox = Outbox()
         self.alive = True
         self.refuses = ""  # The reason to refuse offers; empty = accept
@@ -210,11 +208,11 @@ class ToyPilot:
     def handle(self, event: events.Event) -> None:
         if not self.alive:
             return
-        handled = self._queue.handle(event)
+        handled = self.queue.handle(event)
         while handled and self.core.state.leaving and self.alive:
-            handled = self._queue.handle(events.Tick()) - 1
+            handled = self.queue.handle(events.Tick()) - 1
 
-    def _carry_out(self, command: commands.Command) -> None:
+    def carry_out(self, command: commands.Command) -> None:
         match command:
             case commands.Tell(message=message):
                 sequence = self.outbox.next()
@@ -226,18 +224,10 @@ class ToyPilot:
                     self.toy.from_pilot(self, *_decode(frame))
             case commands.DropAcknowledgedFrames(sequence=sequence):
                 self.outbox.acked(sequence)
-            case commands.SendToLibrary(library=number, message=message) if number in self.libraries:
-                self.libraries[number].hear(message)
-            case commands.Prepare(ordered=ordered):
-                self.handle(events.LibraryPrepared(ordered.library, free_disk_bytes=1 << 60))
-            case commands.PinObjects(library=number):
-                self.handle(events.Pinned(number, {}))
             case commands.StartProcess(ordered=ordered):
-                self.libraries[ordered.library] = ToyProcess(self, ordered)
-            case commands.KillProcess(library=number) | commands.KillZygote(library=number) if number in self.libraries:
-                self.libraries[number].end(signal=9)
-            case commands.Observe(library=number) if number in self.libraries:
-                running = self.libraries[number].running
+                self.processes[ordered.library] = ToyProcess(self, ordered)
+            case commands.Observe(library=number) if number in self.processes:
+                running = self.processes[number].running
                 seen = [(call, self.toy.now - run.started) for call, run in running.items()]
                 self.handle(events.Observed([events.Observation(number, seen)]))
             case commands.InspectOffer(order=order):
@@ -246,5 +236,7 @@ class ToyPilot:
                 self.toy.after(at - self.toy.now, lambda: self.handle(events.TimerFired(key)))
             case commands.Leave():
                 for last in self.core.handle(events.Farewell(), self.toy.now):
-                    self._carry_out(last)
+                    self.carry_out(last)
                 self.alive = False
+            case _:
+                super().carry_out(command)
