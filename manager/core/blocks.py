@@ -154,11 +154,6 @@ def remove_block(state: State, block: Block) -> None:
         _update_source_failures(block, state.now)
 
 
-def add_returned_pilot(manager: Manager, block: Block, pilot: Pilot) -> None:
-    block.pilots[pilot.id] = None
-    _mark_block_running(manager, block)
-
-
 def cancel_block(manager: Manager, block: Block) -> None:
     if (factory := factory_of(manager.state)) is not None:
         manager.tell(factory, to_client.CancelBlocks((block.id,), block.leaving))
@@ -198,7 +193,7 @@ def attach_pilot(manager: Manager, block: Block, pilot: Pilot) -> str:
     block.brought += 1
     if block.brought == 1:
         block.brought_at = manager.state.now
-    _mark_block_running(manager, block)
+    mark_block_running(manager, block)
     if block.probes:
         return ""
     source = block.source
@@ -210,7 +205,7 @@ def attach_pilot(manager: Manager, block: Block, pilot: Pilot) -> str:
     return ""
 
 
-def _mark_block_running(manager: Manager, block: Block) -> None:
+def mark_block_running(manager: Manager, block: Block) -> None:
     block.emptied_at = None
     if block.phase in (BlockPhase.ASKED, BlockPhase.PENDING):
         block.note(manager.state.now, "running: its first pilot has joined")
