@@ -33,6 +33,11 @@ def failed(c: Cluster, name: str) -> events.AskAdvice:
     return question
 
 
+def expect(c: Cluster, function: str, **by_kind: float) -> None:
+    costs = {kind: events.ContextAdvice(run_s=seconds) for kind, seconds in by_kind.items()}
+    c.event(events.AdviceArrived(events.OfFunction(function, "bare"), events.CostAdvice(costs)))
+
+
 def judge(c: Cluster, about: events.About, verdict: events.VerdictAdvice = DISK) -> None:
     c.event(events.AdviceArrived(about, verdict, "its log"))
 
@@ -40,16 +45,11 @@ def judge(c: Cluster, about: events.About, verdict: events.VerdictAdvice = DISK)
 # ---- costs
 def test_advised_run_time_counts_until_a_run_is_measured(cluster: Make) -> None:
     c = cluster(pilots=1).call("1")
-    about = events.OfFunction("f", "bare")
-    c.event(
-        events.AdviceArrived(
-            about, events.CostAdvice({"cpu": events.ContextAdvice(run_s=4.0), "gpu": events.ContextAdvice(run_s=9.0)})
-        )
-    )
+    expect(c, "f", cpu=4.0, gpu=9.0)
     assert c.the_call("1").group.cost.run_s == 4.0  # the advice for the device kind of the pilots
     c.ready().end("1", run_s=2.0).call("2")
     assert c.the_call("2").group.cost.run_s == 2.0
-    c.event(events.AdviceArrived(about, events.CostAdvice({"cpu": events.ContextAdvice(run_s=100.0)})))
+    expect(c, "f", cpu=100.0)
     assert c.the_call("2").group.cost.run_s == 2.0
 
 
@@ -58,11 +58,7 @@ def test_long_call_avoids_a_pilot_that_ends_soon(cluster: Make) -> None:
     c.tell("ana", say.DefineFunction("slow", "slow", b"code"))
     c.call("2")  # this call occupies the library
     c.call("3", function="slow")
-    c.event(
-        events.AdviceArrived(
-            events.OfFunction("slow", "bare"), events.CostAdvice({"": events.ContextAdvice(run_s=900.0)})
-        )
-    )
+    expect(c, "slow", gpu=900.0)  # advice for another kind is better than none
     c.wait(200.0)
     c.end("2", run_s=200.0)
     assert c.waiting() == ["3"]
@@ -72,7 +68,7 @@ def test_advice_for_an_unknown_or_wrong_subject_changes_nothing(cluster: Make) -
     c = cluster(pilots=1).call("1").ready()
     cost = events.CostAdvice({"": events.ContextAdvice(run_s=5.0)})
     c.event(events.AdviceArrived(events.OfFunction("gone", "bare"), cost))
-    c.event(events.AdviceArrived(events.OfContext("gone"), cost))
+    c.advise("gone", cost.by_kind)
     c.event(events.AdviceArrived(events.OfPace(99, 7), events.PaceAdvice(1.0, 2.0, "step")))
     c.event(events.AdviceArrived(events.OfContext("bare"), DISK))
     assert c.refused == {"advice on an unknown context": 1, "VerdictAdvice does not fit the subject of the advice": 1}
@@ -82,11 +78,7 @@ def test_advice_for_an_unknown_or_wrong_subject_changes_nothing(cluster: Make) -
 
 def test_explain_shows_the_advised_load_time_and_its_source(cluster: Make) -> None:
     c = cluster().define(recipe("a"))
-    c.event(
-        events.AdviceArrived(
-            events.OfContext("a"), events.CostAdvice({"cpu": events.ContextAdvice(load_s=40.0)}), "similar recipes"
-        )
-    )
+    c.advise("a", {"cpu": events.ContextAdvice(load_s=40.0)}, source="similar recipes")
     assert "a load is expected to take 40 s, according to similar recipes" in c.story("a")
 
 
@@ -97,16 +89,11 @@ def shortest(cluster: Make) -> Cluster:
     return c.call("0").ready()
 
 
-def expect(c: Cluster, function: str, seconds: float) -> None:
-    about = events.OfFunction(function, "bare")
-    c.event(events.AdviceArrived(about, events.CostAdvice({"": events.ContextAdvice(run_s=seconds)})))
-
-
 def test_shortest_first_sorts_again_when_run_times_are_known(cluster: Make) -> None:
     c = shortest(cluster).call("l1", "l2", function="long").call("s1", "s2", function="short")
     assert c.waiting() == ["l1", "l2", "s1", "s2"]
-    expect(c, "long", 50.0)
-    expect(c, "short", 1.0)
+    expect(c, "long", cpu=50.0)
+    expect(c, "short", cpu=1.0)
     assert c.waiting() == ["s1", "s2", "l1", "l2"]
     c.call("urgent", function="long", priority=1)
     assert c.waiting() == ["urgent", "s1", "s2", "l1", "l2"]
@@ -126,8 +113,8 @@ def test_restarted_core_asks_again_about_unmeasured_functions(cluster: Make) -> 
 
 def test_short_calls_pass_a_long_call_for_ten_times_its_run_time(cluster: Make) -> None:
     c = shortest(cluster).call("long", function="long")
-    expect(c, "long", 50.0)
-    expect(c, "short", 1.0)
+    expect(c, "long", cpu=50.0)
+    expect(c, "short", cpu=1.0)
     c.wait(400.0).call("early", function="short")
     c.wait(200.0).call("late", function="short")
     assert c.waiting() == ["early", "long", "late"]

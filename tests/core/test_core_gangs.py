@@ -5,7 +5,7 @@ from core.builders import DIED, Cluster, Make, devices
 from core.builders import cluster as make_cluster
 
 from stoker.manager.core import gangs
-from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, OfContext, RecordPace
+from stoker.manager.core.events import ContextAdvice, RecordPace
 from stoker.manager.core.nouns import CallState, Gang
 from stoker.manager.core.per_context import Paces, work_of
 from stoker.manager.core.seams import Forecast, PolicyError
@@ -267,11 +267,11 @@ def test_explain_shows_when_a_call_is_expected_to_end() -> None:
 def test_speed_of_other_sessions_is_used_until_a_speed_is_measured() -> None:
     made = make_cluster(pilots=1)
     slow, fast = ContextAdvice(paces={1: 2.0, 2: 1.2}, meet_s=0.5), ContextAdvice(paces={1: 1.0})
-    made.event(AdviceArrived(OfContext("bare"), CostAdvice({"cpu": fast, "gpu": slow})))
+    made.advise("bare", {"cpu": fast, "gpu": slow})
     paces = made.context().paces
     assert (paces.bound_s(1, 10), paces.bound_s(2, 10)) == (20.0, 12.5)
     paces.learn(1, work=1, seconds=4.0)
-    made.event(AdviceArrived(OfContext("bare"), CostAdvice({"cpu": fast})))
+    made.advise("bare", {"cpu": fast})
     assert paces.measured[1][0] == pytest.approx(3.0)
     made.calls(1).ready()
     made.end("1").call("g", gang=(1, 2)).end("g", run_s=5.0)
