@@ -27,7 +27,7 @@ class CoreHost:
         self.core = PilotCore(facts)
         self.queue = EventQueue(self.core, self.carry_out, clock=clock)
         self.processes: dict[LibraryId, Any] = {}
-        self.cache: dict[str, Any] = {}
+        self.cache: Any = {}  # Names of the cached objects
 
     def carry_out(self, command: commands.Command) -> None:
         tell = self.queue.handle
@@ -44,36 +44,28 @@ class CoreHost:
                 tell(events.OfferInspected(order))
 
 
-class CoreShell:
+class CoreShell(CoreHost):
     """A pilot core that finds objects of `cache` at once and starts processes at once."""
 
     def __init__(self, devices: tuple[DeviceFacts, ...] = DEVICES, **facts: Any) -> None:
         given = {"cache_bound_bytes": 100 * GIB, "logs": "/logs", "objects": "/session/objects", **facts}
-        self.core = PilotCore(PilotFacts(pilot="p1", session="s", host="h", pid=7, devices=devices, **given))
+        super().__init__(
+            PilotFacts(pilot="p1", session="s", host="h", pid=7, devices=devices, **given), clock=lambda: self.now
+        )
         self.now = 100.0
         self.cache: set[str] = set()
         self.is_slow = False  # True if tests send the answers of cache and processes
         self.wanted: list[commands.Command] = []  # Unread commands of the core
-        self._queue = EventQueue(self.core, self._carry_out, clock=lambda: self.now)
 
     # ---- events
     def give(self, event: events.Event) -> CoreShell:
-        self._queue.handle(event)
+        self.queue.handle(event)
         return self
 
-    def _carry_out(self, command: commands.Command) -> None:
+    def carry_out(self, command: commands.Command) -> None:
         self.wanted.append(command)
-        if self.is_slow:
-            return
-        match command:
-            case commands.Prepare(ordered=ordered):
-                self.give(events.LibraryPrepared(ordered.library, free_disk_bytes=GIB))
-            case commands.PinObjects(library=number, objects=refs):
-                self.give(
-                    events.Pinned(number, {ref.name: f"/cache/{ref.name}" for ref in refs if ref.name in self.cache})
-                )
-            case _:
-                pass
+        if isinstance(command, commands.Prepare | commands.PinObjects) and not self.is_slow:
+            super().carry_out(command)
 
     def wait(self, seconds: float) -> CoreShell:
         self.now += seconds
