@@ -51,7 +51,7 @@ class CoreAlone(CoreHost, Shell):
             case commands.SendHello(hello=hello):
                 self.greeted = hello
             case commands.StartProcess(ordered=ordered):
-                self.begin(ordered.library, self.loads[ordered.recipe.key])
+                self.start_process(ordered.library, self.loads[ordered.recipe.key])
             case commands.Observe(library=number):
                 self.observe(number)
             case commands.RemoveLibrary(library=number):
@@ -64,7 +64,7 @@ class CoreAlone(CoreHost, Shell):
             case _:
                 super().carry_out(command)
 
-    def begin(self, number: LibraryId, loads: Loads) -> None:
+    def start_process(self, number: LibraryId, loads: Loads) -> None:
         process = self.processes[number] = ModelProcess(number, self.tell)
         match loads:
             case Loads.AT_ONCE | Loads.FILES:
