@@ -18,6 +18,7 @@ from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, Failure
 from stoker.protocol.ids import CallId, ClientId, DeviceId, FunctionKey, LibraryId, PilotId
 from stoker.protocol.pace import Counts, WorkPace
 from stoker.protocol.to_manager import DeviceFacts, LibraryPhase, MapReport
+from stoker.protocol.to_pilot import FunctionBlob
 from stoker.protocol.wire import Inbox
 
 
@@ -79,19 +80,20 @@ KEPT_CALL_NOTES = 200  # Maximum number of notes of a call. If there are more, t
 KEPT_PILOT_NOTES = 100  # Number of newest notes of a pilot that are kept, in addition to the first note
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Group:
     """Data that all calls with the same function, context, client and options share."""
 
-    __slots__ = ("client", "context", "cost", "function", "key", "open_calls", "options")
+    key: object
+    client: Client
+    context: Context
+    cost: Cost
+    options: CallOptions
+    open_calls: int = 0
 
-    def __init__(self, key: object, client: Client, context: Context, cost: Cost, options: CallOptions) -> None:
-        self.key = key
-        self.client = client
-        self.cost = cost
-        self.function = cost.function
-        self.context = context
-        self.options = options
-        self.open_calls = 0
+    @property
+    def function(self) -> FunctionBlob:
+        return self.cost.function
 
     @property
     def expected_s(self) -> float:
