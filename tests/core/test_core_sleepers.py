@@ -6,7 +6,6 @@ import msgspec
 import pytest
 from core.builders import Cluster, devices, recipe
 
-from stoker.manager.core import actions
 from stoker.manager.core.nouns import Library, LibraryState
 from stoker.manager.core.seams import PolicyError, Sleep, Wake
 from stoker.protocol import to_manager as say
@@ -26,8 +25,7 @@ def c() -> Cluster:
 
 
 def order(c: Cluster, *wanted: Any) -> Cluster:
-    for action in wanted:
-        actions.apply(c.core.manager, action, seam="residency")
+    c.apply(wanted, seam="residency")
     orders, c.core.manager.out = c.core.manager.out, []
     c._post(orders)
     return c
