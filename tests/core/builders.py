@@ -15,7 +15,7 @@ from stoker.manager.core import events
 from stoker.manager.core.nouns import Call, Context, Gang, Library, Pilot
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
-from stoker.protocol.blocks import BlockPhase, Source
+from stoker.protocol.blocks import BlockOrder, BlockPhase, Source
 from stoker.protocol.calls import CallEnd, CallOptions, CallProgress, CallSpec, Failure, FailureKind, Features
 from stoker.protocol.ids import BlockId, RecipeKey, make_call_id
 from stoker.units import parse_bytes
@@ -92,12 +92,16 @@ class Cluster(Desk):
         self.hears("factory", to_client.KnownBlocks)
         return self
 
-    def asked(self) -> list[str]:
+    def block_orders(self) -> list[BlockOrder]:
+        """Read the unread orders to submit blocks."""
         mail = self.mail.get("factory", deque())
         orders = [message for message in mail if isinstance(message, to_client.SubmitBlocks)]
         for message in orders:
             mail.remove(message)
-        return [order.block for message in orders for order in message.orders]
+        return [order for message in orders for order in message.orders]
+
+    def asked(self) -> list[str]:
+        return [order.block for order in self.block_orders()]
 
     def block(self, *ids: str, phase: BlockPhase, reason: str = "", **how: Any) -> Cluster:
         return self.tell("factory", *(say.BlockUpdate(BlockId(id), phase, f"job-{id}", reason, **how) for id in ids))
@@ -305,6 +309,9 @@ class Cluster(Desk):
         return "\n".join([story.headline, *(line.text for line in story.lines)])
 
     # ---- messages
+    def commands(self, kind: type[M]) -> list[M]:
+        return [command for command in self.others if isinstance(command, kind)]
+
     def hears(self, peer: str, kind: type[M]) -> M:
         mail = self.mail.get(peer)
         assert mail, f"{peer} was told nothing, not even {kind.__name__}"

@@ -22,7 +22,7 @@ GPU = events.VerdictAdvice("infrastructure", "gpu", 0.95, "a GPU is lost", ("3: 
 
 
 def asked(c: Cluster, kind: type[Any]) -> list[events.AskAdvice]:
-    found = [each for each in c.others if isinstance(each, events.AskAdvice) and isinstance(each.about, kind)]
+    found = [each for each in c.commands(events.AskAdvice) if isinstance(each.about, kind)]
     c.others = [each for each in c.others if each not in found]
     return found
 

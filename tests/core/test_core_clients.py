@@ -146,7 +146,7 @@ def back(c: Cluster) -> str:
 def test_results_of_a_long_absent_program_are_dropped_and_reported(cluster: Make) -> None:
     c = left(cluster, b"a", FILE).wait(KEPT_S + 10)
     assert "ana" not in c.core.state.clients
-    assert [each.path for each in c.others if isinstance(each, DiscardObject)] == [FILE.source]
+    assert [each.path for each in c.commands(DiscardObject)] == [FILE.source]
     assert "its 2 results were dropped after 1 day" in back(c).replace("24 h", "1 day")
     assert any("did not reconnect" in line.text for line in c.status("bob").notices)
 

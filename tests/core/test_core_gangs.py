@@ -276,7 +276,7 @@ def test_speed_of_other_sessions_is_used_until_a_speed_is_measured() -> None:
     made.calls(1).ready()
     made.end("1").call("g", gang=(1, 2)).end("g", run_s=5.0)
     pace = paces.measured[1][0]
-    assert [x for x in made.others if isinstance(x, RecordPace)] == [RecordPace("bare", "cpu", 1, pace)]
+    assert made.commands(RecordPace) == [RecordPace("bare", "cpu", 1, pace)]
 
 
 def test_waiting_gang_shows_how_many_devices_it_needs_and_has() -> None:

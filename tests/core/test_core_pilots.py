@@ -167,18 +167,18 @@ def test_restarted_manager_waits_for_all_pilots_and_continues(cluster: Make) -> 
 def test_heartbeats_report_memory_and_record_call_run_times(cluster: Make, batch: int) -> None:
     c = cluster(pilots=1).calls(2, batch=batch).ready().end("1", run_s=2.0).end("2", run_s=4.0)
     c.report("p1", say.Heartbeat((say.LibraryUse(1, 123),), 55, 3), numbered=False)
-    runs = [x for x in c.others if isinstance(x, RecordRuns)]
+    runs = c.commands(RecordRuns)
     assert [(x.function, x.kind, x.calls, x.run_s, x.items) for x in runs] == [("f", "cpu", 2, 6.0, 2 * batch)]
     assert c.library().memory_bytes == 123
     assert c.status().refused == {"frames refused by pilots": 3}
     c.report("p1", say.Heartbeat(), numbered=False)
-    assert len([x for x in c.others if isinstance(x, RecordRuns)]) == 1
+    assert len(c.commands(RecordRuns)) == 1
 
 
 def test_call_run_times_are_recorded_when_the_session_ends(cluster: Make) -> None:
     c = cluster(pilots=1).calls(2).ready().end("1", run_s=2.0).end("2", run_s=4.0)
     c.tell("ana", say.EndSession("done"))
-    runs = [x for x in c.others if isinstance(x, RecordRuns)]
+    runs = c.commands(RecordRuns)
     assert [(x.function, x.calls, x.run_s) for x in runs] == [("f", 2, 6.0)]
 
 

@@ -211,7 +211,7 @@ def test_repeated_call_end_does_not_delete_the_result_file(c: Cluster) -> None:
     again(c)
     ref = say.ObjectRef("result-1", 10, "/session/objects/result-1")
     c.report("old", say.CallsEnded(7, [CallEnd(3 << 40 | 1, True, ref, 1.0)]))
-    assert not [each for each in c.others if isinstance(each, DiscardObject)]
+    assert not c.commands(DiscardObject)
 
 
 def test_ranks_of_a_gang_are_ended_and_the_gang_restarts(c: Cluster) -> None:

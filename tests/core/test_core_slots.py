@@ -29,7 +29,7 @@ def test_library_gets_as_many_calls_as_it_has_slots(cluster: Make) -> None:
     c.end("1", "2", "3", run_s=50.0)
     assert c.runs("p1") == ["4", "5"]
     assert list(c.context("a").idle) == [1]  # the library with number 1 has a free slot
-    assert [x.slots for x in c.others if isinstance(x, RecordLoad)] == [3]
+    assert [x.slots for x in c.commands(RecordLoad)] == [3]
 
 
 def test_status_and_explain_show_the_number_of_used_slots(cluster: Make) -> None:

@@ -110,7 +110,7 @@ def test_device_speeds_are_shown_and_recorded(cluster: Make) -> None:
     assert any("cpu: 0.25 of A10's speed" in line for line in render(c.status()))
     assert "cpu: 0.25 of A10's speed, 13 calls" in c.story("bare")
     c.report("fast", Heartbeat(()), numbered=False)
-    [record] = [each for each in c.others if isinstance(each, RecordSpeed)]
+    [record] = c.commands(RecordSpeed)
     assert (record.kind, record.other, record.ratio) == ("A10", "cpu", pytest.approx(0.25))
 
 
