@@ -272,6 +272,9 @@ class Cluster(Desk):
         assert holder is not None, f"{name} is held by nobody"
         return holder.members if isinstance(holder, Gang) else (holder,)
 
+    def pilot_of(self, name: str) -> str:
+        return str(self.holders(name)[0].pilot.id)
+
     def library(self, pilot: str = "p1", context: str = "bare") -> Library:
         found = [x for x in self.pilot(pilot).libraries.values() if x.context.recipe.key == context]
         assert len(found) == 1, f"{len(found)} libraries of {context} on {pilot}"

@@ -189,7 +189,7 @@ def test_explain_shows_a_certain_verdict_for_its_call_and_pilot(cluster: Make) -
 # ---- quarantine
 def cluster_with_failing_pilot(cluster: Make, *, pilots: int = 3) -> tuple[Cluster, str]:
     c = cluster(pilots=pilots).calls(pilots + 4).ready()
-    bad = str(c.holders("1")[0].pilot.id)
+    bad = c.pilot_of("1")
     judge(c, failed(c, "1").about)
     assert not c.pilot(bad).devices["cpu:0"].fault
     again = c.held(bad)[0]
@@ -265,7 +265,7 @@ def test_calls_that_fail_on_every_pilot_quarantine_no_pilot(cluster: Make) -> No
 
 def test_user_errors_and_uncertain_verdicts_quarantine_nothing(cluster: Make) -> None:
     c = cluster(pilots=2).calls(8).ready()
-    bad = str(c.holders("1")[0].pilot.id)
+    bad = c.pilot_of("1")
     for verdict in (
         events.VerdictAdvice("user", "code", 0.99, "it raised"),
         events.VerdictAdvice("infrastructure", "disk", 0.6, "?"),
