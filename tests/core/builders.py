@@ -149,9 +149,10 @@ class Cluster(Desk):
         """Reconnect a pilot with ready libraries (`lib1=("c1",)`). `acknowledged`: number of the last frame before the
         hello (None: latest).
         """
-        facts = []
+        facts, gone = [], self.core.state.gone_pilots.get(pilot)
         for name, calls in libraries.items():
-            library = self._library_of(pilot, int(name.removeprefix("lib")))
+            id = int(name.removeprefix("lib"))
+            library = gone.kept[id][0] if gone is not None and gone.kept else self.core.state.libraries[id]
             facts.append(
                 say.LibraryFacts(
                     library.id, library.context.recipe.key, tuple(d.id for d in library.devices), True,
@@ -172,13 +173,6 @@ class Cluster(Desk):
         state = self.core.state
         known = state.pilots.get(pilot) or state.gone_pilots.get(pilot)
         return known.inbox.last if known is not None else 0
-
-    def _library_of(self, pilot: str, id: int) -> Library:
-        gone = self.core.state.gone_pilots.get(pilot)
-        if gone is not None and gone.kept:
-            kept: Library = gone.kept[id][0]
-            return kept
-        return self.core.state.libraries[id]
 
     def ready(self, *, load_s: float = 1.0, memory: str = "0 B", only: str = "", sleeps: bool = False) -> Cluster:
         size = parse_bytes(memory)
