@@ -126,7 +126,6 @@ def submit_calls(manager: Manager, group: Group, specs: list[CallSpec]) -> None:
     if not fresh:
         return
     group.open_calls += len(fresh)
-    group.client.open_calls += len(fresh)
     group.client.last_call = max(group.client.last_call, fresh[-1].id)
     for changes in manager.tracked:
         changes.calls.update(call.id for call in fresh)

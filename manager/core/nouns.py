@@ -70,7 +70,6 @@ class Client:
     unnamed: set[int] | None = None  # During a resubmission: ids of calls that the client has not repeated yet
     last_call: int = -1  # Highest id of the client's calls
     maps: dict[int, MapRecord] = field(default_factory=dict)
-    open_calls: int = 0
 
 
 # A time and the text of an event.
