@@ -16,7 +16,7 @@ from stoker.protocol.bounds import is_sound
 from stoker.protocol.calls import CallProgress, Failure, FailureKind, GangPlace
 from stoker.protocol.ids import LibraryId, RecipeKey
 from stoker.protocol.to_client import ProgressReports
-from stoker.protocol.to_pilot import EvictCall, RunCalls
+from stoker.protocol.to_pilot import EvictCall
 
 _SHOWN_ACTIONS = 4
 
@@ -146,15 +146,11 @@ def _send(manager: Manager, action: seams.Send) -> None:
     else:
         holding.offer(manager, library, call)
         call.note(manager.state.now, f"offered to lib-{library.id} on {library.pilot.id}")
-        blob = holding.take_unsent_function_blob(library, group)
-        manager.say(
-            library.pilot,
-            RunCalls(
-                library.id, group.function.key, [call.spec], group.options, blob, offer=True,
-                reserve_bytes=action.reserve_bytes, waited_s=_wait_seconds_without_load(manager, library, call),
-                preempts=action.preempts,
-            ),
+        order = holding.build_run_order(
+            library, group, [call.spec], offer=True, reserve_bytes=action.reserve_bytes,
+            waited_s=_wait_seconds_without_load(manager, library, call), preempts=action.preempts,
         )  # fmt: skip
+        manager.say(library.pilot, order)
 
 
 def _wait_seconds_without_load(manager: Manager, library: Library, call: Call) -> float:
@@ -175,9 +171,8 @@ def _send_gang(manager: Manager, action: seams.SendGang) -> None:
     holding.assign_call_to_gang(manager, members, call)
     for rank, library in enumerate(members):
         queues.update_load_index(manager, library)
-        place, blob = GangPlace(rank, len(members)), holding.take_unsent_function_blob(library, call.group)
-        options, key = call.group.options, call.group.function.key
-        manager.say(library.pilot, RunCalls(library.id, key, [call.spec], options, blob, place))
+        place = GangPlace(rank, len(members))
+        manager.say(library.pilot, holding.build_run_order(library, call.group, [call.spec], gang=place))
 
 
 def _evict(manager: Manager, action: seams.Evict) -> None:

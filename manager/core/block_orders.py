@@ -69,7 +69,8 @@ def pilot_joined(manager: Manager, pilot: Pilot, *, again: bool = False) -> None
     if block is None:
         return
     if again:
-        blocks.add_returned_pilot(manager, block, pilot)
+        block.pilots[pilot.id] = None
+        blocks.mark_block_running(manager, block)
     else:
         if useless := blocks.attach_pilot(manager, block, pilot):
             release_block(manager, block, useless)

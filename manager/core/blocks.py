@@ -27,7 +27,7 @@ def _record_loss(manager: Manager, pilot: Pilot, loss: LossReason) -> None:
     said = block.loss if block is not None else None
     loss = said or loss
     pilot.loss, pilot.lost_at, pilot.loss_settled = loss, state.now, False
-    _count(state, loss, 1)
+    state.losses[loss] += 1
     if said is not None or block is None or block.phase.over:
         _settle(manager, pilot, loss)
     else:
@@ -38,7 +38,7 @@ def _record_loss(manager: Manager, pilot: Pilot, loss: LossReason) -> None:
 def uncount_pilot_loss(manager: Manager, pilot: Pilot) -> None:
     if pilot.loss is None:
         return
-    _count(manager.state, pilot.loss, -1)
+    manager.state.losses[pilot.loss] -= 1
     block = manager.state.block_of(pilot)
     if block is not None:
         block.unsettled.pop(pilot.id, None)
@@ -70,8 +70,8 @@ def _settle(manager: Manager, pilot: Pilot, loss: LossReason) -> None:
         loss = LossReason.WALLTIME
     if loss is not pilot.loss:
         assert pilot.loss is not None
-        _count(state, pilot.loss, -1)
-        _count(state, loss, 1)
+        state.losses[pilot.loss] -= 1
+        state.losses[loss] += 1
         pilot.loss = loss
     pilot.loss_settled = True
     retries.recheck_calls_of_lost_pilot(manager, pilot)
@@ -85,10 +85,6 @@ def _settle(manager: Manager, pilot: Pilot, loss: LossReason) -> None:
 def _record(manager: Manager, pilot: Pilot, until: float, end: PilotEnd, loss: LossReason | None) -> None:
     if pilot.source:
         manager.out.append(RecordStay(pilot.source, until - pilot.notes[0][0], end, loss))
-
-
-def _count(state: State, loss: LossReason, change: int) -> None:
-    state.losses[loss] = state.losses.get(loss, 0) + change
 
 
 YOUNG_S = 60.0  # A block is short-lived if its pilots loaded nothing and left within these seconds
@@ -107,17 +103,14 @@ def set_sources(manager: Manager, sources: Iterable[Source]) -> None:
 
 
 def add_block(state: State, source: SourceState, id: BlockId, allowed: AllowedNodes) -> Block:
-    """Add a block. Probes are not in the source's `blocks`, because they run no calls."""
     block = state.blocks[id] = Block(id, source, state.now, allowed)
     if not block.probes:
         source.blocks[id] = block
-    _update_block_lists(block)
     return block
 
 
 def mark_released(block: Block, reason: str, now: float) -> None:
     block.leaving = reason
-    _update_block_lists(block)
     block.note(now, f"released: {reason}")
 
 
@@ -150,35 +143,15 @@ def record_hold(block: Block, message: BlockUpdate) -> bool:
 
 
 def remove_block(state: State, block: Block) -> None:
-    source = block.source
     del state.blocks[block.id]
-    for listed in (source.staying, source.coming, source.filling, source.abandoned):
-        listed.pop(block.id, None)
-    source.blocks.pop(block.id, None)
+    block.source.blocks.pop(block.id, None)
     if not block.probes:
         how = "refused" if block.phase is BlockPhase.REFUSED else block.reason.partition(":")[0] or "ended"
-        state.ended_blocks[how] = state.ended_blocks.get(how, 0) + 1
+        state.ended_blocks[how] += 1
     state.past_blocks[block.id] = block
     forget_oldest(state.past_blocks, most=KEPT_BLOCKS)
     if not block.leaving and not block.probes:
         _update_source_failures(block, state.now)
-
-
-def add_returned_pilot(manager: Manager, block: Block, pilot: Pilot) -> None:
-    block.pilots[pilot.id] = None
-    _mark_block_running(manager, block)
-
-
-def _update_block_lists(block: Block) -> None:
-    source = block.source
-    for listed, belongs in (
-        (source.abandoned, block.abandoned), (source.staying, block.staying), (source.coming, block.coming),
-        (source.filling, block.filling),
-    ):  # fmt: skip
-        if belongs:
-            listed[block.id] = None
-        else:
-            listed.pop(block.id, None)
 
 
 def cancel_block(manager: Manager, block: Block) -> None:
@@ -192,7 +165,6 @@ def _enter_phase(manager: Manager, block: Block, phase: BlockPhase) -> None:
         block.runs_since = manager.state.now
     if phase is BlockPhase.PENDING:
         block.emptied_at = None
-    _update_block_lists(block)
     manager.demand_changed = True
 
 
@@ -221,7 +193,7 @@ def attach_pilot(manager: Manager, block: Block, pilot: Pilot) -> str:
     block.brought += 1
     if block.brought == 1:
         block.brought_at = manager.state.now
-    _mark_block_running(manager, block)
+    mark_block_running(manager, block)
     if block.probes:
         return ""
     source = block.source
@@ -233,12 +205,11 @@ def attach_pilot(manager: Manager, block: Block, pilot: Pilot) -> str:
     return ""
 
 
-def _mark_block_running(manager: Manager, block: Block) -> None:
+def mark_block_running(manager: Manager, block: Block) -> None:
     block.emptied_at = None
     if block.phase in (BlockPhase.ASKED, BlockPhase.PENDING):
         block.note(manager.state.now, "running: its first pilot has joined")
         _enter_phase(manager, block, BlockPhase.RUNNING)
-    _update_block_lists(block)
 
 
 def _record_useless_block(manager: Manager, block: Block, pilot: Pilot) -> str:
@@ -274,7 +245,6 @@ def pilot_left(manager: Manager, pilot: Pilot, *, loss: LossReason | None) -> No
     if not block.pilots and block.phase is BlockPhase.RUNNING:
         block.emptied_at = manager.state.now
         manager.set_timer(f"emptied/{block.id}", manager.state.now + manager.state.lease_s)
-    _update_block_lists(block)
     if block.pilots:
         return
     if block.leaving:

@@ -82,28 +82,21 @@ class Queue(Generic[C]):
         self.apart: dict[int, C] = {}
 
     def __iter__(self) -> Iterator[C]:
-        for priority in reversed(self._order):
-            level = self._levels[priority]
-            back, gangs = (sorted(entry for entry in heap if _is_current(entry)) for heap in (level.back, level.gangs))
-            fresh = (call for call in level.fresh if not call.ticket)
-            yield from heapq.merge(_calls(back), fresh, _calls(gangs), key=self._key)
-        yield from self.apart.values()
+        return self._iterate(looks=None)
 
     def first(self, limit: int, *, looks: int) -> list[C]:
         """Return the first `limit` calls. Examine at most `looks` entries of each part of the queue."""
-        found: list[C] = []
+        return list(islice(self._iterate(looks=looks), limit))
+
+    def _iterate(self, *, looks: int | None) -> Iterator[C]:
         for priority in reversed(self._order):
             level = self._levels[priority]
             back, gangs = (
                 filter(_is_current, islice(_iterate_heap_sorted(heap), looks)) for heap in (level.back, level.gangs)
             )
             fresh = (call for call in islice(level.fresh, looks) if not call.ticket)
-            calls = heapq.merge(_calls(back), fresh, _calls(gangs), key=self._key)
-            found += islice(calls, limit - len(found))
-            if len(found) == limit:
-                return found
-        found += islice(self.apart.values(), limit - len(found))
-        return found
+            yield from heapq.merge(_calls(back), fresh, _calls(gangs), key=self._key)
+        yield from self.apart.values()
 
     def extend(self, calls: list[C]) -> None:
         options = calls[0].group.options

@@ -187,9 +187,8 @@ def handle_gone_client(manager: Manager, id: ClientId) -> None:
         dispatch.apply_limits(manager, context)
     if state.kept:
         manager.set_timer(f"gone/{id}", state.now + SETTLE_S)
-    if client.open_calls:
-        for call in [call for call in state.calls.values() if call.group.client is client]:
-            ending.cancel_call(manager, call, reason="its client is gone", running=True)
+    for call in [call for call in state.calls.values() if call.group.client is client]:
+        ending.cancel_call(manager, call, reason="its client is gone", running=True)
     if not state.kept and all(other.gone or other.observer for other in state.clients.values()):
         end_session(manager, "its client is gone")
 

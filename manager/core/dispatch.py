@@ -126,7 +126,6 @@ def submit_calls(manager: Manager, group: Group, specs: list[CallSpec]) -> None:
     if not fresh:
         return
     group.open_calls += len(fresh)
-    group.client.open_calls += len(fresh)
     group.client.last_call = max(group.client.last_call, fresh[-1].id)
     for changes in manager.tracked:
         changes.calls.update(call.id for call in fresh)
@@ -308,8 +307,7 @@ def requeue_returned_calls(manager: Manager, library: Library, message: CallsRet
         library.required_bytes, library.over_s = message.required_bytes, message.over_s
         library.refusal = message.refused
         if message.case is not None:
-            counts, case = library.context.refusals, message.case.value
-            counts[case] = counts.get(case, 0) + len(back)
+            library.context.refusals[message.case.value] += len(back)
         if not all(call.offered for call in back):  # without an offer, a library refuses calls only before it exits
             libraries.stop_library(manager, library, reason=message.refused)
         for call in back:

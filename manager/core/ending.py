@@ -140,7 +140,6 @@ def _close_call(manager: Manager, call: Call, *, waits: bool = True) -> None:
 def _count_closed_calls(manager: Manager, group: Group, count: int) -> None:
     state = manager.state
     group.open_calls -= count
-    group.client.open_calls -= count
     group.context.ended += count
     state.done += count
     if not group.open_calls and len(state.groups) > KEPT_GROUPS:

@@ -17,7 +17,7 @@ from stoker.manager.core.nouns import Call, CallState, Context, Gang, Group, Lib
 from stoker.manager.core.state import State, Trial
 from stoker.protocol.calls import CallEnd, CallSpec
 from stoker.protocol.ids import CallId
-from stoker.protocol.to_pilot import CancelCalls, FunctionBlob, RunCalls, TakeBack
+from stoker.protocol.to_pilot import CancelCalls, RunCalls, TakeBack
 
 _GROUP = attrgetter("group")
 
@@ -328,18 +328,17 @@ def send_calls(manager: Manager) -> None:
 
 
 def _send(manager: Manager, library: Library, group: Group, specs: list[CallSpec]) -> None:
-    blob = take_unsent_function_blob(library, group)
-    manager.say(library.pilot, RunCalls(library.id, group.function.key, specs, group.options, blob))
+    manager.say(library.pilot, build_run_order(library, group, specs))
     if blame.PRINTING_TIMER not in manager.state.timers and library.pilot.folder:
         manager.set_timer(blame.PRINTING_TIMER, manager.state.now + blame.EVERY_S)
 
 
-def take_unsent_function_blob(library: Library, group: Group) -> FunctionBlob | None:
+def build_run_order(library: Library, group: Group, specs: list[CallSpec], **more: Any) -> RunCalls:
+    """Return an order to run calls. It includes their function if the library does not have the function yet."""
     function = group.function
-    if function.key in library.functions:
-        return None
+    blob = None if function.key in library.functions else function
     library.functions.add(function.key)
-    return function
+    return RunCalls(library.id, function.key, specs, group.options, blob, **more)
 
 
 def send_call_drop_orders(manager: Manager) -> None:

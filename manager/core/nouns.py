@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from dataclasses import dataclass, field
 
 import msgspec
@@ -18,6 +18,7 @@ from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, Failure
 from stoker.protocol.ids import CallId, ClientId, DeviceId, FunctionKey, LibraryId, PilotId
 from stoker.protocol.pace import Counts, WorkPace
 from stoker.protocol.to_manager import DeviceFacts, LibraryPhase, MapReport
+from stoker.protocol.to_pilot import FunctionBlob
 from stoker.protocol.wire import Inbox
 
 
@@ -69,7 +70,6 @@ class Client:
     unnamed: set[int] | None = None  # During a resubmission: ids of calls that the client has not repeated yet
     last_call: int = -1  # Highest id of the client's calls
     maps: dict[int, MapRecord] = field(default_factory=dict)
-    open_calls: int = 0
 
 
 # A time and the text of an event.
@@ -79,19 +79,20 @@ KEPT_CALL_NOTES = 200  # Maximum number of notes of a call. If there are more, t
 KEPT_PILOT_NOTES = 100  # Number of newest notes of a pilot that are kept, in addition to the first note
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Group:
     """Data that all calls with the same function, context, client and options share."""
 
-    __slots__ = ("client", "context", "cost", "function", "key", "open_calls", "options")
+    key: object
+    client: Client
+    context: Context
+    cost: Cost
+    options: CallOptions
+    open_calls: int = 0
 
-    def __init__(self, key: object, client: Client, context: Context, cost: Cost, options: CallOptions) -> None:
-        self.key = key
-        self.client = client
-        self.cost = cost
-        self.function = cost.function
-        self.context = context
-        self.options = options
-        self.open_calls = 0
+    @property
+    def function(self) -> FunctionBlob:
+        return self.cost.function
 
     @property
     def expected_s(self) -> float:
@@ -178,7 +179,7 @@ class Context:
         self.load_failures = 0  # Number of failed loads since the last successful load
         self.last_failure: Failure | None = None
         self.failed_on: dict[PilotId, int] = {}  # Number of failed loads by pilot since the pilot's last success
-        self.refusals: dict[str, int] = {}  # Number of refused offers by case (`RefusalCase`)
+        self.refusals: Counter[str] = Counter()  # Number of refused offers by case (`RefusalCase`)
         self.cut_loads = 0  # Loads that the walltime of a pilot cut off since the last successful load
         self.apart_lacks = False  # True if a call that waits apart (see `retries`) needs a new library on another pilot
         self.lost_loads: list[Pilot] = []  # Pilots lost while they loaded only this context, since the last success
@@ -248,9 +249,13 @@ class Device:
         self.promised_bytes = 0  # Memory promised to libraries, including libraries that are stopping
         self.reported = facts.fault  # Fault that the pilot reports; empty if none
         self.quarantine: Note | None = None  # End time and reason of the quarantine
-        self.fault = facts.fault  # Why no library may load on this device; empty if usable
         self.tier = "cold"
         self.tier_since = now
+
+    @property
+    def fault(self) -> str:
+        """Why no library may load on this device; empty if usable."""
+        return self.reported or (self.quarantine[1] if self.quarantine else "")
 
     @property
     def free_bytes(self) -> int:

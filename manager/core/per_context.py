@@ -175,28 +175,29 @@ MEET_S = 2.0  # Assumed seconds until the ranks of a gang have connected (§5.1:
 class Paces:
     """Seconds per unit of work, by gang size. `meet_s`: seconds until a gang's ranks have connected."""
 
-    __slots__ = ("_ends", "_known", "meet_s", "parts")
+    __slots__ = ("_ends", "measured", "meet_s", "parts")
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[float, float, int]] = {}  # By size: mean, mean deviation, number of measurements
+        # Seconds per unit of work, mean deviation and number of measurements, by gang size
+        self.measured: dict[int, tuple[float, float, int]] = {}
         self._ends: dict[_Kind, list[float]] = {}  # By kind: the share of its items that each recent call processed
         self.parts: dict[_Kind, float] = {}  # By kind with enough ended calls: the largest of these shares
         self.meet_s = MEET_S
 
     def tell(self, seconds: Mapping[int, float], *, meet_s: float = MEET_S) -> None:
         """Set paces from advice. Measurements replace them gradually."""
-        self._known.update({size: (max(pace, LEAST_S / 1000), 0.0, 1) for size, pace in seconds.items()})
+        self.measured.update({size: (max(pace, LEAST_S / 1000), 0.0, 1) for size, pace in seconds.items()})
         self.meet_s = meet_s
 
     def learn(self, size: int, *, work: float, seconds: float) -> None:
         if work <= 0 or seconds < 0:
             return
         pace = max(seconds, LEAST_S) / work
-        mean, deviation, count = self._known.get(size, (pace, 0.0, 0))
+        mean, deviation, count = self.measured.get(size, (pace, 0.0, 0))
         weight = max(NEW_WEIGHT, 1 / (count + 1))
         deviation += weight * (abs(pace - mean) - deviation)
         mean += weight * (pace - mean)
-        self._known[size] = (mean, deviation, count + 1)
+        self.measured[size] = (mean, deviation, count + 1)
 
     def end(self, features: Features | None, done: float) -> None:
         """Learn which share of its items an ended call processed."""
@@ -219,21 +220,16 @@ class Paces:
             most = max((part for part in self._ends[kind] if part >= done), default=1.0)
         return max(0.0, most - done)
 
-    @property
-    def measured(self) -> Mapping[int, tuple[float, float, int]]:
-        """Seconds per unit of work, mean deviation and number of measurements, by gang size."""
-        return self._known
-
     def bound_s(self, size: int, work: float) -> float | None:
         """Return an upper bound on the seconds of `work` on `size` replicas; None if unmeasured."""
-        if not self._known:
+        if not self.measured:
             return None
-        if size not in self._known:
-            nearest = min(self._known, key=lambda known: (abs(math.log(known / size)), known))
+        if size not in self.measured:
+            nearest = min(self.measured, key=lambda known: (abs(math.log(known / size)), known))
             scale = _time_relative_to_one_replica(size) / _time_relative_to_one_replica(nearest)
         else:
             nearest, scale = size, 1.0
-        mean, deviation, _ = self._known[nearest]
+        mean, deviation, _ = self.measured[nearest]
         return work * scale * (mean + _CAUTION * deviation) + (self.meet_s if size > 1 else 0.0)
 
 

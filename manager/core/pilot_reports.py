@@ -387,13 +387,10 @@ def _make_cache_room(manager: Manager, pilot: Pilot, context: Context, lacks_byt
 
     if frees_bytes(users) < lacks_bytes:
         return 0.0
-    idle = [other for other, those in users.items() if all(map(_is_idle, those))]
-    idle.sort(key=lambda other: max(library.used_at for library in users[other]))
-    ending: list[Context] = []
-    while idle and frees_bytes(ending) < lacks_bytes:
-        ending.append(idle.pop(0))
+    ending = [other for other, those in users.items() if all(map(_is_idle, those))]
     if frees_bytes(ending) < lacks_bytes:
         return BUSY_S
+    ending.sort(key=lambda other: max(library.used_at for library in users[other]), reverse=True)
     for other in tuple(ending):  # do not end a context whose space is not needed
         rest = [each for each in ending if each is not other]
         if frees_bytes(rest) >= lacks_bytes:

@@ -178,7 +178,6 @@ def record_device_health(manager: Manager, device: Device, reason: str) -> None:
     if device.reported == reason:  # the hello already reported this
         return
     device.reported = reason
-    _update_fault(device)
     pilot.note(manager.state.now, f"{id} quarantined: {reason}" if reason else f"{id} works again")
     for library in tuple(device.libraries.values()) if reason else ():
         for call in tuple(library.held.values()):
@@ -193,7 +192,6 @@ def quarantine_devices(manager: Manager, pilot: Pilot, devices: list[Device], *,
     now = manager.state.now
     for device in devices:
         device.quarantine = (until, reason)
-        _update_fault(device)
     which = ", ".join(device.id for device in devices)
     pilot.note(now, f"{which} quarantined for {show_seconds(until - now)}: {reason}")
     for library in {library.id: library for device in devices for library in device.libraries.values()}.values():
@@ -210,7 +208,6 @@ def end_quarantine(manager: Manager, id: str) -> None:
     over = [device for device in pilot.devices.values() if device.quarantine and device.quarantine[0] <= now]
     for device in over:
         device.quarantine = None
-        _update_fault(device)
     if over:
         pilot.note(now, f"{', '.join(device.id for device in over)} may be used again")
         if pilot.id in state.pilots:
@@ -222,10 +219,6 @@ def _set_timer(manager: Manager, pilot: Pilot) -> None:
     ends = [device.quarantine[0] for device in pilot.devices.values() if device.quarantine]
     if ends:
         manager.set_timer(f"{QUARANTINE_TIMER}/{pilot.id}", min(ends))
-
-
-def _update_fault(device: Device) -> None:
-    device.fault = device.reported or (device.quarantine[1] if device.quarantine else "")
 
 
 KEPT_FORGOTTEN = 100_000  # Number of ended calls that are remembered, whose results the clients already have

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -25,11 +25,7 @@ KEPT_BLOCK_NOTES = 50  # Number of latest notes kept for a block, in addition to
 @dataclass(slots=True, eq=False, repr=False)
 class SourceState:
     source: Source
-    blocks: dict[BlockId, Block] = field(default_factory=dict)  # Open blocks
-    abandoned: dict[BlockId, None] = field(default_factory=dict)
-    staying: dict[BlockId, None] = field(default_factory=dict)  # Blocks that were not released
-    coming: dict[BlockId, None] = field(default_factory=dict)  # Blocks of `staying` whose first pilot may still join
-    filling: dict[BlockId, None] = field(default_factory=dict)  # Blocks of `staying` that lack some of their pilots
+    blocks: dict[BlockId, Block] = field(default_factory=dict)  # Open blocks without probes, which run no calls
     devices: tuple[DeviceFacts, ...] = ()  # Devices of the last pilot of this source
     failures: int = 0  # Number of blocks in a row that were refused or ended without a pilot
     short_lived: int = 0  # Number of blocks in a row whose pilots ended early and loaded nothing
@@ -44,8 +40,23 @@ class SourceState:
 
     @property
     def room(self) -> int:
-        most = self.source.most
-        return min(most - (len(self.blocks) - len(self.abandoned)), 2 * most - len(self.blocks))
+        most, abandoned = self.source.most, sum(block.abandoned for block in self.blocks.values())
+        return min(most - (len(self.blocks) - abandoned), 2 * most - len(self.blocks))
+
+    @property
+    def staying(self) -> list[BlockId]:
+        """Blocks that were not released."""
+        return [block.id for block in self.blocks.values() if block.staying]
+
+    @property
+    def coming(self) -> list[BlockId]:
+        """Blocks whose first pilot may still join."""
+        return [block.id for block in self.blocks.values() if block.coming]
+
+    @property
+    def filling(self) -> list[BlockId]:
+        """Blocks that lack some of their pilots."""
+        return [block.id for block in self.blocks.values() if block.filling]
 
 
 class Block:
@@ -237,14 +248,14 @@ class State:
         self.sources: dict[str, SourceState] = {}  # Sites that provide pilots, by name
         self.blocks: dict[BlockId, Block] = {}  # Open blocks that the manager requested
         self.past_blocks: dict[BlockId, Block] = {}  # Latest ended blocks, for their histories
-        self.ended_blocks: dict[str, int] = {}  # Number of ended blocks, by how they ended
+        self.ended_blocks: Counter[str] = Counter()  # Number of ended blocks, by how they ended
         self.nodes: dict[tuple[str, str], NodeRecord] = {}  # Nodes with failed devices, by source and node
         self.next_block = 1
         self.factory_trouble = ""  # Why no factory submits blocks; empty if a factory submits blocks
         self.reported_blocks: dict[str, str] = {}  # States of the blocks that clients start themselves
         self.most_pilots: dict[ClientId, int] = {}  # Maximum pilots in each client's own blocks; 0 = no maximum
         self.notices: dict[str, float] = {}  # Notices for users, with the time of the last occurrence; oldest first
-        self.refused: dict[str, int] = {}  # Number of refused or ignored messages, by kind
+        self.refused: Counter[str] = Counter()  # Number of refused or ignored messages, by kind
         self.tier_seconds: dict[str, float] = {"cold": 0.0, "warm": 0.0}
         self.next_library = 1
         self.done = 0
@@ -252,7 +263,7 @@ class State:
         self.failure_groups: dict[tuple[str, str, str], CountedFailures] = {}  # Failures, by function, error and line
         self.slowest: list[SlowRun] = []  # Longest successful runs, shortest first
         self.cancelled = 0
-        self.losses: dict[LossReason, int] = {}
+        self.losses: Counter[LossReason] = Counter()
         self.pilots_gone = 0
         self.rerun_calls = 0
         self.rate: Counts = deque()  # Number of calls that ended in each recent second
@@ -261,7 +272,7 @@ class State:
 
     @property
     def lost_pilots(self) -> int:
-        return sum(self.losses.values())
+        return self.losses.total()
 
     @property
     def ends_per_s(self) -> int:
@@ -298,7 +309,7 @@ class State:
     def refuse(self, what: str, count: int = 1) -> None:
         if len(self.refused) >= KEPT_REFUSALS and what not in self.refused:
             what = "other kinds of refusals"
-        self.refused[what] = self.refused.get(what, 0) + count
+        self.refused[what] += count
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -341,10 +341,10 @@ def on_cancel(state: CoreState, order: to_pilot.CancelCalls) -> None:
     if library is None:
         return
     held = library.held
-    strange = tuple(call for call in order.calls if call not in held)
+    # Calls that have left the library get no second answer: the library may get them again before it arrives.
     dropped = running.drop_waiting(library, held.keys() & order.calls)
-    if strange or dropped:
-        state.tell(to_manager.CallsReturned(order.library, (*strange, *dropped)))
+    if dropped:
+        state.tell(to_manager.CallsReturned(order.library, tuple(dropped)))
     rest = tuple(call for call in order.calls if call in held)
     if not rest or not library.serves:
         return

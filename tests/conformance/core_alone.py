@@ -6,11 +6,11 @@ import math
 
 from conformance.processes import ModelProcess
 from conformance.shell import Loads, Shell, answer_to
+from core.pilot_shell import CoreHost
 
 from stoker.contexts.recipe import Needs, ObjectRef, Recipe
 from stoker.pilot.agent.agent import collect_unacknowledged_facts
 from stoker.pilot.core import commands, events, limits
-from stoker.pilot.core.reactor import EventQueue, PilotCore
 from stoker.pilot.core.state import PilotFacts, Timers
 from stoker.protocol import to_agent, wire
 from stoker.protocol.calls import Failure, FailureKind
@@ -22,19 +22,16 @@ GB = 10**9
 STEP_S = 0.1
 
 
-class CoreAlone(Shell):
+class CoreAlone(CoreHost, Shell):
     def __init__(self, *, walltime_s: float = 0.0) -> None:
-        super().__init__()
+        Shell.__init__(self)
         self.now = 100.0
         devices = tuple(DeviceFacts(DeviceId(f"cpu:{number}"), "gpu", 4 * GB) for number in range(2))
         facts = PilotFacts(pilot="p", session="s", host="h", pid=1, devices=devices, cache_bound_bytes=100 * GB)
-        self.core = PilotCore(facts)
-        self.queue = EventQueue(self.core, self.carry_out, clock=lambda: self.now)
+        CoreHost.__init__(self, facts, clock=lambda: self.now)
         self.timers = Timers()
-        self.processes: dict[LibraryId, ModelProcess] = {}
         self.ran: dict[CallId, float] = {}  # start time of each running call
         self.loads: dict[str, Loads] = {}
-        self.cache: dict[str, str] = {}
         self.unacked: list[FromPilot] | None = None
         self.greeted: PilotHello | None = None
         self.is_over = False
@@ -53,25 +50,10 @@ class CoreAlone(Shell):
                 self.heard(message)
             case commands.SendHello(hello=hello):
                 self.greeted = hello
-            case commands.SendToLibrary(library=number, message=message):
-                if number in self.processes:
-                    self.processes[number].hear(message)
-            case commands.Prepare(ordered=ordered):
-                self.tell(events.LibraryPrepared(ordered.library, free_disk_bytes=GB))
-            case commands.PinObjects(library=number, objects=refs):
-                self.tell(
-                    events.Pinned(number, {ref.name: self.cache[ref.name] for ref in refs if ref.name in self.cache})
-                )
             case commands.StartProcess(ordered=ordered):
-                self.begin(ordered.library, self.loads[ordered.recipe.key])
-            case commands.KillProcess(library=number) if number in self.processes:
-                self.processes[number].die()
-            case commands.KillZygote(library=number) if number in self.processes:
-                self.processes[number].die()
+                self.start_process(ordered.library, self.loads[ordered.recipe.key])
             case commands.Observe(library=number):
                 self.observe(number)
-            case commands.InspectOffer(order=order):
-                self.tell(events.OfferInspected(order))
             case commands.RemoveLibrary(library=number):
                 self.processes.pop(number, None)
             case commands.SetTimer(at=at, key=key):
@@ -80,9 +62,9 @@ class CoreAlone(Shell):
                 self.tell(events.Farewell())
                 self.is_over = True
             case _:
-                pass
+                super().carry_out(command)
 
-    def begin(self, number: LibraryId, loads: Loads) -> None:
+    def start_process(self, number: LibraryId, loads: Loads) -> None:
         process = self.processes[number] = ModelProcess(number, self.tell)
         match loads:
             case Loads.AT_ONCE | Loads.FILES:

@@ -86,9 +86,7 @@ def repeated_start_order_starts_one_library(pilot: Shell) -> None:
 def library_larger_than_the_device_is_refused(pilot: Shell) -> None:
     _, size = pilot.device(0)
     library = pilot.start(device_memory_bytes=size + 1)
-    gone = pilot.expect(say.LibraryGone, library=library)
-    assert gone.failure is not None
-    assert (gone.failure.kind, gone.loading) == (FailureKind.CONTEXT, True)
+    pilot.expect_failure(library, FailureKind.CONTEXT, loading=True)
 
 
 @sequence()
@@ -105,8 +103,7 @@ def library_waits_for_the_end_of_the_one_it_replaces(pilot: Shell) -> None:
     _, size = pilot.device(0)
     first = pilot.ready(device_memory_bytes=size)
     calls = pilot.new_calls(1)
-    pilot.run(first, calls)
-    pilot.begins(calls[0])
+    pilot.begin(first, calls)
     pilot.stop(first)
     second = pilot.start(device_memory_bytes=size)
     pilot.silent(say.LibraryReady, library=second)
@@ -122,27 +119,21 @@ def load_without_room_is_refused_after_a_second(pilot: Shell) -> None:
     second = pilot.start(device_memory_bytes=size)
     pilot.silent(say.LibraryGone, library=second, due_in_s=PROSPECT_S)
     pilot.wait(1.2)
-    gone = pilot.expect(say.LibraryGone, library=second)
-    assert gone.failure is not None
-    assert (gone.failure.kind, gone.loading) == (FailureKind.PILOT, True)
+    gone = pilot.expect_failure(second, FailureKind.PILOT, loading=True)
     assert "no library on the device will end or shrink" in gone.failure.message
 
 
 @sequence()
 def failing_loader_ends_its_library(pilot: Shell) -> None:
     library = pilot.start(Loads.FAILS)
-    gone = pilot.expect(say.LibraryGone, library=library)
-    assert gone.failure is not None
-    assert (gone.failure.kind, gone.loading) == (FailureKind.CONTEXT, True)
+    pilot.expect_failure(library, FailureKind.CONTEXT, loading=True)
 
 
 @sequence(simulator=_NO_LIMITS, taskvine=_OWN_WATCH)
 def load_that_exceeds_its_time_limit_is_ended(pilot: Shell) -> None:
     library = pilot.start(Loads.NEVER)
     pilot.wait(1.0)
-    gone = pilot.expect(say.LibraryGone, library=library)
-    assert gone.failure is not None
-    assert (gone.failure.kind, gone.loading) == (FailureKind.CONTEXT, True)
+    gone = pilot.expect_failure(library, FailureKind.CONTEXT, loading=True)
     assert "did not load within" in gone.failure.message
 
 
@@ -217,8 +208,7 @@ def calls_of_a_loading_library_wait_and_can_be_returned(pilot: Shell) -> None:
 def waiting_calls_are_returned_newest_first(pilot: Shell) -> None:
     library = pilot.ready()
     one, two, three = calls = pilot.new_calls(3)
-    pilot.run(library, calls)
-    pilot.begins(one)
+    pilot.begin(library, calls)
     pilot.say(order.TakeBack(library, 5))
     pilot.expect_returned(library, [three, two])
     pilot.end(library, [one])
@@ -227,9 +217,8 @@ def waiting_calls_are_returned_newest_first(pilot: Shell) -> None:
 @sequence()
 def returned_call_can_be_sent_again(pilot: Shell) -> None:
     library = pilot.ready()
-    one, two = calls = pilot.new_calls(2)
-    pilot.run(library, calls)
-    pilot.begins(one)
+    _, two = calls = pilot.new_calls(2)
+    pilot.begin(library, calls)
     pilot.say(order.CancelCalls(library, (two,)))
     pilot.expect_returned(library, [two])
     pilot.run(library, [two])
@@ -248,11 +237,12 @@ def repeated_call_runs_once(pilot: Shell) -> None:
 
 
 @sequence()
-def unknown_cancelled_calls_are_returned(pilot: Shell) -> None:
+def calls_that_have_ended_are_not_returned_when_they_are_cancelled(pilot: Shell) -> None:
     library, calls = pilot.ready(), pilot.new_calls(1)
-    pilot.owed.update(calls)
-    pilot.say(order.CancelCalls(library, tuple(calls)))
-    pilot.expect_returned(library, calls)
+    pilot.run(library, calls)
+    pilot.end(library, calls)
+    pilot.say(order.CancelCalls(library, tuple(calls), running=True))
+    pilot.silent(say.CallsReturned)
 
 
 @sequence()
@@ -271,8 +261,7 @@ def calls_for_an_unknown_library_are_refused(pilot: Shell) -> None:
 def draining_library_ends_its_call_and_takes_no_other(pilot: Shell) -> None:
     library = pilot.ready()
     one, two, three = pilot.new_calls(3)
-    pilot.run(library, [one, two])
-    pilot.begins(one)
+    pilot.begin(library, [one, two])
     pilot.stop(library)
     pilot.expect_returned(library, [two])
     pilot.run(library, [three])
@@ -285,8 +274,7 @@ def draining_library_ends_its_call_and_takes_no_other(pilot: Shell) -> None:
 def killed_library_lists_running_and_waiting_calls(pilot: Shell) -> None:
     library = pilot.ready()
     one, two = calls = pilot.new_calls(2)
-    pilot.run(library, calls)
-    pilot.begins(one)
+    pilot.begin(library, calls)
     pilot.stop(library, drain=False)
     gone = pilot.expect(say.LibraryGone, library=library)
     assert (gone.failure, gone.running, gone.unstarted) == (None, (one,), (two,))
@@ -296,12 +284,9 @@ def killed_library_lists_running_and_waiting_calls(pilot: Shell) -> None:
 def dead_process_lists_running_and_waiting_calls(pilot: Shell) -> None:
     library = pilot.ready()
     one, two = calls = pilot.new_calls(2)
-    pilot.run(library, calls)
-    pilot.begins(one)
+    pilot.begin(library, calls)
     pilot.die(library)
-    gone = pilot.expect(say.LibraryGone, library=library)
-    assert gone.failure is not None
-    assert (gone.failure.kind, gone.loading) == (FailureKind.DIED, False)
+    gone = pilot.expect_failure(library, FailureKind.DIED)
     assert (gone.running, gone.unstarted) == ((one,), (two,))
 
 
@@ -318,8 +303,7 @@ def call_is_stopped_alone_or_with_its_library(pilot: Shell) -> None:
     pilot.end(library, [two])
     pilot.silent(say.LibraryGone)
     pilot.ignores_stops(library, deaf)
-    pilot.run(library, [deaf, unbegun])
-    pilot.begins(deaf)
+    pilot.begin(library, [deaf, unbegun])
     pilot.say(order.CancelCalls(library, (deaf,), running=True))
     pilot.expect_returned(library, [unbegun])
     gone = pilot.expect(say.LibraryGone, library=library)
@@ -330,8 +314,7 @@ def call_is_stopped_alone_or_with_its_library(pilot: Shell) -> None:
 @sequence(taskvine="the stand-in for TaskVine cannot stop a call")
 def cancelled_running_call_leaves_its_library_running(pilot: Shell) -> None:
     library, (one, two) = pilot.ready(), pilot.new_calls(2)
-    pilot.run(library, [one, two])
-    pilot.begins(one)
+    pilot.begin(library, [one, two])
     pilot.say(order.CancelCalls(library, (one,), running=True))
     assert pilot.expect(say.CallEvicted, library=library).progress.call == one
     pilot.end(library, [two])
@@ -341,8 +324,7 @@ def cancelled_running_call_leaves_its_library_running(pilot: Shell) -> None:
 @sequence(taskvine=_NO_EVICTION)
 def evicted_call_that_returns_is_not_cancelled(pilot: Shell) -> None:
     library, (call,) = pilot.ready(), pilot.new_calls(1)
-    pilot.run(library, [call])
-    pilot.begins(call)
+    pilot.begin(library, [call])
     pilot.say(order.CancelCalls(library, (call,), running=True, grace_s=1.0))
     pilot.expect(say.CallEvicted, library=library)
     pilot.run(library, [call])
@@ -354,8 +336,7 @@ def evicted_call_that_returns_is_not_cancelled(pilot: Shell) -> None:
 @sequence(taskvine=_NO_EVICTION)
 def running_call_is_evicted_with_its_progress(pilot: Shell) -> None:
     library, (call,) = pilot.ready(), pilot.new_calls(1)
-    pilot.run(library, [call])
-    pilot.begins(call)
+    pilot.begin(library, [call])
     pilot.say(order.EvictCall(library, call))
     assert pilot.expect(say.CallEvicted, library=library).progress.call == call
 
@@ -405,8 +386,7 @@ def hello_describes_the_state_before_unacknowledged_frames(pilot: Shell) -> None
     first, second = pilot.ready(), pilot.ready(device=1)
     one, two, three = pilot.new_calls(3)
     pilot.run(first, [one, two])
-    pilot.run(second, [three])
-    pilot.begins(three)
+    pilot.begin(second, [three])
     pilot.keep_acks()
     pilot.end(first, [one])
     pilot.die(second)
@@ -449,8 +429,7 @@ def hello_lists_calls_in_order(pilot: Shell) -> None:
 def draining_pilot_finishes_running_calls_and_leaves(pilot: Shell) -> None:
     library = pilot.ready()
     one, two, three = pilot.new_calls(3)
-    pilot.run(library, [one, two])
-    pilot.begins(one)
+    pilot.begin(library, [one, two])
     pilot.say(order.Exit("bye", drain=True))
     pilot.expect_returned(library, [two])
     pilot.run(library, [three])
@@ -465,8 +444,7 @@ def draining_pilot_finishes_running_calls_and_leaves(pilot: Shell) -> None:
 @sequence(ends_pilot=True)
 def pilot_ordered_to_exit_leaves_at_once(pilot: Shell) -> None:
     library, calls = pilot.ready(), pilot.new_calls(1)
-    pilot.run(library, calls)
-    pilot.begins(calls[0])
+    pilot.begin(library, calls)
     pilot.say(order.Exit("bye"))
     assert pilot.expect(say.LibraryGone, library=library).running == tuple(calls)
     assert pilot.exit_code() == 0
@@ -476,8 +454,7 @@ def pilot_ordered_to_exit_leaves_at_once(pilot: Shell) -> None:
 @sequence(ends_pilot=True, simulator=_NO_SIGNAL)
 def signalled_pilot_reports_why_it_leaves(pilot: Shell) -> None:
     library, calls = pilot.ready(), pilot.new_calls(1)
-    pilot.run(library, calls)
-    pilot.begins(calls[0])
+    pilot.begin(library, calls)
     pilot.signal()
     pilot.end(library, calls)
     assert pilot.expect(say.LibraryGone, library=library).failure is None

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from stoker.contexts.recipe import ObjectRef
 from stoker.protocol import to_manager as say
-from stoker.protocol.calls import CallOptions, CallSpec
+from stoker.protocol.calls import CallOptions, CallSpec, FailureKind
 from stoker.protocol.ids import CallId, FunctionKey, LibraryId
 from stoker.protocol.to_pilot import PilotWelcome, RunCalls, StartLibrary, StopLibrary, ToPilot
 
@@ -142,6 +142,11 @@ class Shell(abc.ABC):
         """Send calls to a library. They run until `let_end`."""
         self.say_together(*self.orders(library, calls, limit_s=limit_s))
 
+    def begin(self, library: LibraryId, calls: list[CallId]) -> None:
+        """Send calls to a library, and wait until the first call runs."""
+        self.run(library, calls)
+        self.begins(calls[0])
+
     def orders(self, library: LibraryId, calls: list[CallId], *, limit_s: float = 0.0) -> list[RunCalls]:
         self.owed.update(calls)
         specs = [CallSpec(call, b"x") for call in calls]
@@ -190,6 +195,12 @@ class Shell(abc.ABC):
                     return message
             if not self.hear():
                 raise AssertionError(f"no {kind.__name__} {fields}; unread: {self.unread}")
+
+    def expect_failure(self, library: LibraryId, kind: FailureKind, *, loading: bool = False) -> say.LibraryGone:
+        gone = self.expect(say.LibraryGone, library=library)
+        assert gone.failure is not None
+        assert (gone.failure.kind, gone.loading) == (kind, loading)
+        return gone
 
     def expect_returned(self, library: LibraryId, calls: list[CallId]) -> say.CallsReturned:
         """Expect the return of these calls in order, in one or several messages."""

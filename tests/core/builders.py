@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import msgspec
 from core.desk import SESSION, Desk
 
 from stoker.contexts.recipe import BARE, Needs, Recipe
@@ -14,7 +15,7 @@ from stoker.manager.core import events
 from stoker.manager.core.nouns import Call, Context, Gang, Library, Pilot
 from stoker.protocol import to_client, to_pilot, wire
 from stoker.protocol import to_manager as say
-from stoker.protocol.blocks import BlockPhase, Source
+from stoker.protocol.blocks import BlockOrder, BlockPhase, Source
 from stoker.protocol.calls import CallEnd, CallOptions, CallProgress, CallSpec, Failure, FailureKind, Features
 from stoker.protocol.ids import BlockId, RecipeKey, make_call_id
 from stoker.units import parse_bytes
@@ -57,10 +58,13 @@ class Cluster(Desk):
 
     # ---- events
     def client(self, name: str, *, observer: bool = False, received: int = 0) -> Cluster:
-        self.tell(name, say.ClientHello(wire.VERSION, SESSION, received, observer), numbered=False)
+        self.client_hello(name, received=received, observer=observer)
         if not observer:
             self.tell(name, say.DefineRecipe(BARE), say.DefineFunction("f", "f", b"code of f"))
         return self
+
+    def client_hello(self, name: str, **facts: Any) -> Cluster:
+        return self.tell(name, say.ClientHello(wire.VERSION, SESSION, **facts), numbered=False)
 
     def define(self, *recipes: Recipe) -> Cluster:
         return self.tell("ana", *(say.DefineRecipe(recipe) for recipe in recipes))
@@ -70,27 +74,34 @@ class Cluster(Desk):
         sleepers: str = "0 B",
     ) -> Cluster:  # fmt: skip
         for name in names:
-            hello = say.PilotHello(
-                wire.VERSION, SESSION, f"host-{name}", 7, devices(1) if of is None else of, block, ends_in_s=ends_in_s,
-                sleeper_bytes=parse_bytes(sleepers),
-            )  # fmt: skip
-            self._facts[name] = hello
-            self.report(name, hello, numbered=False)
+            there = devices(1) if of is None else of
+            self.hello(name, devices=there, block=block, ends_in_s=ends_in_s, sleeper_bytes=parse_bytes(sleepers))
             self.hears(name, to_pilot.PilotWelcome)
         return self
 
+    def hello(self, name: str, **facts: Any) -> Cluster:
+        """Send the hello of a pilot. The facts that are not given are those of its first hello."""
+        first = self._facts.get(name) or say.PilotHello(wire.VERSION, SESSION, f"host-{name}", 7, devices(1))
+        hello = msgspec.structs.replace(first, **facts)
+        self._facts.setdefault(name, hello)
+        return self.report(name, hello, numbered=False)
+
     def sources(self, *sources: Source) -> Cluster:
         self.event(events.SessionDefined(sources))
-        self.tell("factory", say.ClientHello(wire.VERSION, SESSION, factory=True), numbered=False)
+        self.client_hello("factory", factory=True)
         self.hears("factory", to_client.KnownBlocks)
         return self
 
-    def asked(self) -> list[str]:
+    def block_orders(self) -> list[BlockOrder]:
+        """Read the unread orders to submit blocks."""
         mail = self.mail.get("factory", deque())
         orders = [message for message in mail if isinstance(message, to_client.SubmitBlocks)]
         for message in orders:
             mail.remove(message)
-        return [order.block for message in orders for order in message.orders]
+        return [order for message in orders for order in message.orders]
+
+    def asked(self) -> list[str]:
+        return [order.block for order in self.block_orders()]
 
     def block(self, *ids: str, phase: BlockPhase, reason: str = "", **how: Any) -> Cluster:
         return self.tell("factory", *(say.BlockUpdate(BlockId(id), phase, f"job-{id}", reason, **how) for id in ids))
@@ -138,21 +149,18 @@ class Cluster(Desk):
         """Reconnect a pilot with ready libraries (`lib1=("c1",)`). `acknowledged`: number of the last frame before the
         hello (None: latest).
         """
-        facts = []
+        facts, gone = [], self.core.state.gone_pilots.get(pilot)
         for name, calls in libraries.items():
-            library = self._library_of(pilot, int(name.removeprefix("lib")))
+            id = int(name.removeprefix("lib"))
+            library = gone.kept[id][0] if gone is not None and gone.kept else self.core.state.libraries[id]
             facts.append(
                 say.LibraryFacts(
                     library.id, library.context.recipe.key, tuple(d.id for d in library.devices), True,
                     tuple(self.ids[call] for call in calls),
                 )
             )  # fmt: skip
-        old = self._facts[pilot]
-        hello = say.PilotHello(
-            old.protocol, old.session, old.host, old.pid, old.devices, libraries=tuple(facts),
-            acknowledged=self.taken(pilot) if acknowledged is None else acknowledged,
-        )  # fmt: skip
-        self.report(pilot, hello, numbered=False)
+        taken = self.taken(pilot) if acknowledged is None else acknowledged
+        self.hello(pilot, libraries=tuple(facts), acknowledged=taken, block="", ends_in_s=0.0, sleeper_bytes=0)
         mail = self.mail[pilot]
         answer = next(
             m for m in mail if isinstance(m, to_pilot.PilotWelcome | to_pilot.HelloAgain | to_pilot.PilotRefused)
@@ -165,13 +173,6 @@ class Cluster(Desk):
         state = self.core.state
         known = state.pilots.get(pilot) or state.gone_pilots.get(pilot)
         return known.inbox.last if known is not None else 0
-
-    def _library_of(self, pilot: str, id: int) -> Library:
-        gone = self.core.state.gone_pilots.get(pilot)
-        if gone is not None and gone.kept:
-            kept: Library = gone.kept[id][0]
-            return kept
-        return self.core.state.libraries[id]
 
     def ready(self, *, load_s: float = 1.0, memory: str = "0 B", only: str = "", sleeps: bool = False) -> Cluster:
         size = parse_bytes(memory)
@@ -265,6 +266,9 @@ class Cluster(Desk):
         assert holder is not None, f"{name} is held by nobody"
         return holder.members if isinstance(holder, Gang) else (holder,)
 
+    def pilot_of(self, name: str) -> str:
+        return str(self.holders(name)[0].pilot.id)
+
     def library(self, pilot: str = "p1", context: str = "bare") -> Library:
         found = [x for x in self.pilot(pilot).libraries.values() if x.context.recipe.key == context]
         assert len(found) == 1, f"{len(found)} libraries of {context} on {pilot}"
@@ -302,6 +306,9 @@ class Cluster(Desk):
         return "\n".join([story.headline, *(line.text for line in story.lines)])
 
     # ---- messages
+    def commands(self, kind: type[M]) -> list[M]:
+        return [command for command in self.others if isinstance(command, kind)]
+
     def hears(self, peer: str, kind: type[M]) -> M:
         mail = self.mail.get(peer)
         assert mail, f"{peer} was told nothing, not even {kind.__name__}"

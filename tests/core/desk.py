@@ -85,7 +85,7 @@ def picture(core: Core) -> Any:
             id: (x.state, x.promised_bytes, list(x.held), x.zombies, x.pilot.id) for id, x in state.libraries.items()
         },
         "pilots": {id: (p.state, p.inbox.last, list(p.libraries)) for id, p in state.pilots.items()},
-        "clients": {id: (c.first_unacked, list(c.unacked), c.open_calls) for id, c in state.clients.items()},
+        "clients": {id: (c.first_unacked, list(c.unacked)) for id, c in state.clients.items()},
         "counts": (state.done, state.failures, state.lost_pilots, state.rerun_calls, state.refused),
         "timers": state.timers,
         "waiting_contexts": list(state.waiting_contexts),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from stoker.contexts.recipe import Recipe
@@ -19,36 +20,52 @@ C = TypeVar("C")
 DEVICES = (DeviceFacts(DeviceId("gpu:0"), "A10", 24 * GIB), DeviceFacts(DeviceId("gpu:1"), "A10", 24 * GIB))
 
 
-class CoreShell:
+class CoreHost:
+    """A pilot core, and models of its processes. Subclasses carry out the other commands."""
+
+    def __init__(self, facts: PilotFacts, *, clock: Callable[[], float]) -> None:
+        self.core = PilotCore(facts)
+        self.queue = EventQueue(self.core, self.carry_out, clock=clock)
+        self.processes: dict[LibraryId, Any] = {}
+        self.cache: Any = {}  # Names of the cached objects
+
+    def carry_out(self, command: commands.Command) -> None:
+        tell = self.queue.handle
+        match command:
+            case commands.SendToLibrary(library=number, message=message) if number in self.processes:
+                self.processes[number].hear(message)
+            case commands.KillProcess(library=number) | commands.KillZygote(library=number) if number in self.processes:
+                self.processes[number].die()
+            case commands.Prepare(ordered=ordered):
+                tell(events.LibraryPrepared(ordered.library, free_disk_bytes=GIB))
+            case commands.PinObjects(library=number, objects=refs):
+                tell(events.Pinned(number, {ref.name: f"/cache/{ref.name}" for ref in refs if ref.name in self.cache}))
+            case commands.InspectOffer(order=order):
+                tell(events.OfferInspected(order))
+
+
+class CoreShell(CoreHost):
     """A pilot core that finds objects of `cache` at once and starts processes at once."""
 
     def __init__(self, devices: tuple[DeviceFacts, ...] = DEVICES, **facts: Any) -> None:
         given = {"cache_bound_bytes": 100 * GIB, "logs": "/logs", "objects": "/session/objects", **facts}
-        self.core = PilotCore(PilotFacts(pilot="p1", session="s", host="h", pid=7, devices=devices, **given))
+        super().__init__(
+            PilotFacts(pilot="p1", session="s", host="h", pid=7, devices=devices, **given), clock=lambda: self.now
+        )
         self.now = 100.0
         self.cache: set[str] = set()
         self.is_slow = False  # True if tests send the answers of cache and processes
         self.wanted: list[commands.Command] = []  # Unread commands of the core
-        self._queue = EventQueue(self.core, self._carry_out, clock=lambda: self.now)
 
     # ---- events
     def give(self, event: events.Event) -> CoreShell:
-        self._queue.handle(event)
+        self.queue.handle(event)
         return self
 
-    def _carry_out(self, command: commands.Command) -> None:
+    def carry_out(self, command: commands.Command) -> None:
         self.wanted.append(command)
-        if self.is_slow:
-            return
-        match command:
-            case commands.Prepare(ordered=ordered):
-                self.give(events.LibraryPrepared(ordered.library, free_disk_bytes=GIB))
-            case commands.PinObjects(library=number, objects=refs):
-                self.give(
-                    events.Pinned(number, {ref.name: f"/cache/{ref.name}" for ref in refs if ref.name in self.cache})
-                )
-            case _:
-                pass
+        if isinstance(command, commands.Prepare | commands.PinObjects) and not self.is_slow:
+            super().carry_out(command)
 
     def wait(self, seconds: float) -> CoreShell:
         self.now += seconds
@@ -118,3 +135,19 @@ class CoreShell:
 
     def library(self, number: int = 1) -> PilotLibrary:
         return self.core.state.libraries[LibraryId(number)]
+
+
+class EvenCost:
+    """Step times: 1 ms to read a token, `decode` seconds per decode step."""
+
+    def __init__(self, decode: float = 0.05) -> None:
+        self._decode_s = decode
+
+    def prefill_s(self, tokens: int, length: float) -> float:
+        assert length == tokens / 2
+        return tokens / 1000
+
+    def decode_s(self, rows: int, length: float) -> list[float]:
+        assert rows > 0
+        assert length > 0
+        return [self._decode_s]

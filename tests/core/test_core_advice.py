@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from core.builders import SESSION, Cluster, Make, devices, recipe
+from core.builders import Cluster, Make, devices, recipe
 
-from stoker.manager.core import actions, blame, events
+from stoker.manager.core import blame, events
 from stoker.manager.core.nouns import LibraryState
 from stoker.manager.core.seams import Quarantine
 from stoker.manager.policies import named
-from stoker.protocol import to_client, wire
+from stoker.protocol import to_client
 from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallProgress, Failure, FailureKind, Printed
 from stoker.protocol.ids import show_call
@@ -22,7 +22,7 @@ GPU = events.VerdictAdvice("infrastructure", "gpu", 0.95, "a GPU is lost", ("3: 
 
 
 def asked(c: Cluster, kind: type[Any]) -> list[events.AskAdvice]:
-    found = [each for each in c.others if isinstance(each, events.AskAdvice) and isinstance(each.about, kind)]
+    found = [each for each in c.commands(events.AskAdvice) if isinstance(each.about, kind)]
     c.others = [each for each in c.others if each not in found]
     return found
 
@@ -33,6 +33,11 @@ def failed(c: Cluster, name: str) -> events.AskAdvice:
     return question
 
 
+def expect(c: Cluster, function: str, **by_kind: float) -> None:
+    costs = {kind: events.ContextAdvice(run_s=seconds) for kind, seconds in by_kind.items()}
+    c.event(events.AdviceArrived(events.OfFunction(function, "bare"), events.CostAdvice(costs)))
+
+
 def judge(c: Cluster, about: events.About, verdict: events.VerdictAdvice = DISK) -> None:
     c.event(events.AdviceArrived(about, verdict, "its log"))
 
@@ -40,16 +45,11 @@ def judge(c: Cluster, about: events.About, verdict: events.VerdictAdvice = DISK)
 # ---- costs
 def test_advised_run_time_counts_until_a_run_is_measured(cluster: Make) -> None:
     c = cluster(pilots=1).call("1")
-    about = events.OfFunction("f", "bare")
-    c.event(
-        events.AdviceArrived(
-            about, events.CostAdvice({"cpu": events.ContextAdvice(run_s=4.0), "gpu": events.ContextAdvice(run_s=9.0)})
-        )
-    )
+    expect(c, "f", cpu=4.0, gpu=9.0)
     assert c.the_call("1").group.cost.run_s == 4.0  # the advice for the device kind of the pilots
     c.ready().end("1", run_s=2.0).call("2")
     assert c.the_call("2").group.cost.run_s == 2.0
-    c.event(events.AdviceArrived(about, events.CostAdvice({"cpu": events.ContextAdvice(run_s=100.0)})))
+    expect(c, "f", cpu=100.0)
     assert c.the_call("2").group.cost.run_s == 2.0
 
 
@@ -58,11 +58,7 @@ def test_long_call_avoids_a_pilot_that_ends_soon(cluster: Make) -> None:
     c.tell("ana", say.DefineFunction("slow", "slow", b"code"))
     c.call("2")  # this call occupies the library
     c.call("3", function="slow")
-    c.event(
-        events.AdviceArrived(
-            events.OfFunction("slow", "bare"), events.CostAdvice({"": events.ContextAdvice(run_s=900.0)})
-        )
-    )
+    expect(c, "slow", gpu=900.0)  # advice for another kind is better than none
     c.wait(200.0)
     c.end("2", run_s=200.0)
     assert c.waiting() == ["3"]
@@ -72,7 +68,7 @@ def test_advice_for_an_unknown_or_wrong_subject_changes_nothing(cluster: Make) -
     c = cluster(pilots=1).call("1").ready()
     cost = events.CostAdvice({"": events.ContextAdvice(run_s=5.0)})
     c.event(events.AdviceArrived(events.OfFunction("gone", "bare"), cost))
-    c.event(events.AdviceArrived(events.OfContext("gone"), cost))
+    c.advise("gone", cost.by_kind)
     c.event(events.AdviceArrived(events.OfPace(99, 7), events.PaceAdvice(1.0, 2.0, "step")))
     c.event(events.AdviceArrived(events.OfContext("bare"), DISK))
     assert c.refused == {"advice on an unknown context": 1, "VerdictAdvice does not fit the subject of the advice": 1}
@@ -82,11 +78,7 @@ def test_advice_for_an_unknown_or_wrong_subject_changes_nothing(cluster: Make) -
 
 def test_explain_shows_the_advised_load_time_and_its_source(cluster: Make) -> None:
     c = cluster().define(recipe("a"))
-    c.event(
-        events.AdviceArrived(
-            events.OfContext("a"), events.CostAdvice({"cpu": events.ContextAdvice(load_s=40.0)}), "similar recipes"
-        )
-    )
+    c.advise("a", {"cpu": events.ContextAdvice(load_s=40.0)}, source="similar recipes")
     assert "a load is expected to take 40 s, according to similar recipes" in c.story("a")
 
 
@@ -97,16 +89,11 @@ def shortest(cluster: Make) -> Cluster:
     return c.call("0").ready()
 
 
-def expect(c: Cluster, function: str, seconds: float) -> None:
-    about = events.OfFunction(function, "bare")
-    c.event(events.AdviceArrived(about, events.CostAdvice({"": events.ContextAdvice(run_s=seconds)})))
-
-
 def test_shortest_first_sorts_again_when_run_times_are_known(cluster: Make) -> None:
     c = shortest(cluster).call("l1", "l2", function="long").call("s1", "s2", function="short")
     assert c.waiting() == ["l1", "l2", "s1", "s2"]
-    expect(c, "long", 50.0)
-    expect(c, "short", 1.0)
+    expect(c, "long", cpu=50.0)
+    expect(c, "short", cpu=1.0)
     assert c.waiting() == ["s1", "s2", "l1", "l2"]
     c.call("urgent", function="long", priority=1)
     assert c.waiting() == ["urgent", "s1", "s2", "l1", "l2"]
@@ -126,8 +113,8 @@ def test_restarted_core_asks_again_about_unmeasured_functions(cluster: Make) -> 
 
 def test_short_calls_pass_a_long_call_for_ten_times_its_run_time(cluster: Make) -> None:
     c = shortest(cluster).call("long", function="long")
-    expect(c, "long", 50.0)
-    expect(c, "short", 1.0)
+    expect(c, "long", cpu=50.0)
+    expect(c, "short", cpu=1.0)
     c.wait(400.0).call("early", function="short")
     c.wait(200.0).call("late", function="short")
     assert c.waiting() == ["early", "long", "late"]
@@ -202,7 +189,7 @@ def test_explain_shows_a_certain_verdict_for_its_call_and_pilot(cluster: Make) -
 # ---- quarantine
 def cluster_with_failing_pilot(cluster: Make, *, pilots: int = 3) -> tuple[Cluster, str]:
     c = cluster(pilots=pilots).calls(pilots + 4).ready()
-    bad = str(c.holders("1")[0].pilot.id)
+    bad = c.pilot_of("1")
     judge(c, failed(c, "1").about)
     assert not c.pilot(bad).devices["cpu:0"].fault
     again = c.held(bad)[0]
@@ -242,7 +229,7 @@ def test_two_quarantines_of_one_pilot_end_at_their_own_times(cluster: Make) -> N
     c.by_hand = True
     both = c.pilot().devices.values()
     for device in both:
-        actions.apply(c.core.manager, Quarantine(c.pilot().id, device.id, "it fails", 600.0), seam="residency")
+        c.apply([Quarantine(c.pilot().id, device.id, "it fails", 600.0)], seam="residency")
         c.wait(500.0).status()
     assert [bool(device.fault) for device in both] == [False, True]
     c.wait(200.0)
@@ -253,7 +240,7 @@ def test_calls_wait_for_a_quarantine_if_no_other_pilot_can_run_them(cluster: Mak
     c = cluster(pilots=2).join("gpu", of=devices(1, kind="A100")).define(recipe("a", kinds=("A100",)))
     c.call("1", context="a").ready()
     library, c.by_hand = c.library("gpu", "a"), True
-    actions.apply(c.core.manager, Quarantine(c.pilot("gpu").id, None, "it fails", 600.0), seam="residency")
+    c.apply([Quarantine(c.pilot("gpu").id, None, "it fails", 600.0)], seam="residency")
     c.end("1").report("gpu", say.LibraryGone(library.id, None, False, (), ()))
     c.call("2", context="a").wait(300.0)
     assert "2" not in c.ended
@@ -278,7 +265,7 @@ def test_calls_that_fail_on_every_pilot_quarantine_no_pilot(cluster: Make) -> No
 
 def test_user_errors_and_uncertain_verdicts_quarantine_nothing(cluster: Make) -> None:
     c = cluster(pilots=2).calls(8).ready()
-    bad = str(c.holders("1")[0].pilot.id)
+    bad = c.pilot_of("1")
     for verdict in (
         events.VerdictAdvice("user", "code", 0.99, "it raised"),
         events.VerdictAdvice("infrastructure", "disk", 0.6, "?"),
@@ -302,10 +289,7 @@ def test_only_the_lost_gpu_is_quarantined(cluster: Make) -> None:
 # ---- paces
 def printing_pilot(cluster: Make) -> Cluster:
     c = cluster()
-    hello = say.PilotHello(
-        wire.VERSION, SESSION, "host", 7, (say.DeviceFacts("cpu:0", "cpu", 8 << 30),), folder="/logs/p1"
-    )  # fmt: skip
-    c.report("p1", hello, numbered=False)
+    c.hello("p1", folder="/logs/p1")
     return c.call("1").ready()
 
 

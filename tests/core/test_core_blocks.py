@@ -3,11 +3,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from core.builders import SESSION, Cluster, Make, devices, recipe
+from core.builders import Cluster, Make, devices, recipe
 
 from stoker.manager.core.events import ClientGone, FactoryTrouble, SessionDefined
 from stoker.manager.core.nouns import PilotState
-from stoker.protocol import to_client, to_pilot, wire
+from stoker.protocol import to_client, to_pilot
 from stoker.protocol import to_manager as say
 from stoker.protocol.blocks import BlockPhase, LossReason, Rule, Source
 from stoker.protocol.ids import ClientId
@@ -20,7 +20,7 @@ FIXED = Source("mine", Rule.FIXED, first=2, most=2)
 def test_orders_are_sent_to_the_latest_factory(cluster: Make) -> None:
     """A killed factory counts as connected for some seconds; messages to it are lost."""
     c = cluster().sources(OPEN)
-    c.tell("another", say.ClientHello(wire.VERSION, SESSION, factory=True), numbered=False)
+    c.client_hello("another", factory=True)
     assert c.hears("another", to_client.KnownBlocks).blocks == ()
     c.call("c1")
     assert [order.block for order in c.hears("another", to_client.SubmitBlocks).orders] == ["b1"]
@@ -33,7 +33,7 @@ def test_orders_are_sent_to_the_latest_factory(cluster: Make) -> None:
 def test_reports_of_a_replaced_factory_still_count(cluster: Make) -> None:
     """The manager may read the last frames of a factory after the hello of the next factory."""
     c = cluster().sources(FIXED)
-    c.tell("another", say.ClientHello(wire.VERSION, SESSION, factory=True), numbered=False)
+    c.client_hello("another", factory=True)
     c.block("b1", phase=BlockPhase.PENDING)
     assert c.status().jobs[0].phase == "pending"
 

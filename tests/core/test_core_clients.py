@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from core.builders import SESSION, Cluster, Make, recipe
+from core.builders import Cluster, Make, recipe
 
 from stoker.contexts.recipe import ObjectRef
 from stoker.manager.core import ending
@@ -105,7 +105,7 @@ def test_end_of_a_session_ends_every_call_once_and_is_announced(cluster: Make) -
     assert c.over == "done for today"
     c.call("late")
     assert "the session is ending" in c.failure("late").message
-    c.report("p9", say.PilotHello(wire.VERSION, SESSION, "h", 1, ()), numbered=False)
+    c.hello("p9")
     assert "over" in c.hears("p9", to_pilot.PilotRefused).reason
 
 
@@ -138,7 +138,7 @@ def left(cluster: Make, *payloads: bytes | ObjectRef) -> Cluster:
 
 def back(c: Cluster) -> str:
     c.forget()
-    c.tell("ana", say.ClientHello(wire.VERSION, SESSION), numbered=False)
+    c.client_hello("ana")
     mail = c.mail.get("ana")
     return mail[0].reason if mail and isinstance(mail[0], to_client.ClientRefused) else ""
 
@@ -146,7 +146,7 @@ def back(c: Cluster) -> str:
 def test_results_of_a_long_absent_program_are_dropped_and_reported(cluster: Make) -> None:
     c = left(cluster, b"a", FILE).wait(KEPT_S + 10)
     assert "ana" not in c.core.state.clients
-    assert [each.path for each in c.others if isinstance(each, DiscardObject)] == [FILE.source]
+    assert [each.path for each in c.commands(DiscardObject)] == [FILE.source]
     assert "its 2 results were dropped after 1 day" in back(c).replace("24 h", "1 day")
     assert any("did not reconnect" in line.text for line in c.status("bob").notices)
 

@@ -23,10 +23,6 @@ def fault(c: Cluster, name: str, *, device: str = "", text: str = EIO) -> str:
     return str(library.pilot.id)
 
 
-def pilot_of(c: Cluster, name: str) -> str:
-    return str(c.holders(name)[0].pilot.id)
-
-
 def crowded_out(c: Cluster, name: str) -> str:
     """Let the kernel kill the library of a call because other programs use the memory; return its pilot."""
     library = c.holders(name)[0]
@@ -41,7 +37,7 @@ def test_call_failed_by_its_pilot_runs_elsewhere_without_penalty(cluster: Make, 
     c = cluster(pilots=2).calls(2).ready().end("2")
     first = fails(c, "1")
     c.ready()
-    assert pilot_of(c, "1") != first
+    assert c.pilot_of("1") != first
     call = c.the_call("1")
     assert (call.remember().kills, call.runs_alone, c.core.state.trials[call.id].counted) == (0, False, [])
     assert c.core.state.rerun_calls == 1
@@ -86,7 +82,7 @@ def test_joining_pilot_gets_a_failed_call_at_once(cluster: Make) -> None:
     c = cluster(pilots=1).define(recipe("a")).call("1", context="a").ready()
     fault(c, "1")
     c.join("p2").ready()
-    assert pilot_of(c, "1") == "p2"
+    assert c.pilot_of("1") == "p2"
 
 
 def test_call_fails_after_three_pilots_with_the_evidence(cluster: Make) -> None:
@@ -142,12 +138,12 @@ def test_saved_checkpoint_resets_the_fault_count(cluster: Make) -> None:
         c.progress("1", state=b"%d" % n)
         fault(c, "1")
         c.wait(16)
-    assert pilot_of(c, "1") == "p1"
+    assert c.pilot_of("1") == "p1"
 
 
 def test_late_fault_of_a_pilot_declared_lost_ends_no_call(cluster: Make) -> None:
     c = cluster(pilots=2).calls(2).ready().end("2")
-    lost, library = pilot_of(c, "1"), c.holders("1")[0]
+    lost, library = c.pilot_of("1"), c.holders("1")[0]
     c.cut(lost).wait(3)
     c.lose(lost)
     c.come_back(lost, lib1=("1",)) if library.id == 1 else c.come_back(lost, lib2=("1",))

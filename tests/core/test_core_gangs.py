@@ -4,8 +4,8 @@ import pytest
 from core.builders import DIED, Cluster, Make, devices
 from core.builders import cluster as make_cluster
 
-from stoker.manager.core import actions, gangs
-from stoker.manager.core.events import AdviceArrived, ContextAdvice, CostAdvice, OfContext, RecordPace
+from stoker.manager.core import gangs
+from stoker.manager.core.events import ContextAdvice, RecordPace
 from stoker.manager.core.nouns import CallState, Gang
 from stoker.manager.core.per_context import Paces, work_of
 from stoker.manager.core.seams import Forecast, PolicyError
@@ -212,12 +212,12 @@ def test_work_of_a_call_is_its_items_times_tokens_per_item() -> None:
 def test_client_gets_another_forecast_only_if_the_forecast_changes() -> None:
     made = make_cluster()
     made.calls(1).forget()
-    actions.apply(made.core.manager, Forecast(made.ids["1"], made.now + 1, True), seam="dispatch")
+    made.apply([Forecast(made.ids["1"], made.now + 1, True)], seam="dispatch")
     assert not made.core.state.forecasts, "the run time of such a call is unknown"
     made.context().paces.tell({1: 1.0})
 
     def say_it(ends_at: float, *, in_time: bool) -> list[to_client.Forecasts]:
-        actions.apply(made.core.manager, Forecast(made.ids["1"], ends_at, in_time), seam="dispatch")
+        made.apply([Forecast(made.ids["1"], ends_at, in_time)], seam="dispatch")
         made.tell("ana", say.AskStatus(), numbered=False)
         mail = [x for x in made.mail.get("ana", ()) if isinstance(x, to_client.Forecasts)]
         made.forget()
@@ -230,7 +230,7 @@ def test_client_gets_another_forecast_only_if_the_forecast_changes() -> None:
     assert say_it(now + 121, in_time=False) != []
     assert say_it(now + 125, in_time=False) == []
     with pytest.raises(PolicyError, match="there is no call 999"):
-        actions.apply(made.core.manager, Forecast(999, 1.0, True), seam="dispatch")
+        made.apply([Forecast(999, 1.0, True)], seam="dispatch")
     made.tell("ana", say.Cancel([made.ids["1"]]))
     assert not made.core.state.forecasts
 
@@ -240,7 +240,7 @@ def test_lateness_below_the_tolerance_is_not_reported() -> None:
     made.context().paces.tell({1: 1.0})
     name, heard = show_call(made.the_call("c").id), []
     for ends_at, in_time in ((60.09, True), (65.9, True), (67.0, False), (60.09, True)):
-        actions.apply(made.core.manager, Forecast(made.ids["c"], made.now + ends_at, False), seam="dispatch")
+        made.apply([Forecast(made.ids["c"], made.now + ends_at, False)], seam="dispatch")
         made.tell("ana", say.AskStatus(), numbered=False)
         mail = [x for x in made.mail["ana"] if isinstance(x, to_client.Forecasts)]
         heard += [one.in_time for x in mail for one in x.forecasts]
@@ -254,10 +254,10 @@ def test_explain_shows_when_a_call_is_expected_to_end() -> None:
     made.context().paces.tell({1: 1.0})
     name = show_call(made.the_call("c").id)
     assert "is due in 1 min" in made.story(name)
-    actions.apply(made.core.manager, Forecast(made.ids["c"], made.now + 50, True), seam="dispatch")
+    made.apply([Forecast(made.ids["c"], made.now + 50, True)], seam="dispatch")
     made.tell("ana", say.AskStatus(), numbered=False).forget()
     assert "is expected to end in 50 s, 10 s before its deadline" in made.story(name)
-    actions.apply(made.core.manager, Forecast(made.ids["c"], made.now + 90, False), seam="dispatch")
+    made.apply([Forecast(made.ids["c"], made.now + 90, False)], seam="dispatch")
     made.tell("ana", say.AskStatus(), numbered=False).forget()
     assert "is expected to end in 1 min 30 s, 30 s too late for its deadline" in made.story(name)
     made.wait(89.5)
@@ -267,16 +267,16 @@ def test_explain_shows_when_a_call_is_expected_to_end() -> None:
 def test_speed_of_other_sessions_is_used_until_a_speed_is_measured() -> None:
     made = make_cluster(pilots=1)
     slow, fast = ContextAdvice(paces={1: 2.0, 2: 1.2}, meet_s=0.5), ContextAdvice(paces={1: 1.0})
-    made.event(AdviceArrived(OfContext("bare"), CostAdvice({"cpu": fast, "gpu": slow})))
+    made.advise("bare", {"cpu": fast, "gpu": slow})
     paces = made.context().paces
     assert (paces.bound_s(1, 10), paces.bound_s(2, 10)) == (20.0, 12.5)
     paces.learn(1, work=1, seconds=4.0)
-    made.event(AdviceArrived(OfContext("bare"), CostAdvice({"cpu": fast})))
+    made.advise("bare", {"cpu": fast})
     assert paces.measured[1][0] == pytest.approx(3.0)
     made.calls(1).ready()
     made.end("1").call("g", gang=(1, 2)).end("g", run_s=5.0)
     pace = paces.measured[1][0]
-    assert [x for x in made.others if isinstance(x, RecordPace)] == [RecordPace("bare", "cpu", 1, pace)]
+    assert made.commands(RecordPace) == [RecordPace("bare", "cpu", 1, pace)]
 
 
 def test_waiting_gang_shows_how_many_devices_it_needs_and_has() -> None:

@@ -179,7 +179,7 @@ def test_library_reports_its_batch_and_its_step_times(cluster: Make) -> None:
     c.report("p1", say.LibraryBatch(1, load, times))
     assert c.story("lib-1").endswith(said)
     assert c.status().libraries[0].batch == load
-    assert [x for x in c.others if isinstance(x, RecordSteps)] == [RecordSteps("a", "cpu", times)]
+    assert c.commands(RecordSteps) == [RecordSteps("a", "cpu", times)]
     c.report("p1", say.LibraryBatch(1, EngineLoad(running=1)))
     assert c.story("lib-1").endswith("batch: 1 row running")
-    assert len([x for x in c.others if isinstance(x, RecordSteps)]) == 1
+    assert len(c.commands(RecordSteps)) == 1

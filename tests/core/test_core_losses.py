@@ -21,7 +21,7 @@ def running(cluster: Make) -> Cluster:
 
 
 def recorded(c: Cluster) -> list[tuple[PilotEnd, LossReason | None]]:
-    return [(x.end, x.loss) for x in c.others if isinstance(x, RecordStay)]
+    return [(x.end, x.loss) for x in c.commands(RecordStay)]
 
 
 def gone(c: Cluster, name: str = "p1") -> bool | None:
@@ -86,14 +86,14 @@ def test_killed_pilot_of_a_cancelled_job_counts_as_lost(cluster: Make) -> None:
 
 
 def counts(c: Cluster) -> list[int]:
-    return [x.pilots for x in c.others if isinstance(x, RecordPilots)]
+    return [x.pilots for x in c.commands(RecordPilots)]
 
 
 def test_queue_wait_of_a_block_ends_with_its_first_pilot(cluster: Make) -> None:
     c = cluster().sources(FIXED)
     asked_at = c.now
     c.block("b1", phase=BlockPhase.RUNNING).join("p1", block="b1").join("p2", block="b1")
-    waits = [x for x in c.others if isinstance(x, RecordWait)]
+    waits = c.commands(RecordWait)
     assert len(waits) == 1
     assert (waits[0].source, waits[0].kind, waits[0].devices) == ("mine", "cpu", 1)
     assert 0.0 <= waits[0].wait_s + waits[0].boot_s <= c.now - asked_at

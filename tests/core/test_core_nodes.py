@@ -4,14 +4,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from core.builders import SESSION, Cluster, Make, devices
+from core.builders import Cluster, Make, devices
 
-from stoker.manager.core import actions
 from stoker.manager.core.events import ClaimProbe, NodesHeard, ProbeClaimed, RecordNode, RecordStay, SessionDefined
 from stoker.manager.core.nodes import AGAIN_S
 from stoker.manager.core.nouns import PilotState
 from stoker.manager.core.seams import Quarantine
-from stoker.protocol import to_client, to_pilot, wire
+from stoker.protocol import to_client, to_pilot
 from stoker.protocol import to_manager as say
 from stoker.protocol.blocks import (
     FORGET_NODE_S,
@@ -37,26 +36,17 @@ def joined(c: Cluster, name: str, *, node: str, block: str, faults: tuple[str, .
         msgspec.structs.replace(d, fault=f) for d, f in zip(devices(len(faults), kind=kind), faults, strict=True)
     )
     c.block(block, phase=BlockPhase.RUNNING)
-    hello = say.PilotHello(wire.VERSION, SESSION, f"host-{name}", 7, of, block, node=node)
-    c.report(name, hello, numbered=False)
-
-
-def orders(c: Cluster) -> list[BlockOrder]:
-    mail = c.mail.get("factory", ())
-    found = [message for message in mail if isinstance(message, to_client.SubmitBlocks)]
-    for message in found:
-        mail.remove(message)
-    return [order for message in found for order in message.orders]
+    c.hello(name, devices=of, block=block, node=node)
 
 
 def records(c: Cluster) -> list[NodeRecord]:
-    return [each.record for each in c.others if isinstance(each, RecordNode)]
+    return [each.record for each in c.commands(RecordNode)]
 
 
 def cluster_with_bad_node(cluster: Make, source: Source = GPU, **how: Any) -> Cluster:
     c = cluster().sources(source)
     c.call("c1")
-    assert [order.allowed for order in orders(c)] == [AllowedNodes()]
+    assert [order.allowed for order in c.block_orders()] == [AllowedNodes()]
     joined(c, "p1", node="n2", block="b1", faults=(BAD,), **how)
     return c
 
@@ -64,7 +54,7 @@ def cluster_with_bad_node(cluster: Make, source: Source = GPU, **how: Any) -> Cl
 def test_block_leaves_a_faulty_node_and_later_blocks_avoid_the_node(cluster: Make) -> None:
     c = cluster_with_bad_node(cluster)
     assert c.pilot().state is PilotState.DRAINING
-    assert [order.allowed for order in orders(c)] == [AllowedNodes(exclude=("n2",))]
+    assert [order.allowed for order in c.block_orders()] == [AllowedNodes(exclude=("n2",))]
     [record] = c.status().excluded_nodes
     assert (record.source, record.node, record.why, record.since) == ("gpu", "n2", BAD, c.now)
     assert f"gpu: no new block starts on n2: {BAD}" in c.core.state.notices
@@ -77,7 +67,7 @@ def test_quarantine_of_a_policy_excludes_the_node(cluster: Make) -> None:
     c.call("c1")
     joined(c, "p1", node="n2", block="b1")
     c.by_hand = True
-    actions.apply(c.core.manager, Quarantine(c.pilot().id, None, "its disk failed", 600.0), seam="residency")
+    c.apply([Quarantine(c.pilot().id, None, "its disk failed", 600.0)], seam="residency")
     assert [(each.node, each.why) for each in c.status().excluded_nodes] == [("n2", "its disk failed")]
 
 
@@ -122,13 +112,13 @@ def test_no_more_nodes_are_excluded_than_the_site_allows(cluster: Make) -> None:
 
 def begin_probe(c: Cluster, seconds: float = EVERY_S) -> BlockOrder:
     """Wait until a probe of n2 is due, and consent to it. Return its order."""
-    orders(c)
+    c.block_orders()
     c.others.clear()
     c.wait(seconds)
-    [claim] = [each for each in c.others if isinstance(each, ClaimProbe)]
+    [claim] = c.commands(ClaimProbe)
     assert (claim.record.node, claim.every_s) == ("n2", EVERY_S)
     c.event(ProbeClaimed("gpu", "n2"))
-    [order] = orders(c)
+    [order] = c.block_orders()
     assert order.allowed == AllowedNodes(only="n2")
     return order
 
@@ -154,7 +144,7 @@ def test_probe_without_a_fault_ends_the_exclusion_of_the_node(cluster: Make) -> 
     assert (record.excluded, record.said, record.probes, record.probe_s) == (False, "no fault", 1, 20.0)
     assert before.keys() <= source.blocks.keys()
     assert not any(isinstance(each, RecordStay) for each in c.others)  # the stay of a probe's pilot is not recorded
-    assert all(not order.allowed.exclude for order in orders(c))
+    assert all(not order.allowed.exclude for order in c.block_orders())
 
 
 def test_probe_that_fails_keeps_the_node_excluded(cluster: Make) -> None:
@@ -174,7 +164,7 @@ def test_probe_without_an_answer_is_repeated(cluster: Make) -> None:
     order = begin_probe(c)
     c.block(order.block, phase=BlockPhase.PENDING, reason="ReqNodeNotAvail", no_node=True)
     c.wait(2 * EVERY_S)  # at most one probe of a node exists
-    assert not [each for each in orders(c) if each.allowed.only]
+    assert not [each for each in c.block_orders() if each.allowed.only]
     c.block(order.block, phase=BlockPhase.RUNNING).wait(60.0)
     c.block(order.block, phase=BlockPhase.ENDED, reason="out of walltime")
     [record] = c.status().excluded_nodes
@@ -198,15 +188,15 @@ def test_recent_probe_by_another_session_delays_a_probe(cluster: Make) -> None:
     c.event(NodesHeard((msgspec.structs.replace(record, at=c.now, probed_at=c.now),)))
     c.others.clear()
     c.wait(EVERY_S - 10.0)
-    assert not [each for each in c.others if isinstance(each, ClaimProbe)]
+    assert not c.commands(ClaimProbe)
     c.wait(20.0)
-    assert [each for each in c.others if isinstance(each, ClaimProbe)]
+    assert c.commands(ClaimProbe)
 
 
 def test_new_factory_receives_the_excluded_nodes(cluster: Make) -> None:
     c = cluster_with_bad_node(cluster)
     probe = begin_probe(c)
-    c.tell("another", say.ClientHello(wire.VERSION, SESSION, factory=True), numbered=False)
+    c.client_hello("another", factory=True)
     known = {each.block: each for each in c.hears("another", to_client.KnownBlocks).blocks}
     assert known[probe.block] == KnownBlock(probe.block, "gpu", BlockPhase.ASKED, allowed=AllowedNodes(only="n2"))
     assert AllowedNodes(exclude=("n2",)) in [each.allowed for each in known.values()]
@@ -229,7 +219,7 @@ def test_node_without_reports_for_a_week_is_forgotten(cluster: Make) -> None:
     c.event(NodesHeard((NodeRecord("gpu", "n2", True, BAD, since=c.now, at=c.now, heard_at=c.now),)))
     c.sources(GPU).wait(FORGET_NODE_S + 1.0)
     c.call("c1")
-    assert [order.allowed for order in orders(c)] == [AllowedNodes()]
+    assert [order.allowed for order in c.block_orders()] == [AllowedNodes()]
     c.event(SessionDefined((GPU,)))
     assert not c.core.state.nodes
 
@@ -240,7 +230,7 @@ def test_node_without_reports_for_a_week_is_forgotten(cluster: Make) -> None:
 @pytest.mark.parametrize("phase", [BlockPhase.PENDING, BlockPhase.REFUSED])
 def test_exclusion_ends_if_no_other_node_is_left(cluster: Make, phase: BlockPhase) -> None:
     c = cluster_with_bad_node(cluster)
-    [order] = orders(c)
+    [order] = c.block_orders()
     why = "ReqNodeNotAvail, UnavailableNodes:n1"
     c.block(order.block, phase=phase, reason=why, no_node=True)
     assert not c.status().excluded_nodes
@@ -248,7 +238,7 @@ def test_exclusion_ends_if_no_other_node_is_left(cluster: Make, phase: BlockPhas
     [notice] = [text for text in c.core.state.notices if "no other node" in text]
     assert notice.startswith("gpu: blocks may start on n2 again, although devices there failed: the batch system has")
     assert why in notice
-    [again] = orders(c)
+    [again] = c.block_orders()
     assert again.allowed == AllowedNodes()
     joined(c, "p2", node="n2", block=again.block, faults=(BAD,))
     assert not c.status().excluded_nodes  # an excluded node would end the new block at once
@@ -274,8 +264,8 @@ def test_overdue_probe_starts_with_the_first_pilot(cluster: Make) -> None:
     at = c.now - 2 * EVERY_S
     c.event(NodesHeard((NodeRecord("gpu", "n2", True, BAD, since=at, at=at, heard_at=at),)))
     c.sources(GPU)
-    assert not [each for each in c.others if isinstance(each, ClaimProbe)]  # nothing needs the source yet
+    assert not c.commands(ClaimProbe)  # nothing needs the source yet
     c.call("c1")
     joined(c, "p1", node="n3", block="b1")
-    [claim] = [each for each in c.others if isinstance(each, ClaimProbe)]
+    [claim] = c.commands(ClaimProbe)
     assert claim.record.node == "n2"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from core.builders import SESSION, devices, recipe
-from core.told import BIG, SMALL, Peers, library
+from core.builders import devices, recipe
+from core.told import BIG, LLM, SMALL, Peers
 
 from stoker.contexts.recipe import ObjectRef
 from stoker.manager.core.events import ManagerRestarted
 from stoker.manager.core.transfers import Limits
 from stoker.protocol import to_manager as say
-from stoker.protocol import to_pilot, wire
+from stoker.protocol import to_pilot
 from stoker.protocol.ids import RecipeKey
 
 
@@ -209,7 +209,7 @@ def test_peer_that_fails_while_others_serve_is_no_longer_used(peers: Peers) -> N
 
 # ---- stories
 def test_status_and_explain_show_where_objects_are_fetched_from(peers: Peers) -> None:
-    peers.here("p1").define(library(peers)).call("1", context="llm").forget()
+    peers.here("p1").define(LLM).call("1", context="llm").forget()
     peers.want("p1", refs=(BIG, SMALL))
     assert "big.gguf (1.1 GB) is fetched from its origin" in peers.story("lib-1")
     assert "llm is starting (fetching from its origin) on cpu:0 of p1" in peers.story("1")
@@ -223,7 +223,7 @@ def test_status_and_explain_show_where_objects_are_fetched_from(peers: Peers) ->
 
 
 def test_status_says_that_peers_cannot_reach_each_other(peers: Peers) -> None:
-    peers.define(library(peers)).here("p1", has=(BIG,)).here("p2").want("p2").fail("p2", "p1")
+    peers.define(LLM).here("p1", has=(BIG,)).here("p2").want("p2").fail("p2", "p1")
     status = peers.status()
     assert "no peer could serve p2" in status.objects[0].trouble
     assert "connection timed out" in status.objects[0].trouble
@@ -272,9 +272,7 @@ def test_second_snapshot_is_offered_when_the_first_is_lost(peers: Peers) -> None
 def test_lost_snapshots_or_snapshots_of_other_devices_are_not_offered(peers: Peers) -> None:
     peers.define(recipe("llm")).here("p1")
     offer(peers, "p1")
-    gpu = say.PilotHello(wire.VERSION, SESSION, "g1", 7, devices(1, kind="a10"), peer="g1:7000")
-    peers.report("p1", say.PilotLeaving("over"))
-    peers.report("g1", gpu, numbered=False)
+    peers.report("p1", say.PilotLeaving("over")).hello("g1", devices=devices(1, kind="a10"), peer="g1:7000")
     peers.call("1", context="llm")
     assert start(peers, "g1").snapshots == {}
     offer(peers, "g1", ObjectRef("folder-half", 3 << 20, "/home/ana/snapshots/file-abc-bfloat16-1"))
@@ -286,7 +284,7 @@ def test_lost_snapshots_or_snapshots_of_other_devices_are_not_offered(peers: Pee
 
 def test_load_order_comes_with_fetch_orders_for_its_objects(peers: Peers) -> None:
     """The fetch orders are in the frame of the load, which saves a round trip."""
-    peers.here("p1", has=(BIG,)).here("p2", has=(SMALL,)).define(library(peers)).forget().call("1", "2", context="llm")
+    peers.here("p1", has=(BIG,)).here("p2", has=(SMALL,)).define(LLM).forget().call("1", "2", context="llm")
     orders = {name: list(peers.mail[name]) for name in ("p1", "p2")}
     start, fetch = orders["p2"][0], orders["p2"][1]
     assert isinstance(start, to_pilot.StartLibrary)

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 from typing import get_args
 
-import msgspec
 import pytest
-from core.builders import SESSION, Make, recipe
+from core.builders import Make, recipe
 
 from stoker.manager.core import reactor
 from stoker.manager.core.events import FromPilot, ManagerRestarted, RecordRuns, TimerFired
@@ -18,9 +17,9 @@ from stoker.protocol.calls import CallEnd
 
 def test_peer_with_a_wrong_key_is_refused(cluster: Make) -> None:
     c = cluster()
-    c.report("p1", say.PilotHello(wire.VERSION, "other", "h", 1, ()), numbered=False)
+    c.hello("p1", session="other")
     assert "this is session k3v9" in c.hears("p1", to_pilot.PilotRefused).reason
-    c.report("p2", say.PilotHello(99, SESSION, "h", 1, ()), numbered=False)
+    c.hello("p2", protocol=99)
     assert f"protocol {wire.VERSION}" in c.hears("p2", to_pilot.PilotRefused).reason
     c.report("p3", say.Heartbeat())
     assert c.core.state.pilots == {}
@@ -62,8 +61,7 @@ def test_call_cancelled_during_a_disconnect_keeps_its_slot_until_gone(cluster: M
 def test_library_of_an_unknown_context_is_stopped(cluster: Make) -> None:
     c = cluster(pilots=1)
     facts = say.LibraryFacts(9, "strange", ("cpu:0",), True)
-    old = say.PilotHello(wire.VERSION, SESSION, "h", 7, (), libraries=(facts,))
-    c.cut("p1").report("p1", old, numbered=False)
+    c.cut("p1").hello("p1", libraries=(facts,))
     c.hears("p1", to_pilot.PilotWelcome)
     assert c.hears("p1", to_pilot.StopLibrary).library == 9
 
@@ -169,18 +167,18 @@ def test_restarted_manager_waits_for_all_pilots_and_continues(cluster: Make) -> 
 def test_heartbeats_report_memory_and_record_call_run_times(cluster: Make, batch: int) -> None:
     c = cluster(pilots=1).calls(2, batch=batch).ready().end("1", run_s=2.0).end("2", run_s=4.0)
     c.report("p1", say.Heartbeat((say.LibraryUse(1, 123),), 55, 3), numbered=False)
-    runs = [x for x in c.others if isinstance(x, RecordRuns)]
+    runs = c.commands(RecordRuns)
     assert [(x.function, x.kind, x.calls, x.run_s, x.items) for x in runs] == [("f", "cpu", 2, 6.0, 2 * batch)]
     assert c.library().memory_bytes == 123
     assert c.status().refused == {"frames refused by pilots": 3}
     c.report("p1", say.Heartbeat(), numbered=False)
-    assert len([x for x in c.others if isinstance(x, RecordRuns)]) == 1
+    assert len(c.commands(RecordRuns)) == 1
 
 
 def test_call_run_times_are_recorded_when_the_session_ends(cluster: Make) -> None:
     c = cluster(pilots=1).calls(2).ready().end("1", run_s=2.0).end("2", run_s=4.0)
     c.tell("ana", say.EndSession("done"))
-    runs = [x for x in c.others if isinstance(x, RecordRuns)]
+    runs = c.commands(RecordRuns)
     assert [(x.function, x.calls, x.run_s) for x in runs] == [("f", 2, 6.0)]
 
 
@@ -219,7 +217,7 @@ def test_walltime_timer_that_fires_early_still_drains_the_pilot(cluster: Make) -
 def test_welcome_names_the_hello_that_it_answers(cluster: Make) -> None:
     c = cluster(pilots=1).forget()
     for number in (3, 4):
-        c.report("p1", msgspec.structs.replace(c._facts["p1"], number=number), numbered=False)
+        c.hello("p1", number=number)
         assert c.hears("p1", to_pilot.PilotWelcome).hello == number
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 from core.builders import Cluster, Make, recipe
 
@@ -97,12 +96,10 @@ def test_outdated_hello_of_a_pilot_does_not_revive_an_ended_library(cluster: Mak
     c.cut("p1").forget()
     if given_up:
         c.lose("p1")
-    hello = c._facts["p1"]
     facts = say.LibraryFacts(
         library.id, library.context.recipe.key, tuple(d.id for d in library.devices), True, (c.ids["c1"],)
     )
-    stale = msgspec.structs.replace(hello, libraries=(facts,), acknowledged=before)
-    c.report("p1", stale, numbered=False)
+    c.hello("p1", libraries=(facts,), acknowledged=before)
     assert c.hears("p1", to_pilot.HelloAgain).acknowledged == c.taken("p1") == before + 1
     assert c.waiting() == ["c1"]
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from core.builders import SESSION, Cluster, Make, cluster, devices, recipe
+from core.builders import Cluster, Make, cluster, recipe
 
 from stoker.contexts.recipe import BARE
 from stoker.manager.core.events import DiscardObject, ManagerRestarted, RecordsLost, SessionDefined
 from stoker.manager.core.nouns import CallState, LibraryState
 from stoker.manager.core.state import JOURNAL_LOST
-from stoker.protocol import to_client, to_pilot, wire
+from stoker.protocol import to_client, to_pilot
 from stoker.protocol import to_manager as say
 from stoker.protocol.blocks import BlockPhase, Rule, Source
 from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, Failure, FailureKind
@@ -31,9 +31,8 @@ def bob(c: Cluster, *, received: int = 0, acknowledged: int = 5, number: int = 3
     """Send a hello of client `bob`, known only in the lost part of the journal. Return True if the manager requests
     the calls again.
     """
-    hello = say.ClientHello(wire.VERSION, SESSION, received, acknowledged=acknowledged, number=number)
     c._frames["bob"], c._received["bob"] = acknowledged, received
-    c.tell("bob", hello, numbered=False)
+    c.client_hello("bob", received=received, acknowledged=acknowledged, number=number)
     mail = c.mail.get("bob")
     return bool(mail) and isinstance(mail.popleft(), to_client.ClientWelcome)
 
@@ -49,11 +48,7 @@ def again(c: Cluster, *calls: int, **how: Any) -> None:
 def back(c: Cluster, *facts: say.LibraryFacts, acknowledged: int = 9, **more: Any) -> Cluster:
     """Reconnect pilot `old`, which the manager may not know."""
     c._frames["old"] = acknowledged
-    hello = say.PilotHello(
-        wire.VERSION, SESSION, "host", 7, devices(1), libraries=facts, acknowledged=acknowledged, recipes=(BARE,),
-        **more,
-    )  # fmt: skip
-    c.report("old", hello, numbered=False)
+    c.hello("old", libraries=facts, acknowledged=acknowledged, recipes=(BARE,), **more)
     c.hears("old", to_pilot.PilotWelcome)
     return c
 
@@ -67,7 +62,7 @@ def test_client_is_asked_to_resubmit_calls_lost_from_the_journal(c: Cluster) -> 
     assert bob(c)
     assert bob(c), "the client has not submitted again, so perhaps the welcome was lost"
     again(c, 1, 2)
-    assert c.core.state.clients["bob"].open_calls == 2
+    assert len(c.core.state.calls) == 2
     assert JOURNAL_LOST in c.core.state.notices
     assert not bob(c, acknowledged=6)
 
@@ -84,7 +79,7 @@ def test_calls_with_lost_definitions_are_submitted_again(cluster: Make, lost: st
     assert not c.ended
     c.event(ManagerRestarted())
     sent = c._frames["ana"]
-    c.tell("ana", say.ClientHello(wire.VERSION, SESSION, acknowledged=sent, number=0), numbered=False)
+    c.client_hello("ana", acknowledged=sent, number=0)
     assert c.hears("ana", to_client.ClientWelcome).again, "it is asked to say everything again"
 
 
@@ -93,14 +88,14 @@ def test_client_keeps_its_number_and_the_next_client_gets_another(c: Cluster) ->
     assert c.core.state.clients["bob"].number == 3
     c.client("carl")
     assert c.core.state.clients["carl"].number > 3
-    c.tell("eve", say.ClientHello(wire.VERSION, SESSION, acknowledged=1, number=3), numbered=False)
+    c.client_hello("eve", acknowledged=1, number=3)
     assert "another client has the number" in c.hears("eve", to_client.ClientRefused).reason
 
 
 def test_calls_that_the_client_does_not_submit_again_have_ended(cluster: Make) -> None:
     c = cluster(pilots=1).calls(3).ready()
     c.event(ManagerRestarted())
-    c.tell("ana", say.ClientHello(wire.VERSION, SESSION, acknowledged=50, number=0), numbered=False)
+    c.client_hello("ana", acknowledged=50, number=0)
     assert c.hears("ana", to_client.ClientWelcome).again
     c._frames["ana"] = 50
     spec = c.core.state.calls[c.ids["2"]].spec
@@ -117,14 +112,13 @@ def test_failed_rerun_of_a_call_with_a_known_result_is_not_counted(cluster: Make
     c = cluster(pilots=1).calls(2).ready()
     c.event(ManagerRestarted()).come_back("p1", lib1=()).forget()
     c._received["ana"] = 1
-    hello = say.ClientHello(wire.VERSION, SESSION, received=1, acknowledged=50, number=0)
     c._frames["ana"] = 50
     if when == "after the hello":
-        c.tell("ana", hello, numbered=False)
+        c.client_hello("ana", received=1, acknowledged=50, number=0)
     gone = Failure(FailureKind.SERIALIZATION, "its arguments cannot be read: No such file or directory")
     c.end("1", failure=gone)
     if when == "before the hello":
-        c.tell("ana", hello, numbered=False)
+        c.client_hello("ana", received=1, acknowledged=50, number=0)
     assert c.hears("ana", to_client.ClientWelcome).again
     c.tell("ana", say.Submit("f", "bare", [c.the_call("2").spec]), say.Resubmitted())
     assert (c.status().failed, c.status().done, c.core.state.failed) == (0, 1, {})
@@ -138,7 +132,7 @@ def test_call_that_fails_while_its_client_resubmits_fails_once(cluster: Make) ->
     c.event(ManagerRestarted()).come_back("p1", lib1=()).forget()
     library = next(iter(c.core.state.libraries.values()))
     c._frames["ana"] = 50
-    c.tell("ana", say.ClientHello(wire.VERSION, SESSION, acknowledged=50, number=0), numbered=False)
+    c.client_hello("ana", acknowledged=50, number=0)
     assert c.hears("ana", to_client.ClientWelcome).again
     spec = c.the_call("1").spec
     failure = Failure(FailureKind.TIMEOUT, "it ran too long")
@@ -159,7 +153,7 @@ def test_client_gets_only_new_results_after_a_journal_loss(cluster: Make) -> Non
     c.forget()
     c.ended.clear()
     c._received["ana"] = 3
-    c.tell("ana", say.ClientHello(wire.VERSION, SESSION, 3, acknowledged=2, number=0), numbered=False)
+    c.client_hello("ana", received=3, acknowledged=2, number=0)
     assert c.hears("ana", to_client.ClientWelcome).again
     results = c.core.state.clients["ana"]
     assert (results.first_unacked, [end.call for end in results.unacked]) == (3, [c.ids[held]])
@@ -217,7 +211,7 @@ def test_repeated_call_end_does_not_delete_the_result_file(c: Cluster) -> None:
     again(c)
     ref = say.ObjectRef("result-1", 10, "/session/objects/result-1")
     c.report("old", say.CallsEnded(7, [CallEnd(3 << 40 | 1, True, ref, 1.0)]))
-    assert not [each for each in c.others if isinstance(each, DiscardObject)]
+    assert not c.commands(DiscardObject)
 
 
 def test_ranks_of_a_gang_are_ended_and_the_gang_restarts(c: Cluster) -> None:
@@ -234,11 +228,7 @@ def test_frame_numbers_continue_from_those_the_pilot_reports(cluster: Make) -> N
     c = cluster(pilots=1).calls(1).ready()
     call = c.ids["1"]
     c.event(ManagerRestarted()).come_back("p1", lib1=("1",))
-    hello = say.PilotHello(
-        wire.VERSION, SESSION, "host-p1", 7, devices(1), acknowledged=40,
-        libraries=(say.LibraryFacts(1, "bare", ("cpu:0",), True, (call,)),),
-    )  # fmt: skip
-    c.report("p1", hello, numbered=False)
+    c.hello("p1", acknowledged=40, libraries=(say.LibraryFacts(1, "bare", ("cpu:0",), True, (call,)),))
     c._frames["p1"] = 40
     c.end("1")
     assert c.core.state.done == 1
@@ -254,7 +244,7 @@ def test_lost_block_is_adopted_with_its_pilots(c: Cluster) -> None:
     source = Source("mine", Rule.OPPORTUNISTIC, first=0, most=4, keep_pending=2, idle_s=100.0)
     c.event(SessionDefined((source,)))
     back(c, facts(), block="b7")
-    c.tell("factory", say.ClientHello(wire.VERSION, SESSION, factory=True, acknowledged=12), numbered=False)
+    c.client_hello("factory", factory=True, acknowledged=12)
     c._frames["factory"] = 12
     c.tell("factory", say.BlockUpdate(BlockId("b7"), BlockPhase.RUNNING, "j7", source="mine"))
     block = c.core.state.blocks["b7"]
@@ -311,6 +301,6 @@ def test_call_end_ignored_after_a_journal_gap_counts_when_repeated(cluster: Make
 
 def test_block_numbers_lost_from_the_journal_are_not_reused(cluster: Make) -> None:
     c = cluster().sources(Source("mine", Rule.FIXED, first=1, most=1)).event(ManagerRestarted())
-    c.tell("factory", say.ClientHello(wire.VERSION, SESSION, factory=True), numbered=False)
+    c.client_hello("factory", factory=True)
     c.block("b1", phase=BlockPhase.ENDED).wait(120)
     assert [block.id for block in c.core.state.blocks.values()] == ["b100"]

@@ -5,13 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 from core.builders import Cluster, devices, recipe
-from core.desk import SESSION
 
-from stoker.manager.core import actions
 from stoker.manager.core.nouns import Library, LibraryState
 from stoker.manager.core.seams import PolicyError, Sleep, Wake
 from stoker.protocol import to_manager as say
-from stoker.protocol import to_pilot, wire
+from stoker.protocol import to_pilot
 from stoker.protocol.calls import Failure, FailureKind
 
 GB = 10**9
@@ -27,8 +25,7 @@ def c() -> Cluster:
 
 
 def order(c: Cluster, *wanted: Any) -> Cluster:
-    for action in wanted:
-        actions.apply(c.core.manager, action, seam="residency")
+    c.apply(wanted, seam="residency")
     orders, c.core.manager.out = c.core.manager.out, []
     c._post(orders)
     return c
@@ -45,11 +42,7 @@ def sleeps(c: Cluster) -> Cluster:
 def hello(c: Cluster, number: int = 1, **facts: Any) -> Cluster:
     there = {"ready": False, "reserved_bytes": GB, "sleeps": True, "awake_bytes": 8 * GB, **facts}
     library = say.LibraryFacts(number, "a", ("cuda:0",), **there)
-    told = say.PilotHello(
-        wire.VERSION, SESSION, "host-p1", 7, c._facts["p1"].devices, libraries=(library,), sleeper_bytes=10 * GB,
-        acknowledged=c.taken("p1"),
-    )  # fmt: skip
-    return c.report("p1", told, numbered=False)
+    return c.hello("p1", libraries=(library,), sleeper_bytes=10 * GB, acknowledged=c.taken("p1"))
 
 
 def heard(c: Cluster, kind: type[Any]) -> list[Any]:

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import msgspec
-from core.builders import SESSION, Cluster, Make, devices, recipe
+from core.builders import Cluster, Make, devices, recipe
 
 from stoker.contexts.recipe import Recipe
 from stoker.manager.core.events import ContextAdvice, RecordLoad
 from stoker.manager.core.nouns import LibraryState, PilotState
 from stoker.protocol import to_manager as say
-from stoker.protocol import to_pilot, wire
+from stoker.protocol import to_pilot
 from stoker.protocol.blocks import BlockPhase, Rule, Source
 from stoker.protocol.ids import DeviceId
 from stoker.protocol.show_status import render
@@ -17,11 +17,6 @@ def ready(c: Cluster, slots: int, *, pilot: str = "p1") -> Cluster:
     """Report a ready library on this pilot, with its number of slots."""
     start = c.hears(pilot, to_pilot.StartLibrary)
     return c.report(pilot, say.LibraryReady(start.library, 0.1, 1.0, 10**9, 10**9, slots=slots))
-
-
-def says_hello(c: Cluster, facts: say.LibraryFacts) -> None:
-    hello = say.PilotHello(wire.VERSION, c.core.state.session, "host-p1", 7, devices(1), libraries=(facts,))
-    c.report("p1", hello, numbered=False).hears("p1", to_pilot.PilotWelcome)
 
 
 def test_library_gets_as_many_calls_as_it_has_slots(cluster: Make) -> None:
@@ -34,7 +29,7 @@ def test_library_gets_as_many_calls_as_it_has_slots(cluster: Make) -> None:
     c.end("1", "2", "3", run_s=50.0)
     assert c.runs("p1") == ["4", "5"]
     assert list(c.context("a").idle) == [1]  # the library with number 1 has a free slot
-    assert [x.slots for x in c.others if isinstance(x, RecordLoad)] == [3]
+    assert [x.slots for x in c.commands(RecordLoad)] == [3]
 
 
 def test_status_and_explain_show_the_number_of_used_slots(cluster: Make) -> None:
@@ -65,7 +60,7 @@ def test_returning_pilot_reports_slots_again(cluster: Make) -> None:
     start = c.hears("p1", to_pilot.StartLibrary)
     c.cut("p1")
     facts = say.LibraryFacts(start.library, "a", start.devices, True, slots=4)
-    says_hello(c, facts)
+    c.hello("p1", libraries=(facts,)).hears("p1", to_pilot.PilotWelcome)
     assert c.library(context="a").slots == 4
     assert c.runs("p1") == ["1", "2", "3", "4"]
 
@@ -149,8 +144,7 @@ def test_exclusive_device_has_one_library_at_a_time(cluster: Make) -> None:
 # ---- missing or broken devices
 def test_excluded_devices_are_shown_in_status_and_explain(cluster: Make) -> None:
     c = cluster()
-    hello = say.PilotHello(wire.VERSION, SESSION, "n1", 7, gpus(), troubles=("GPU 1 was left out: GPU is lost",))
-    c.report("p1", hello, numbered=False)
+    c.hello("p1", devices=gpus(), troubles=("GPU 1 was left out: GPU is lost",))
     assert "p1: GPU 1 was left out: GPU is lost" in "\n".join(render(c.status()))
     assert "GPU 1 was left out: GPU is lost" in c.story("p1")
 
@@ -161,9 +155,7 @@ SOURCE = Source("gpus", Rule.OPPORTUNISTIC, first=0, most=4, keep_pending=1, idl
 def without_gpus(c: Cluster, pilot: str, *, block: str) -> Cluster:
     c.block(block, phase=BlockPhase.RUNNING)
     faulty = tuple(msgspec.structs.replace(one, fault=LACKS) for one in devices(2))
-    return c.report(
-        pilot, say.PilotHello(wire.VERSION, SESSION, f"host-{pilot}", 7, faulty, block, lacks=LACKS), numbered=False
-    )
+    return c.hello(pilot, devices=faulty, block=block, lacks=LACKS)
 
 
 def test_pilot_without_the_gpus_of_its_site_is_released(cluster: Make) -> None:

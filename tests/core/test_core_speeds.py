@@ -88,12 +88,13 @@ def test_run_time_on_an_unused_kind_follows_its_speed() -> None:
     assert run_s_on(speeds, Known(1.0, A10=1.0), "T4") == 1.0
 
 
-def run_on_both(c: Cluster, *, fast_s: float = 1.0, slow_s: float = 4.0, times: int = 12) -> Cluster:
-    for _ in range(times):
+def run_on_both(c: Cluster, *, cpu_s: float, cpu_ok: bool = True) -> Cluster:
+    for _ in range(12):
         names = [str(len(c.ids) + n + 1) for n in range(2)]
         c.calls(2)
         for name in names:
-            c.end(name, run_s=slow_s if c.holders(name)[0].kind == "cpu" else fast_s)
+            on_cpu = c.holders(name)[0].kind == "cpu"
+            c.end(name, run_s=cpu_s if on_cpu else 1.0, ok=cpu_ok or not on_cpu)
     return c
 
 
@@ -103,24 +104,18 @@ def two_kinds(cluster: Make) -> Cluster:
 
 
 def test_device_speeds_are_shown_and_recorded(cluster: Make) -> None:
-    c = run_on_both(two_kinds(cluster))
+    c = run_on_both(two_kinds(cluster), cpu_s=4.0)
     (shown,) = c.status().contexts
     assert [each.text for each in shown.speeds] == ["cpu: 0.25 of A10's speed, 13 calls"]
     assert any("cpu: 0.25 of A10's speed" in line for line in render(c.status()))
     assert "cpu: 0.25 of A10's speed, 13 calls" in c.story("bare")
     c.report("fast", Heartbeat(()), numbered=False)
-    [record] = [each for each in c.others if isinstance(each, RecordSpeed)]
+    [record] = c.commands(RecordSpeed)
     assert (record.kind, record.other, record.ratio) == ("A10", "cpu", pytest.approx(0.25))
 
 
 def test_failed_calls_do_not_affect_device_speeds(cluster: Make) -> None:
-    c = two_kinds(cluster)
-    for _ in range(12):
-        names = [str(len(c.ids) + n + 1) for n in range(2)]
-        c.calls(2)
-        for name in names:
-            on_cpu = c.holders(name)[0].kind == "cpu"
-            c.end(name, run_s=0.01 if on_cpu else 1.0, ok=not on_cpu)
+    c = run_on_both(two_kinds(cluster), cpu_s=0.01, cpu_ok=False)
     assert c.context().speeds.of == {}
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from core.builders import SESSION, Cluster, Make, recipe
+from core.builders import Cluster, Make, recipe
 
 from stoker.manager.core import blame
 from stoker.manager.core.blame import ALONE_AFTER, MOST_LOSSES
 from stoker.manager.core.libraries import LOADS
 from stoker.manager.core.nouns import CallState
 from stoker.protocol import to_manager as say
-from stoker.protocol import wire
 from stoker.protocol.blocks import BlockPhase, LossReason, Source
 from stoker.protocol.calls import Failure, FailureKind, Printed
 from stoker.protocol.ids import show_call
@@ -19,14 +18,10 @@ KILLED = Failure(FailureKind.DIED, "was killed by SIGKILL", signal=9, tail="last
 LAB = Source("lab", first=1, most=20, walltime_s=60.0)
 
 
-def pilot_of(c: Cluster, name: str) -> str:
-    return str(c.holders(name)[0].pilot.id)
-
-
 def kill_pilots(c: Cluster, name: str, *, times: int, spare: int = 0) -> None:
     """Lose the pilot that runs the call, `times` times; each time another pilot joins first."""
     for _ in range(times):
-        lost = pilot_of(c, name)
+        lost = c.pilot_of(name)
         c.join(f"x{len(c.core.state.gone_pilots)}-{spare}").wait(1).lose(lost).ready()
 
 
@@ -34,7 +29,7 @@ def test_call_runs_alone_after_three_losses_then_fails_with_evidence(cluster: Ma
     c = cluster(pilots=1).call("bad").ready()
     kill_pilots(c, "bad", times=ALONE_AFTER)
     assert c.the_call("bad").state is CallState.HELD, "it has one more try, alone"
-    last = pilot_of(c, "bad")
+    last = c.pilot_of("bad")
     kill_pilots(c, "bad", times=1)
     failure = c.failure("bad")
     assert (failure.kind, failure.pilot) == (FailureKind.POISON, last)
@@ -50,8 +45,8 @@ def test_calls_next_to_a_call_that_kills_pilots_finish(cluster: Make) -> None:
             break
         there = [name for name in c.ids if name not in c.ended and c.the_call(name).holder]
         if "bad" in there:  # the bad call kills its pilot before any other call ends on that pilot
-            lost = pilot_of(c, "bad")
-            beside = [name for name in there if name != "bad" and pilot_of(c, name) == lost]
+            lost = c.pilot_of("bad")
+            beside = [name for name in there if name != "bad" and c.pilot_of(name) == lost]
             assert beside == [] or n < ALONE_AFTER, "it runs alone"
             c.join(f"x{n}", of=c._facts["p1"].devices).wait(1).lose(lost)
         else:
@@ -65,16 +60,16 @@ def test_pilot_reserved_for_a_suspected_call_runs_no_other_call(cluster: Make) -
     c = cluster(pilots=1).call("bad").ready()
     kill_pilots(c, "bad", times=ALONE_AFTER - 1)
     c.join("second").call("long").ready()
-    lost, other = pilot_of(c, "bad"), pilot_of(c, "long")
+    lost, other = c.pilot_of("bad"), c.pilot_of("long")
     c.lose(lost)
     assert c.the_call("bad").state is CallState.WAITING
     assert "runs alone on a pilot next: second is kept for the call" in c.story(show_call(c.the_call("bad").id))
     c.call("later").wait(5)
     assert c.the_call("later").state is CallState.WAITING, "the only pilot is kept"
     c.end("long")
-    assert pilot_of(c, "bad") == other
+    assert c.pilot_of("bad") == other
     c.join("third").ready()
-    assert pilot_of(c, "later") == "third", "nothing else runs beside the suspect"
+    assert c.pilot_of("later") == "third", "nothing else runs beside the suspect"
     c.end("bad").end("later")
     assert c.pilot("second").reserved is None
     assert c.core.state.trials == {}
@@ -262,7 +257,7 @@ def test_call_that_started_late_is_retried_with_more_walltime(cluster: Make) -> 
     c.block(first, second, phase=BlockPhase.RUNNING)
     c.join("old", block=first, ends_in_s=600.0).ready().end("1").wait(400).call("late")
     c.end("2").mail.clear()
-    assert pilot_of(c, "late") == "old"
+    assert c.pilot_of("late") == "old"
     c.wait(180)
     library = c.library("old")
     c.join("older", block=second, ends_in_s=100.0).call("short").ready()
@@ -271,10 +266,10 @@ def test_call_that_started_late_is_retried_with_more_walltime(cluster: Make) -> 
     assert c.the_call("late").state is CallState.WAITING, "100 s are not enough for one that ran 180"
     assert "the call needs a pilot with more than 3 min of walltime left" in c.story(show_call(c.the_call("late").id))
     c.call("other")
-    assert pilot_of(c, "other") == "older", "it holds nobody up"
+    assert c.pilot_of("other") == "older", "it holds nobody up"
     third = c.asked()[0]
     c.block(third, phase=BlockPhase.RUNNING).join("new", block=third, ends_in_s=600.0).call("more").ready()
-    assert pilot_of(c, "late") == "new"
+    assert c.pilot_of("late") == "new"
 
 
 @pytest.mark.parametrize("user", ["bad", "large"])
@@ -294,13 +289,11 @@ def test_failure_message_reports_the_memory_use_of_that_call_only(cluster: Make,
 def test_call_of_a_lost_pilot_shows_its_own_output(cluster: Make) -> None:
     c = cluster(pilots=1).call("bad").ready()
     kill_pilots(c, "bad", times=ALONE_AFTER - 1)
-    devices = (say.DeviceFacts("cpu:0", "cpu", 8 << 30),)
-    c.report("q", say.PilotHello(wire.VERSION, SESSION, "host", 7, devices, folder="/logs/q"), numbered=False)
-    c.call("good").ready()
+    c.hello("q", folder="/logs/q").call("good").ready()
     library = c.holders("good")[0]
     log = blame.log_of(library.pilot, library.id)
-    c.end("good", printed=Printed(log, 10, 400)).call("silent").end("silent").lose(pilot_of(c, "bad")).wait(1)
-    assert pilot_of(c, "bad") == "q"
+    c.end("good", printed=Printed(log, 10, 400)).call("silent").end("silent").lose(c.pilot_of("bad")).wait(1)
+    assert c.pilot_of("bad") == "q"
     c.join("last").lose("q")
     assert c.failure("bad").printed == Printed(log, 400, 0)
     assert f"printed {log}:400-" in c.story(show_call(c.ids["bad"]))

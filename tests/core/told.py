@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 
-from core.builders import SESSION, Cluster, devices, recipe
+from core.builders import Cluster
 
 from stoker.contexts.recipe import ObjectRef, Recipe
 from stoker.protocol import to_manager as say
-from stoker.protocol import to_pilot, wire
+from stoker.protocol import to_pilot
 
 BIG = ObjectRef("file-big.gguf", 1 << 30, "/models/big.gguf")
 SMALL = ObjectRef("file-small", 1000, "/models/config.json")
+LLM = Recipe("llm", "llm", b"loader", (BIG, SMALL))
 Told = tuple[tuple[str, ...], bool]  # (source pilots, True to read the origin)
 
 
@@ -22,11 +23,7 @@ class Peers(Cluster):
         for name in names:
             address = f"{name}:7000" if serves else ""
             objects = tuple(ref.name for ref in has)
-            hello = say.PilotHello(
-                wire.VERSION, SESSION, name, 7, devices(1), objects=objects, peer=address, cache=cache,
-                acknowledged=self.taken(name),
-            )  # fmt: skip
-            self.report(name, hello, numbered=False)
+            self.hello(name, objects=objects, peer=address, cache=cache, acknowledged=self.taken(name))
             self.hears(name, to_pilot.PilotWelcome)
         return self
 
@@ -59,11 +56,6 @@ class Peers(Cluster):
         return (tuple(peer.pilot for peer in orders[-1].peers), orders[-1].origin) if orders else None
 
 
-def library(peers: Peers) -> Recipe:
-    made = recipe("llm")
-    return Recipe(made.key, made.name, made.loader, (BIG, SMALL))
-
-
 def leave(peers: Peers, name: str) -> to_pilot.Exit:
     """Release a pilot's block; return the order to the pilot."""
     peers.core.state.pilots[name].block = "b1"
@@ -78,4 +70,4 @@ def exits(peers: Peers, name: str) -> list[to_pilot.Exit]:
 
 def needing(peers: Peers) -> Peers:
     """Submit a call for a context with the big object; no device is free."""
-    return peers.define(library(peers)).call("1", context="llm")
+    return peers.define(LLM).call("1", context="llm")

@@ -23,8 +23,6 @@ from stoker.protocol import to_manager as say
 from stoker.protocol.calls import CallEnd, CallOptions, CallSpec, Features
 from stoker.units import parse_bytes
 
-_decode = msgspec.msgpack.Decoder(tuple[int, list[say.FromPilot]]).decode
-
 
 class Cost(msgspec.Struct, frozen=True):
     """Real cost of a context in the toy world."""
@@ -49,7 +47,6 @@ class Toy(Desk):
         self.names: dict[int, str] = {}
         self.ended: dict[str, CallEnd] = {}
         self.ended_at: dict[str, float] = {}
-        self.advice: dict[str, tuple[float, events.ContextAdvice]] = {}
         self.over = ""
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
@@ -137,18 +134,14 @@ class Toy(Desk):
         self._event(events.PilotLost(name, "killed by the batch system"))
 
     def advise(self, key: str, *, after_s: float, **facts: Any) -> None:
-        self.advice[key] = after_s, events.ContextAdvice(**facts)
+        advice = events.CostAdvice({"": events.ContextAdvice(**facts)})
+        self.after(after_s, lambda: self._event(events.AdviceArrived(events.OfContext(key), advice)))
 
     # ---- links
     def _connect(self, pilot: ToyPilot) -> None:
         if pilot.alive:
             self.links[pilot.name] = next(self._links)
-            self.greet(pilot)
-
-    def greet(self, pilot: ToyPilot) -> None:
-        self.from_pilot(pilot, 0, [pilot.hello()])
-        for frame in pilot.outbox.unacked():
-            self.from_pilot(pilot, *_decode(frame))
+            pilot.greet()
 
     def from_pilot(self, pilot: ToyPilot, sequence: int, messages: list[Any]) -> None:
         link, event = self.links.get(pilot.name), events.FromPilot(pilot.name, sequence, messages)
@@ -171,14 +164,6 @@ class Toy(Desk):
                         self.ended[name], self.ended_at[name] = end, self.now
                 case events.SetTimer(at, key):
                     self.after(at - self.now, lambda key=key, at=at: self._timer(key, at))
-                case events.AskAdvice(events.OfContext(key)) if key in self.advice:
-                    wait, facts = self.advice[key]
-                    self.after(
-                        wait,
-                        lambda key=key, facts=facts: self._event(
-                            events.AdviceArrived(events.OfContext(key), events.CostAdvice({"": facts}))
-                        ),
-                    )
                 case events.EndManager(reason):
                     self.over = reason
 

@@ -6,7 +6,7 @@ import math
 import random
 
 import pytest
-from core.even_cost import EvenCost
+from core.pilot_shell import EvenCost
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from core.even_cost import EvenCost
-from core.pilot_shell import GIB, CoreShell
+from core.pilot_shell import GIB, CoreShell, EvenCost
 
 from stoker.contexts.recipe import Needs, Recipe
 from stoker.pilot.core import commands

@@ -98,10 +98,10 @@ def test_library_grows_only_after_another_has_really_shrunk(toy: Make) -> None:
     t.call("c1", context="other").call("c2", context="big").run(until=3.9)
     promised = {x.context.recipe.key: x.promised_bytes for x in t.core.state.libraries.values()}
     assert promised == {"other": 1 * GB, "big": 7 * GB}
-    held = {x.recipe.key: x.held_bytes for x in t.pilots["p1"].libraries.values()}
+    held = {x.recipe.key: x.held_bytes for x in t.pilots["p1"].processes.values()}
     assert held == {"other": 1 * GB, "big": 4 * GB}  # `big` has not grown yet on the pilot
     t.run(until=8.0)
-    held = {x.recipe.key: x.held_bytes for x in t.pilots["p1"].libraries.values()}
+    held = {x.recipe.key: x.held_bytes for x in t.pilots["p1"].processes.values()}
     assert held == {"other": 1 * GB, "big": 7 * GB}
 
 

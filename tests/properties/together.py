@@ -13,6 +13,7 @@ import msgspec
 from conformance.processes import ModelProcess
 from core.builders import Cluster, devices
 from core.desk import SESSION
+from core.pilot_shell import CoreHost
 
 from stoker.manager.core.events import Command, FromPilot, PilotCut, PilotLost, ToPilot
 from stoker.manager.core.libraries import host_bytes
@@ -22,7 +23,6 @@ from stoker.manager.policies import HottestFirst, LoadWhereWanted, TakeWhatComes
 from stoker.manager.policies.sleeping import may_sleep
 from stoker.pilot.agent.agent import collect_unacknowledged_facts
 from stoker.pilot.core import commands, events
-from stoker.pilot.core.reactor import EventQueue, PilotCore
 from stoker.pilot.core.state import PilotFacts, Timers
 from stoker.protocol import to_agent, to_library, to_pilot, wire
 from stoker.protocol import to_manager as say
@@ -39,7 +39,6 @@ KEEPS, SAVES = GB // 4, GB // 10
 SLEEPER_BYTES = GB // 2
 
 OF_NONE = "message of a library that the pilot does not have"
-NOT_HELD = "return of a call that the library does not hold"
 
 _decode = wire.from_pilot()
 
@@ -161,7 +160,7 @@ class Process(ModelProcess):
             super().die(self._signal)
 
 
-class Wired:
+class Wired(CoreHost):
     def __init__(self, name: str, cluster: Together) -> None:
         self.name = PilotId(name)
         self.cluster = cluster
@@ -170,16 +169,13 @@ class Wired:
             devices=devices_of(name), cache_bound_bytes=1 << 60,
             sleeper_bytes=SLEEPER_BYTES,
         )  # fmt: skip
-        self.core = PilotCore(facts)
-        self.queue = EventQueue(self.core, self._carry_out, clock=lambda: cluster.now)
+        super().__init__(facts, clock=lambda: cluster.now)
         self.timers = Timers()
         self.outbox = Outbox()
         self.batch: list[say.FromPilot] = []
         self.up: deque[bytes] = deque()  # Frames in transit to the manager
         self.down: deque[to_pilot.ToPilot] = deque()  # Orders in transit to the pilot
         self.last = b""  # The last delivered frame
-        self.processes: dict[LibraryId, Process] = {}
-        self.cache: dict[str, int] = {}  # Sizes of the cached objects
         self.fetching: dict[str, to_pilot.FetchObject] = {}
         self.told_gone: set[LibraryId] = set()
         self.calls_of_given_up_pilot: set[tuple[LibraryId, CallId]] = set()
@@ -228,8 +224,6 @@ class Wired:
                 crossed[OF_NONE] += 1
             case to_pilot.StartLibrary() if self.core.state.leaving:
                 crossed[OF_NONE] += 1  # the refusal may arrive after a hello without this library
-            case to_pilot.CancelCalls(library=number, calls=calls) if number in libraries:
-                crossed[NOT_HELD] += sum(call not in libraries[number].held for call in calls)
             case _:
                 pass
 
@@ -252,7 +246,7 @@ class Wired:
                 self.up.append(frame)
 
     # ---- commands
-    def _carry_out(self, command: commands.Command) -> None:
+    def carry_out(self, command: commands.Command) -> None:
         match command:
             case commands.Tell(message=message):
                 if isinstance(message, say.LibraryGone):
@@ -264,13 +258,6 @@ class Wired:
                 self.up.extend(self.outbox.unacked())
             case commands.DropAcknowledgedFrames(sequence=sequence):
                 self.outbox.acked(sequence)
-            case commands.SendToLibrary(library=number, message=message):
-                if number in self.processes:
-                    self.processes[number].hear(message)
-            case commands.Prepare(ordered=ordered):
-                self.queue.handle(events.LibraryPrepared(ordered.library))
-            case commands.PinObjects(library=number, objects=refs):
-                self.queue.handle(events.Pinned(number, {ref.name: ref.name for ref in refs if ref.name in self.cache}))
             case commands.StartFetch(order=order):
                 self.fetching[order.object.name] = order
             case commands.StopFetch(name=name):
@@ -278,14 +265,9 @@ class Wired:
             case commands.StartProcess(ordered=ordered):
                 assert ordered.library not in self.processes, f"lib-{ordered.library} is started twice"
                 self.processes[ordered.library] = Process(self, ordered)
-            case commands.KillProcess(library=number) | commands.KillZygote(library=number):
-                if number in self.processes:
-                    self.processes[number].die()
             case commands.Observe(library=number):
                 running = self.processes[number].calls[:1] if number in self.processes else []
                 self.queue.handle(events.Observed([events.Observation(number, [(call, 0.0) for call in running])]))
-            case commands.InspectOffer(order=order):
-                self.queue.handle(events.OfferInspected(order))
             case commands.SetTimer(at=at, key=key):
                 self.timers.set(at, key)
             case commands.Leave():
@@ -294,7 +276,7 @@ class Wired:
                 self.processes.clear()
                 self.queue.handle(events.Farewell(ran))
             case _:
-                pass
+                super().carry_out(command)
 
     # ---- processes and files
     def settle(self) -> None:
