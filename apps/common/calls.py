@@ -41,8 +41,12 @@ class Stopped(BaseException):
 def stop_on_signals() -> Iterator[None]:
     """Raise Stopped in the block at the first SIGINT, SIGTERM or SIGHUP. Under `nohup`, SIGHUP stays ignored.
 
-    Further signals are ignored for five seconds. After that, a signal kills the process.
+    Further signals are ignored for five seconds. After that, a signal kills the process. Outside the main thread, this
+    does nothing.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     stopped_at: list[float] = []
 
     def stop(number: int, frame: FrameType | None) -> None:

@@ -5,30 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import click
-import msgspec
 
 from stoker.apps.common.command_line import WIDE, RunChoice, add_run_options, dtype_option
 from stoker.apps.embed import APP
+from stoker.apps.embed.options import EmbedOptions
 from stoker.console import WholeNumber
-
-
-class EmbedOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """An empty string selects the default. `limit`: 0 for all rows."""
-
-    data: str = ""
-    model: str = ""
-    text: str = "text"
-    id: str = ""
-    pooling: str = ""
-    normalize: bool = True
-    truncate: bool = False
-    dtype: str = "auto"
-    limit: int = 0
-    batch_size: int = 256
-    tensor_batch: int = 32
-    format: str = "parquet"
-    site: str = ""
-
 
 _DEFAULT = EmbedOptions()
 

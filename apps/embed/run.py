@@ -21,8 +21,8 @@ from stoker.apps.common.data_rows import DataItem, DataRows, check_rows, is_empt
 from stoker.apps.common.models_file import model_digest_or_name
 from stoker.apps.common.runner import OpenRun, Outcome, Records, RunSpec, execute, result_of
 from stoker.apps.embed import APP
-from stoker.apps.embed.cli import EmbedOptions
 from stoker.apps.embed.functions import EmbeddedTexts, EmbedRequest, embed_texts
+from stoker.apps.embed.options import EmbedOptions
 from stoker.contexts import Recipe
 from stoker.errors import ConfigError
 from stoker.run_folder import Record, RecordLog

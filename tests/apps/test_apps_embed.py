@@ -76,7 +76,7 @@ def test_other_texts_have_vectors_if_a_text_is_rejected() -> None:
 @pytest.mark.parametrize("cells", [[None, "a"], ["", "a"], ["  \n", "a"], [float("nan"), "a"]])
 def test_empty_cell_is_not_embedded(tmp_path: Path, cells: list[Any]) -> None:
     from stoker.apps.common.data_rows import check_rows
-    from stoker.apps.embed.cli import EmbedOptions
+    from stoker.apps.embed.options import EmbedOptions
     from stoker.apps.embed.run import _requests
 
     if isinstance(cells[0], float):

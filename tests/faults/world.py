@@ -38,13 +38,13 @@ def until(true: Callable[[], T], *, limit_s: float = PATIENCE_S, why: str = "") 
 
 def command_of(pid: int) -> list[str]:
     with suppress(psutil.Error):
-        return psutil.Process(pid).cmdline()
+        return list(psutil.Process(pid).cmdline())
     return []
 
 
 def is_alive(pid: int) -> bool:
     with suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     return False
 
 
@@ -160,7 +160,7 @@ def _leaders(pids: list[int]) -> list[int]:
 
 def _parent(pid: int) -> int:
     with suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).ppid()
+        return int(psutil.Process(pid).ppid())
     return 0
 
 
