@@ -128,13 +128,11 @@ class ObjectServer:
 
     def __init__(
         self, served: ServedObjects, *, key: bytes, host: str = "", ports: tuple[int, int] = (0, 0),
-        listener: socket.socket | None = None, most: int = MOST, limits: wire.WireLimits = wire.LIMITS,
-        more: Mapping[str, Callable[[wire.Channel, dict[str, Any]], None]] | None = None,
+        most: int = MOST, more: Mapping[str, Callable[[wire.Channel, dict[str, Any]], None]] | None = None,
         spares: Spares = lambda _name, _index, _host: 0.0,
     ) -> None:  # fmt: skip
         self._served = served
         self._key = key
-        self._limits = limits
         self._more = dict(more or {})
         self.lock = threading.Lock()
         self._unproven: UnprovenPeers[socket.socket] = UnprovenPeers(most=_MOST_UNPROVEN)
@@ -145,7 +143,7 @@ class ObjectServer:
         self.sending = Sending(spares=spares)
         self._closed = threading.Event()
         self.sent_bytes = 0
-        self._socket = listener or _listen(host, ports)
+        self._socket = _listen(host, ports)
         bound = self._socket.getsockname()
         self.address = join_address(bound[0], bound[1])
         threading.Thread(target=self._accept, name="transfer-accept", daemon=True).start()
@@ -188,7 +186,7 @@ class ObjectServer:
 
     def _begin(self, sock: socket.socket, peer: Any) -> None:
         try:
-            channel = wire.accept(sock, key=self._key, limits=self._limits)
+            channel = wire.accept(sock, key=self._key)
         except wire.PeerError as error:
             self._lines.warning(peer[0], f"{peer[0]}: {error}")
             return

@@ -182,9 +182,10 @@ def test_retry_keeps_the_verified_parts(host: Hosts, relay: Relays, big: Origina
 
 @pytest.mark.parametrize(("how", "why"), [("hangs", "sent no bytes|in time"), ("trickles", "too slow")])
 def test_stalled_source_is_named_and_another_source_continues(
-    host: Hosts, relay: Relays, big: Original, how: str, why: str
+    host: Hosts, relay: Relays, big: Original, how: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, two, three = host(), host(), host(limits=SHORT)
+    monkeypatch.setattr(wire, "LIMITS", SHORT)
+    one, two, three = host(), host(), host()
     one.hold(big)
     two.hold(big)
 
@@ -224,12 +225,12 @@ def test_server_reads_no_data_of_a_client_without_the_key(host: Hosts, big: Orig
 def test_oversized_or_altered_message_closes_the_connection(host: Hosts, big: Original) -> None:
     one = host()
     one.hold(big)
-    channel = wire.connect(one.server.address, key=KEY, limits=SHORT)
+    channel = wire.connect(one.server.address, key=KEY)
     channel.send_body(b"\x7f\xff\xff\xff" + bytes(16))
     with pytest.raises(wire.PeerError):
         channel.receive()
     channel.close()
-    channel = wire.connect(one.server.address, key=KEY, limits=SHORT)
+    channel = wire.connect(one.server.address, key=KEY)
     heard: list[bytes] = []
     real = channel.send_body
     channel.send_body = heard.append  # type: ignore[method-assign,assignment]
@@ -252,11 +253,11 @@ def test_invalid_requests_are_answered_or_disconnected(host: Hosts, big: Origina
         {"op": "wait"},
         {},
     ):
-        channel = wire.connect(one.server.address, key=KEY, limits=SHORT)
+        channel = wire.connect(one.server.address, key=KEY)
         channel.send(request)
         assert channel.receive()["error"] in ("absent", "unknown")
         channel.close()
-    channel = wire.connect(one.server.address, key=KEY, limits=SHORT)
+    channel = wire.connect(one.server.address, key=KEY)
     channel.send({"op": "open", "object": big.name})
     channel.receive()
     for index in (-1, 10**9, "0", None, 0.5):
@@ -270,7 +271,7 @@ def test_invalid_requests_are_answered_or_disconnected(host: Hosts, big: Origina
 def test_busy_source_is_awaited(host: Hosts, big: Original) -> None:
     one, two = host(most=1), host()
     one.hold(big)
-    channel = wire.connect(one.server.address, key=KEY, limits=SHORT)
+    channel = wire.connect(one.server.address, key=KEY)
     channel.send({"op": "open", "object": big.name, "manifest": False})
     channel.receive()
     running = Running(two.fetch(big, one.source))
