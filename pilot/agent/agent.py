@@ -106,9 +106,6 @@ class ManagerLink:
             batch, self._batch = self._batch, []
             self._send(batch, keep=True)
 
-    def acked(self, sequence: int) -> None:
-        self.outbox.acked(sequence)
-
     def _send(self, messages: list[Any], *, keep: bool) -> None:
         frame = wire.encode(messages, sequence=self.outbox.sequence + 1) if keep else wire.encode(messages)
         if len(frame) > FRAME_BYTES and len(messages) > 1:

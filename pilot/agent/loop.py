@@ -223,7 +223,7 @@ def carry_out(agent: Agent, command: commands.Command) -> None:
             if process is not None:
                 agent.wires.tell(process, to_library)
         case commands.DropAcknowledgedFrames(sequence=sequence):
-            agent.link.acked(sequence)
+            agent.link.outbox.acked(sequence)
         case commands.SendPieces(message=pieces):
             agent.link.pass_on(pieces)
         case commands.WriteLog(text=text, severity=severity):

@@ -99,7 +99,7 @@ class VinePool:
                 if library is not None:
                     library.hear(to_library)
             case commands.DropAcknowledgedFrames(sequence=sequence):
-                self._manager.acked(sequence)
+                self._manager.outbox.acked(sequence)
             case commands.SendPieces():
                 pass  # calls that yield pieces are refused
             case commands.SendHeartbeat(message=heartbeat):

@@ -54,9 +54,6 @@ class Manager:
     def greet(self, hello: PilotHello) -> None:
         self.hellos.append(hello)
 
-    def acked(self, sequence: int) -> None:
-        pass
-
 
 class PoolOfSlots:
     """A pool of slots after its welcome. `running`: folder for notes and stop files."""
