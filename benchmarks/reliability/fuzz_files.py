@@ -135,7 +135,7 @@ def _zygotes(chance: random.Random) -> list[Target]:
 
 
 def _transfers(chance: random.Random) -> list[Target]:
-    transfer.LIMITS = transfer.WireLimits(connect_s=1.0, handshake_s=1.0, silence_s=1.0, body_s=1.0)
+    limits = transfer.WireLimits(connect_s=1.0, handshake_s=1.0, silence_s=1.0, body_s=1.0)
     headers = [
         {"op": "open", "object": "file-" + "0" * 64, "manifest": True, "body": 0},
         {"op": "piece", "index": 3, "body": 0},
@@ -148,7 +148,9 @@ def _transfers(chance: random.Random) -> list[Target]:
     key = bytes(32)
 
     def receive(pack: Callable[[transfer.Channel], bytes], then: Callable[[transfer.Channel, Any], object]) -> None:
-        ours, theirs = (transfer.Channel(each, send_key=key, receive_key=key) for each in socket.socketpair())
+        ours, theirs = (
+            transfer.Channel(each, send_key=key, receive_key=key, limits=limits) for each in socket.socketpair()
+        )
         try:
             theirs.send_body(pack(theirs))
             theirs.close()
@@ -174,7 +176,7 @@ def _transfers(chance: random.Random) -> list[Target]:
             other.sendall(data[:_MOST_BYTES])
             other.shutdown(socket.SHUT_WR)
             with _Pair(fileno=one.detach()) as taken:
-                transfer.accept(taken, key=key)
+                transfer.accept(taken, key=key, limits=limits)
 
     whole = [transfer.MAGIC + chance.randbytes(32), transfer.MAGIC + chance.randbytes(64)]
     framed = [struct.pack("!I", len(data)) + bytes(16) + data for data in right]

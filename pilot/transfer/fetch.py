@@ -83,7 +83,7 @@ class SourceReader:
         self._fetch.ended(self, self._why if self._stopped else why, wrong=wrong)
 
     def _read_peer(self) -> None:
-        channel = wire.connect(self.source.address, key=self._fetch.key)
+        channel = wire.connect(self.source.address, key=self._fetch.key, limits=self._fetch.limits)
         with self._lock:
             self._channel = channel
             if self._stopped:
@@ -209,11 +209,12 @@ class ObjectFetch:
     """
 
     def __init__(
-        self, name: str, *, key: bytes, manifest_at: Callable[[str], bytes] = lambda _path: b"",
+        self, name: str, *, key: bytes, limits: wire.WireLimits = wire.LIMITS,
+        manifest_at: Callable[[str], bytes] = lambda _path: b"",
         lost: Callable[[ObjectSource, str], None] = lambda _source, _why: None,
         begun: Callable[[ObjectCopy], None] = lambda _copy: None,
     ) -> None:  # fmt: skip
-        self.name, self.key, self.manifest_at = name, key, manifest_at
+        self.name, self.key, self.limits, self.manifest_at = name, key, limits, manifest_at
         self.sources: list[ObjectSource] = []
         self.manifest = b""  # empty until the manifest is known
         self.copy: ObjectCopy | None = None

@@ -128,11 +128,13 @@ class ObjectServer:
 
     def __init__(
         self, served: ServedObjects, *, key: bytes, host: str = "", ports: tuple[int, int] = (0, 0),
-        most: int = MOST, more: Mapping[str, Callable[[wire.Channel, dict[str, Any]], None]] | None = None,
+        most: int = MOST, limits: wire.WireLimits = wire.LIMITS,
+        more: Mapping[str, Callable[[wire.Channel, dict[str, Any]], None]] | None = None,
         spares: Spares = lambda _name, _index, _host: 0.0,
     ) -> None:  # fmt: skip
         self._served = served
         self._key = key
+        self._limits = limits
         self._more = dict(more or {})
         self.lock = threading.Lock()
         self._unproven: UnprovenPeers[socket.socket] = UnprovenPeers(most=_MOST_UNPROVEN)
@@ -186,7 +188,7 @@ class ObjectServer:
 
     def _begin(self, sock: socket.socket, peer: Any) -> None:
         try:
-            channel = wire.accept(sock, key=self._key)
+            channel = wire.accept(sock, key=self._key, limits=self._limits)
         except wire.PeerError as error:
             self._lines.warning(peer[0], f"{peer[0]}: {error}")
             return

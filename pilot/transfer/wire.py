@@ -61,12 +61,12 @@ LIMITS = WireLimits()
 class Channel:
     """A connection to a peer that has proven the key, for one thread at a time. Methods raise PeerError."""
 
-    def __init__(self, sock: socket.socket, *, send_key: bytes, receive_key: bytes) -> None:
+    def __init__(self, sock: socket.socket, *, send_key: bytes, receive_key: bytes, limits: WireLimits) -> None:
         self._socket = sock
         self._keys = send_key, receive_key
         self._counts = [0, 0]
-        self._limits = LIMITS
-        _set_timeout(sock, LIMITS.silence_s)
+        self._limits = limits
+        _set_timeout(sock, limits.silence_s)
 
     def send(self, header: dict[str, Any], *body: Buffer) -> None:
         self.send_header(header, sum(len(part) for part in body))
@@ -147,14 +147,14 @@ class Channel:
         return hmac.digest(self._keys[direction], count.to_bytes(8, "big") + data, "sha256")[:_MAC_BYTES]
 
 
-def connect(address: str, *, key: bytes) -> Channel:
+def connect(address: str, *, key: bytes, limits: WireLimits = LIMITS) -> Channel:
     """Connect to `host:port` and exchange proofs of the key. Raises PeerError."""
     try:
-        sock = socket.create_connection(split_address(address), timeout=LIMITS.connect_s)
+        sock = socket.create_connection(split_address(address), timeout=limits.connect_s)
     except (OSError, ValueError) as error:
         raise PeerError(f"{address} cannot be reached: {error}") from error
     try:
-        _prepare(sock)
+        _prepare(sock, limits)
         mine = os.urandom(_NONCE_BYTES)
         sock.sendall(MAGIC + mine)
         answer = _receive_exactly(sock, len(MAGIC) + _NONCE_BYTES + _PROOF_BYTES)
@@ -163,23 +163,23 @@ def connect(address: str, *, key: bytes) -> Channel:
             raise PeerError("it does not know the session's transfer key")
         sock.sendall(_proof(key, b"client", mine, theirs))
         asks, answers = _proof(key, b"asks", mine, theirs), _proof(key, b"answers", mine, theirs)
-        return Channel(sock, send_key=asks, receive_key=answers)
+        return Channel(sock, send_key=asks, receive_key=answers, limits=limits)
     except (OSError, PeerError) as error:
         sock.close()
         raise PeerError(f"{address}: {_why(error)}") from error
 
 
-def accept(sock: socket.socket, *, key: bytes) -> Channel:
+def accept(sock: socket.socket, *, key: bytes, limits: WireLimits = LIMITS) -> Channel:
     """Accept a connection that `connect` opened. Raises PeerError."""
     try:
-        _prepare(sock)
+        _prepare(sock, limits)
         theirs = _nonce(_receive_exactly(sock, len(MAGIC) + _NONCE_BYTES))
         mine = os.urandom(_NONCE_BYTES)
         sock.sendall(MAGIC + mine + _proof(key, b"server", theirs, mine))
         if not hmac.compare_digest(_proof(key, b"client", theirs, mine), _receive_exactly(sock, _PROOF_BYTES)):
             raise PeerError("it does not know the session's transfer key")
         asks, answers = _proof(key, b"asks", theirs, mine), _proof(key, b"answers", theirs, mine)
-        return Channel(sock, send_key=answers, receive_key=asks)
+        return Channel(sock, send_key=answers, receive_key=asks, limits=limits)
     except (OSError, PeerError) as error:
         sock.close()
         raise PeerError(f"a peer was refused: {_why(error)}") from error
@@ -192,10 +192,10 @@ def local_address_for_host(host: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def _prepare(sock: socket.socket) -> None:
+def _prepare(sock: socket.socket, limits: WireLimits) -> None:
     sock.settimeout(None)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    _set_timeout(sock, LIMITS.handshake_s)
+    _set_timeout(sock, limits.handshake_s)
 
 
 def _set_timeout(sock: socket.socket, seconds: float) -> None:

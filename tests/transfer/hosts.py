@@ -51,15 +51,15 @@ class FetchTo(ObjectFetch):
 class Host:
     """A disk with a transfer server and fetches to this disk."""
 
-    def __init__(self, folder: Path, *, key: bytes, most: int = 4) -> None:
+    def __init__(self, folder: Path, *, key: bytes, limits: wire.WireLimits = wire.LIMITS, most: int = 4) -> None:
         folder.mkdir()
         self.folder = folder
-        self.key = key
+        self.key, self.limits = key, limits
         self.copies: dict[str, ObjectCopy] = {}
         self.expected: set[str] = set()
         self.lost: list[tuple[ObjectSource, str]] = []
         self.fetches: list[FetchTo] = []
-        self.server = ObjectServer(self, key=key, host="127.0.0.1", most=most)
+        self.server = ObjectServer(self, key=key, host="127.0.0.1", limits=limits, most=most)
         self.source = ObjectSource(address=self.server.address, label=folder.name)
 
     @contextmanager
@@ -76,6 +76,7 @@ class Host:
         fetch = FetchTo(
             original.name,
             key=self.key,
+            limits=self.limits,
             lost=lambda source, why: self.lost.append((source, why)),
             begun=lambda copy: self.copies.setdefault(copy.name, copy),
         )
