@@ -199,7 +199,7 @@ class VineLibrary:
             links=context_file_paths(recipe, objects),
         )
         ambient.enter_library(
-            device=setup.devices, objects=objects, device_memory_bytes=setup.recipe.needs.device_memory_bytes
+            device=setup.devices, objects=objects, device_memory_bytes=recipe.needs.device_memory_bytes
         )
         started, failure, context = time.monotonic(), None, None
         self._watch.begin(limit_s=recipe.needs.load_limit_s, stop_file="")
@@ -216,7 +216,12 @@ class VineLibrary:
             self._watch.end()
         ambient.enter_library(device=setup.devices, context=context)
         self._temporary.keep()
-        self._runner = self._make_runner(context, workplace)
+        self._runner = Runner(
+            self._settings, slot=0, marker=Marker(os.path.join(self._home, "stoker-running"), slots=1),
+            workplace=workplace, tail=self._tail, context=context, report=lambda _report: None,
+            place=Place(self._home, setup.devices, recipe.needs.device_memory_bytes),
+        )  # fmt: skip
+        os.chdir(self._home)
         self._guard = ProcessGuard()
         gc.collect()
         gc.freeze()  # the garbage collector need not scan the context, which lives as long as the process
@@ -226,16 +231,6 @@ class VineLibrary:
 
     def _make_load_failure(self, message: str, *, tail: str = "") -> Failure:
         return self._settings.failure(FailureKind.CONTEXT, f"{self._setup.recipe.name}: {message}", tail=tail)
-
-    def _make_runner(self, context: object, workplace: SlotFolders) -> Runner:
-        setup, home = self._setup, self._home
-        runner = Runner(
-            self._settings, slot=0, marker=Marker(os.path.join(home, "stoker-running"), slots=1), workplace=workplace,
-            tail=self._tail, context=context, report=lambda _report: None,
-            place=Place(home, setup.devices, setup.recipe.needs.device_memory_bytes),
-        )  # fmt: skip
-        os.chdir(home)
-        return runner
 
     # ---- calls
 
