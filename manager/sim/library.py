@@ -223,8 +223,8 @@ class SimLibrary(RunningLibrary):
         if not self._moves:
             moved()
 
-    def _give_back(self, calls: list[int], *, order: int = 0) -> None:
-        self.say(to_agent.GivenBack(tuple(calls), order=order))  # type: ignore[arg-type]
+    def _give_back(self, calls: list[CallId], *, order: int = 0) -> None:
+        self.say(to_agent.GivenBack(tuple(calls), order=order))
 
     def _evict(self, call: CallId) -> None:
         run = self.running.pop(call, None)

@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, assert_never
 
 import msgspec
 
@@ -31,8 +31,7 @@ from stoker.pilot.agent.offers import BOARD, OfferInspector
 from stoker.pilot.agent.process import AgentPoller, LibraryProcess, Zygotes
 from stoker.pilot.agent.scratch import Parent, Scratch
 from stoker.pilot.cache import CacheFetch, ObjectCache, Pin, ServedCache
-from stoker.pilot.core import events
-from stoker.pilot.core.commands import Command
+from stoker.pilot.core import commands, events
 from stoker.pilot.core.reactor import EventQueue, PilotCore
 from stoker.pilot.core.state import CoreState, PilotFacts, Timers
 from stoker.pilot.devices import PilotDevice, monitor
@@ -88,13 +87,22 @@ class ManagerLink:
                 continue
             yield from messages
 
-    def post(self, message: to_manager.FromPilot) -> None:
-        """Queue a message for the next numbered frame."""
-        self._batch.append(message)
-
-    def pass_on(self, pieces: to_manager.CallYielded) -> None:
-        """Queue pieces of a result. `flush` drops the pieces without a connection."""
-        self._passing.append(pieces)
+    def carry_out(self, command: commands.MessageToManager) -> None:
+        match command:
+            case commands.Tell(message=message):
+                self._batch.append(message)
+            case commands.DropAcknowledgedFrames(sequence=sequence):
+                self.outbox.acked(sequence)
+            case commands.SendPieces(message=pieces):
+                self._passing.append(pieces)
+            case commands.SendHeartbeat(message=heartbeat):
+                if self.dealer.connected:
+                    self.dealer.send(wire.encode([heartbeat]))
+            case commands.SendHello(hello=hello):
+                for frame in (wire.encode([hello]), *self.outbox.unacked()):
+                    self.dealer.send(frame)
+            case _:
+                assert_never(command)
 
     def flush(self) -> None:
         """Send the queued frames. Without a connection, keep the numbered frames and drop the other frames."""
@@ -106,9 +114,6 @@ class ManagerLink:
             batch, self._batch = self._batch, []
             self._send(batch, keep=True)
 
-    def acked(self, sequence: int) -> None:
-        self.outbox.acked(sequence)
-
     def _send(self, messages: list[Any], *, keep: bool) -> None:
         frame = wire.encode(messages, sequence=self.outbox.sequence + 1) if keep else wire.encode(messages)
         if len(frame) > FRAME_BYTES and len(messages) > 1:
@@ -119,16 +124,6 @@ class ManagerLink:
         if keep:
             self.outbox.keep(self.outbox.next(), frame)
         if self.dealer.connected:
-            self.dealer.send(frame)
-
-    def say(self, message: to_manager.FromPilot) -> None:
-        """Send a message if connected. The message may be lost."""
-        if self.dealer.connected:
-            self.dealer.send(wire.encode([message]))
-
-    def greet(self, hello: to_manager.PilotHello) -> None:
-        self.dealer.send(wire.encode([hello]))
-        for frame in self.outbox.unacked():
             self.dealer.send(frame)
 
     def hello_due(self, objects: Sequence[str]) -> events.HelloDue:
@@ -278,7 +273,7 @@ class Agent:
         self.arrived: dict[str, Pin] = {}  # pins of arrived objects, held until the waiting libraries have own pins
         self.offers = OfferInspector(self.core.state, board=scratch.path / BOARD)
         self.is_over = False  # True once the core has issued the command `Leave`
-        self.carry_out: Callable[[Command], None] = lambda _command: None
+        self.carry_out: Callable[[commands.Command], None] = lambda _command: None
         self.timers = Timers()
         self._queue = EventQueue(self.core, lambda command: self.carry_out(command), clock=time.monotonic)
         self._done: deque[Callable[[], None]] = deque()

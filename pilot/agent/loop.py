@@ -216,16 +216,15 @@ class Loop:
 
 def carry_out(agent: Agent, command: commands.Command) -> None:
     match command:
-        case commands.Tell(message=message):
-            agent.link.post(message)
+        case (
+            commands.Tell() | commands.SendPieces() | commands.SendHeartbeat() | commands.SendHello()
+            | commands.DropAcknowledgedFrames()
+        ):  # fmt: skip
+            agent.link.carry_out(command)
         case commands.SendToLibrary(library=number, message=to_library):
             process = agent.processes.get(number)
             if process is not None:
                 agent.wires.tell(process, to_library)
-        case commands.DropAcknowledgedFrames(sequence=sequence):
-            agent.link.acked(sequence)
-        case commands.SendPieces(message=pieces):
-            agent.link.pass_on(pieces)
         case commands.WriteLog(text=text, severity=severity):
             log.log(severity, "%s", text)
         case commands.Prepare(ordered=ordered):
@@ -264,10 +263,6 @@ def carry_out(agent: Agent, command: commands.Command) -> None:
             observing.begin_probe(agent, device)
         case commands.SetTimer(at=at, key=key):
             agent.timers.set(at, key)
-        case commands.SendHeartbeat(message=heartbeat):
-            agent.link.say(heartbeat)
-        case commands.SendHello(hello=hello):
-            agent.link.greet(hello)
         case commands.Leave():
             agent.is_over = True
         case _:

@@ -43,14 +43,13 @@ class Scratch:
             # No new folder gets the inode number of an open folder.
             self._pinned = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             locks.take(self._pinned)  # in case a cleanup job removes the file of the other lock
-            self._folder_identity = _identity(self.path)
             self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
             locks.take(self._lock)
 
     def fault(self) -> str:
         """Return why the folder is unusable, or ""."""
         try:
-            same = _identity(self.path) == self._folder_identity
+            same = os.path.samestat(self.path.stat(), os.fstat(self._pinned))
         except OSError as error:
             return f"its scratch folder {self.path} is gone: {error.strerror}"
         return "" if same else f"its scratch folder {self.path} was removed while it ran"
@@ -66,11 +65,6 @@ class Scratch:
         locks.forget(self.path)
         os.close(self._lock)
         os.close(self._pinned)
-
-
-def _identity(folder: Path) -> tuple[int, int]:
-    facts = folder.stat()
-    return facts.st_dev, facts.st_ino
 
 
 def sweep(base: Path) -> None:

@@ -51,6 +51,9 @@ class DropAcknowledgedFrames(_Command, frozen=True):
     sequence: int
 
 
+MessageToManager = Tell | SendHeartbeat | SendPieces | SendHello | DropAcknowledgedFrames
+
+
 class SendToLibrary(_Command, frozen=True, gc=False):
     library: LibraryId
     message: ToLibrary
@@ -187,8 +190,7 @@ class WriteLog(_Command, frozen=True):
 
 
 Command = (
-    Tell | SendPieces | SendHeartbeat | SendHello | DropAcknowledgedFrames | SendToLibrary | Prepare | StartProcess |
-    KillProcess | KillZygote | RemoveLibrary | Observe | InspectOffer | PinObjects | Expect | StartFetch | StopFetch |
-    RemoveEvictedSnapshots | FetchArguments | ReleaseArguments | UploadResults | OfferSnapshot | Probe | SetTimer |
-    Leave | WriteLog
+    MessageToManager | SendToLibrary | Prepare | StartProcess | KillProcess | KillZygote | RemoveLibrary | Observe |
+    InspectOffer | PinObjects | Expect | StartFetch | StopFetch | RemoveEvictedSnapshots | FetchArguments |
+    ReleaseArguments | UploadResults | OfferSnapshot | Probe | SetTimer | Leave | WriteLog
 )  # fmt: skip

@@ -169,8 +169,6 @@ class LibraryBytesInvalid(_Event, frozen=True):
 
 
 class LibrarySocketClosed(_Event, frozen=True):
-    """The socket of a library was closed."""
-
     library: LibraryId
 
 

@@ -7,7 +7,6 @@ has the same number of bytes on each device of a library (docs/decisions/050).
 from __future__ import annotations
 
 import enum
-import heapq
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -138,31 +137,31 @@ class Ledger:
 
 
 # ---- timers
+NEVER = float("inf")
+
+
 class Timers:
     """Timers by key. A new timer replaces an older timer with the same key."""
 
     def __init__(self) -> None:
-        self._timers: list[tuple[float, str]] = []
+        self._timers: dict[str, float] = {}
 
     def set(self, at: float, key: str) -> None:
-        self._timers = [(due, other) for due, other in self._timers if other != key]
-        self._timers.append((at, key))
-        heapq.heapify(self._timers)
+        self._timers[key] = at
 
     def due(self, now: float) -> list[str]:
-        keys = []
-        while self._timers and self._timers[0][0] <= now:
-            keys.append(heapq.heappop(self._timers)[1])
-        return keys
+        due = sorted((at, key) for key, at in self._timers.items() if at <= now)
+        for _, key in due:
+            del self._timers[key]
+        return [key for _, key in due]
 
     @property
     def next_at(self) -> float:
         """Time of the next timer; infinite without timers."""
-        return self._timers[0][0] if self._timers else float("inf")
+        return min(self._timers.values(), default=NEVER)
 
 
 # ---- state
-NEVER = float("inf")
 _MOST_STOPS = 10_000  # about the number of suspensions in a week, if Slurm alternates two jobs every 30 s
 
 

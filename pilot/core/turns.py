@@ -29,7 +29,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from stoker.protocol.calls import RefusalCase
-from stoker.protocol.ids import DeviceId, LibraryId
+from stoker.protocol.ids import CallId, DeviceId, LibraryId
 
 T = TypeVar("T")
 
@@ -38,24 +38,24 @@ class FirstCome(Generic[T]):
     """The waiting calls of a library, first come, first served. Operations are atomic under CPython's GIL."""
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[int, T]] = deque()
+        self._waiting: deque[tuple[CallId, T]] = deque()
 
-    def add(self, call: int, work: T) -> None:
+    def add(self, call: CallId, work: T) -> None:
         self._waiting.append((call, work))
 
-    def take(self) -> tuple[int, T] | None:
+    def take(self) -> tuple[CallId, T] | None:
         try:
             return self._waiting.popleft()
         except IndexError:
             return None
 
-    def next(self) -> tuple[int, T] | None:
+    def next(self) -> tuple[CallId, T] | None:
         try:
             return self._waiting[0]
         except IndexError:
             return None
 
-    def begin(self, entry: tuple[int, T]) -> bool:
+    def begin(self, entry: tuple[CallId, T]) -> bool:
         """Remove an entry that `next` returned. Return False if the entry is no longer in the queue."""
         try:
             self._waiting.remove(entry)  # `remove` compares ids first and runs in C, so it is atomic
@@ -63,9 +63,9 @@ class FirstCome(Generic[T]):
             return False
         return True
 
-    def give_back(self, count: int) -> list[int]:
+    def give_back(self, count: int) -> list[CallId]:
         """Remove up to `count` calls from the queue, newest first."""
-        out: list[int] = []
+        out: list[CallId] = []
         while len(out) < count:
             try:
                 out.append(self._waiting.pop()[0])
@@ -73,7 +73,7 @@ class FirstCome(Generic[T]):
                 break
         return out
 
-    def drop(self, calls: Iterable[int]) -> list[int]:
+    def drop(self, calls: Iterable[CallId]) -> list[CallId]:
         wanted = set(calls)
         return [entry[0] for entry in tuple(self._waiting) if entry[0] in wanted and self.begin(entry)]
 

@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from stoker.errors import ConfigError
 from stoker.pilot.devices import cpu, gpu
-from stoker.pilot.devices.cpu import PilotDevice
+from stoker.pilot.devices.cpu import GrantedDevices, PilotDevice
 from stoker.site import GPU_CORES
 
 __all__ = ["GrantedDevices", "PilotDevice", "find_devices"]
-
-
-class GrantedDevices(msgspec.Struct, frozen=True):
-    """The devices that the pilot offers, and faults of other granted devices. `lacks`: why no device can be used."""
-
-    offered: tuple[PilotDevice, ...]
-    troubles: tuple[str, ...] = ()
-    lacks: str = ""
-
-    def useless(self, why: str) -> GrantedDevices:
-        return GrantedDevices(tuple(each.with_facts(fault=why) for each in self.offered), self.troubles, lacks=why)
 
 
 def find_devices(
@@ -48,24 +35,24 @@ def find_devices(
         )
     found = gpu.find(limit_s=limit_s)
     asked = f"the job requested {gpus_asked} GPU{'s' * (gpus_asked != 1)}, but the pilot found"
-    if found.devices:
-        troubles = found.left_out
-        if not troubles and len(found.devices) < gpus_asked:
-            troubles = (f"{asked} {len(found.devices)}",)
+    if found.offered:
+        troubles = found.troubles
+        if not troubles and len(found.offered) < gpus_asked:
+            troubles = (f"{asked} {len(found.offered)}",)
         if kind == "gpu+cpu":
-            offered, lack = cpu.add_spare_cpu_devices(found.devices, count=int(count or 0), gpu_cores=gpu_cores)
+            offered, lack = cpu.add_spare_cpu_devices(found.offered, count=int(count or 0), gpu_cores=gpu_cores)
             return GrantedDevices(offered, (*troubles, lack) if lack else troubles)
-        parts = cpu.divide(cpu.cores(), len(found.devices))
-        offered = tuple(device.with_cores(part) for device, part in zip(found.devices, parts, strict=True))
+        parts = cpu.divide(cpu.cores(), len(found.offered))
+        offered = tuple(device.with_cores(part) for device, part in zip(found.offered, parts, strict=True))
         return GrantedDevices(offered, troubles)
     if kind != "auto":
-        raise ConfigError(f"--devices {wanted}: no GPU was granted to this pilot: {found.why}", key="devices")
+        raise ConfigError(f"--devices {wanted}: no GPU was granted to this pilot: {found.lacks}", key="devices")
     if gpus_asked:
-        lacks = f'{asked} none ({found.why}); set [pilot] devices = "cpu" to use its cores'
+        lacks = f'{asked} none ({found.lacks}); set [pilot] devices = "cpu" to use its cores'
         return GrantedDevices(cpu.find()).useless(lacks)
-    return GrantedDevices(cpu.find(), found.left_out)
+    return GrantedDevices(cpu.find(), found.troubles)
 
 
 def visible(devices: tuple[PilotDevice, ...]) -> dict[str, str]:
     """Return the environment variables that show a library only these devices."""
-    return {"CUDA_VISIBLE_DEVICES": ",".join(device.cuda for device in devices if device.cuda)}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(device.uuid for device in devices if device.uuid)}

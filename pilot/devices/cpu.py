@@ -27,14 +27,24 @@ from stoker.protocol.to_manager import DeviceFacts
 class PilotDevice(msgspec.Struct, frozen=True):
     facts: DeviceFacts
     cores: tuple[int, ...] = ()
-    cuda: str = ""
-    uuid: str = ""
+    uuid: str = ""  # UUID of a GPU or MIG part; empty for CPU devices
 
     def with_facts(self, **facts: Any) -> PilotDevice:
         return msgspec.structs.replace(self, facts=msgspec.structs.replace(self.facts, **facts))
 
     def with_cores(self, cores: tuple[int, ...]) -> PilotDevice:
         return msgspec.structs.replace(self.with_facts(cores=max(1, len(cores))), cores=cores)
+
+
+class GrantedDevices(msgspec.Struct, frozen=True):
+    """The devices to offer. `troubles`: faults of other granted devices. `lacks`: why no device can be used."""
+
+    offered: tuple[PilotDevice, ...] = ()
+    troubles: tuple[str, ...] = ()
+    lacks: str = ""
+
+    def useless(self, why: str) -> GrantedDevices:
+        return GrantedDevices(tuple(each.with_facts(fault=why) for each in self.offered), self.troubles, lacks=why)
 
 
 # ---- CPU devices

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from stoker.pilot.devices.cpu import PilotDevice
+from stoker.pilot.devices.cpu import GrantedDevices, PilotDevice
 from stoker.protocol.ids import DeviceId
 from stoker.protocol.to_manager import DeviceFacts
 
@@ -102,14 +102,6 @@ DRIVER_LIMIT_S = 60.0  # seconds after which a driver that does not answer count
 _T = TypeVar("_T")
 
 
-class GrantedGpus(msgspec.Struct, frozen=True):
-    """GPUs to offer. `why`: the reason for an empty list; `left_out`: faults of other granted GPUs."""
-
-    devices: tuple[PilotDevice, ...] = ()
-    why: str = ""
-    left_out: tuple[str, ...] = ()
-
-
 class _Unit(msgspec.Struct, frozen=True):
     label: str
     handle: Any = None
@@ -120,17 +112,19 @@ class _Unit(msgspec.Struct, frozen=True):
     number: int = -1
 
 
-def find(environ: Mapping[str, str] = os.environ, *, nvml: Any = None, limit_s: float = DRIVER_LIMIT_S) -> GrantedGpus:
+def find(
+    environ: Mapping[str, str] = os.environ, *, nvml: Any = None, limit_s: float = DRIVER_LIMIT_S
+) -> GrantedDevices:
     grant = read_grant(environ)
     if grant.refusal:
-        return GrantedGpus(why=grant.refusal)
+        return GrantedDevices(lacks=grant.refusal)
     nvml = nvml or load_nvml()
     if nvml is None:
-        return GrantedGpus(why="NVML missing: the pynvml module (nvidia-ml-py) is not installed")
+        return GrantedDevices(lacks="NVML missing: the pynvml module (nvidia-ml-py) is not installed")
     try:
         return within(limit_s, lambda: _find(nvml, grant))
     except TimeoutError:
-        return GrantedGpus(why=f"the NVIDIA driver has not answered for {limit_s:g} s")
+        return GrantedDevices(lacks=f"the NVIDIA driver has not answered for {limit_s:g} s")
 
 
 def within(limit_s: float, ask: Callable[[], _T]) -> _T:
@@ -147,12 +141,12 @@ def within(limit_s: float, ask: Callable[[], _T]) -> _T:
     return answer.result(limit_s)
 
 
-def _find(nvml: Any, grant: Grant) -> GrantedGpus:
+def _find(nvml: Any, grant: Grant) -> GrantedDevices:
     try:
         nvml.nvmlInit()
         count = nvml.nvmlDeviceGetCount()
     except nvml.NVMLError as error:
-        return GrantedGpus(why=f"NVML missing: no NVIDIA driver answers ({error})")
+        return GrantedDevices(lacks=f"NVML missing: no NVIDIA driver answers ({error})")
     here = [_unit(nvml, index) for index in range(count)]
     devices: list[PilotDevice] = []
     left_out, wholes = [], []
@@ -169,7 +163,7 @@ def _find(nvml: Any, grant: Grant) -> GrantedGpus:
     if not devices:
         named = f"{grant.variable}={','.join(grant.names)!r} names none of the {len(here)} GPUs here"
         why = "; ".join(left_out) or (named if grant.variable else "NVML shows no GPU")
-    return GrantedGpus(tuple(devices), why, tuple(left_out))
+    return GrantedDevices(tuple(devices), tuple(left_out), why)
 
 
 def _unit(nvml: Any, index: int) -> _Unit:
@@ -276,7 +270,7 @@ def _device(nvml: Any, index: int, unit: _Unit) -> PilotDevice | str:
         processes=int(mode in (nvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS, nvml.NVML_COMPUTEMODE_EXCLUSIVE_THREAD)),
         process_bytes=min(PROCESS_BYTES, memory // 8),
     )
-    return PilotDevice(facts=facts, cuda=unit.uuid, uuid=unit.uuid)
+    return PilotDevice(facts=facts, uuid=unit.uuid)
 
 
 def _memory_bytes(nvml: Any, handle: Any) -> int:

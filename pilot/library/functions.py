@@ -83,11 +83,9 @@ class RunnableCall(msgspec.Struct, frozen=True):
 
 
 class Functions:
-    """A cache of at most `room` functions and `room_bytes` bytes. A single function may be larger."""
+    """A cache of at most `_ROOM` functions and `_ROOM_BYTES` bytes. A single function may be larger."""
 
-    def __init__(self, *, room: int = _ROOM, room_bytes: int = _ROOM_BYTES) -> None:
-        self._room = room
-        self._room_bytes = room_bytes
+    def __init__(self) -> None:
         self._bytes = 0
         self._here: OrderedDict[str, Function] = OrderedDict()
 
@@ -98,7 +96,7 @@ class Functions:
                 return None
             found = self._here[key] = Function(blob)
             self._bytes += found.size_bytes
-            while len(self._here) > self._room or (self._bytes > self._room_bytes and len(self._here) > 1):
+            while len(self._here) > _ROOM or (self._bytes > _ROOM_BYTES and len(self._here) > 1):
                 self._bytes -= self._here.popitem(last=False)[1].size_bytes
         else:
             self._here.move_to_end(key)

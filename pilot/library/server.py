@@ -32,6 +32,7 @@ from stoker.pilot.library.process import EVERY_S, LibraryFault, ProcessGuard
 from stoker.pilot.library.runner import NO_CALL, Runner
 from stoker.protocol import wire
 from stoker.protocol.calls import CallEnd, CallProgress, Failure, FailureKind
+from stoker.protocol.ids import CallId
 from stoker.protocol.to_agent import GivenBack, Resized, SleepFailed
 from stoker.protocol.to_library import Evict, GiveBack, Load, Meet, Resize, Run, Sleep, Stop, Taken, ToLibrary, Wake
 
@@ -304,7 +305,7 @@ class LibraryServer:
             case GiveBack(count=count, calls=calls, order=order):
                 back = self._queue.drop(calls) if calls else self._queue.give_back(count)
                 if back or not calls:  # a `GiveBack` with a count is always answered
-                    self.send(GivenBack(tuple(back), order=order))  # type: ignore[arg-type]
+                    self.send(GivenBack(tuple(back), order=order))
             case Evict(call=call):
                 for runner in self._runners:
                     if runner.taken == call:
@@ -333,9 +334,9 @@ class LibraryServer:
             case Load():
                 pass  # a repeated order is ignored
 
-    def _give_back(self, calls: list[int], *, need_function: bool = False) -> None:
+    def _give_back(self, calls: list[CallId], *, need_function: bool = False) -> None:
         if calls:
-            self.send(GivenBack(tuple(calls), need_function=need_function))  # type: ignore[arg-type]
+            self.send(GivenBack(tuple(calls), need_function=need_function))
 
     def _queue_calls(self, message: Run) -> None:
         calls = message.calls

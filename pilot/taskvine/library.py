@@ -28,7 +28,7 @@ import msgspec
 from stoker.contexts import ambient
 from stoker.contexts.loading import load_context
 from stoker.pilot.library.call_records import LogTail, Marker
-from stoker.pilot.library.connection import Settings, clean, print_exception
+from stoker.pilot.library.connection import Settings, print_exception
 from stoker.pilot.library.failures import Place
 from stoker.pilot.library.functions import Function, Functions, RunnableCall
 from stoker.pilot.library.process import (
@@ -144,6 +144,7 @@ class VineLibrary:
         self._setup = setup
         self._home = os.getcwd()
         self._log = str(Path(setup.logs) / f"vine-{host}-{os.getpid()}.log")
+        self._settings = Settings(setup.pilot, 0, self._home, self._log, setup.objects)
         self._log_fd = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._note = -1
         self._watch = CallWatch(self._before_exit, memory_bytes=setup.recipe.needs.memory_bytes)
@@ -198,7 +199,7 @@ class VineLibrary:
             links=context_file_paths(recipe, objects),
         )
         ambient.enter_library(
-            device=setup.devices, objects=objects, device_memory_bytes=setup.recipe.needs.device_memory_bytes
+            device=setup.devices, objects=objects, device_memory_bytes=recipe.needs.device_memory_bytes
         )
         started, failure, context = time.monotonic(), None, None
         self._watch.begin(limit_s=recipe.needs.load_limit_s, stop_file="")
@@ -215,7 +216,12 @@ class VineLibrary:
             self._watch.end()
         ambient.enter_library(device=setup.devices, context=context)
         self._temporary.keep()
-        self._runner = self._make_runner(context, workplace)
+        self._runner = Runner(
+            self._settings, slot=0, marker=Marker(os.path.join(self._home, "stoker-running"), slots=1),
+            workplace=workplace, tail=self._tail, context=context, report=lambda _report: None,
+            place=Place(self._home, setup.devices, recipe.needs.device_memory_bytes),
+        )  # fmt: skip
+        os.chdir(self._home)
         self._guard = ProcessGuard()
         gc.collect()
         gc.freeze()  # the garbage collector need not scan the context, which lives as long as the process
@@ -224,24 +230,7 @@ class VineLibrary:
         )
 
     def _make_load_failure(self, message: str, *, tail: str = "") -> Failure:
-        return Failure(
-            kind=FailureKind.CONTEXT,
-            message=clean(f"{self._setup.recipe.name}: {message}"),
-            pilot=self._setup.pilot,
-            tail=clean(tail),
-            log=self._log,
-        )
-
-    def _make_runner(self, context: object, workplace: SlotFolders) -> Runner:
-        setup, home = self._setup, self._home
-        runner = Runner(
-            Settings(pilot=setup.pilot, library=0, folder=home, log=self._log, objects=setup.objects), slot=0,
-            marker=Marker(os.path.join(home, "stoker-running"), slots=1), workplace=workplace, tail=self._tail,
-            context=context, report=lambda _report: None,
-            place=Place(home, setup.devices, setup.recipe.needs.device_memory_bytes),
-        )  # fmt: skip
-        os.chdir(home)
-        return runner
+        return self._settings.failure(FailureKind.CONTEXT, f"{self._setup.recipe.name}: {message}", tail=tail)
 
     # ---- calls
 
@@ -288,7 +277,7 @@ class VineLibrary:
             kind, message = FailureKind.CANCELLED, "it was cancelled while it ran"
             if self._watch.reason == messages.OVER_LIMIT:
                 kind, message = FailureKind.TIMEOUT, f"the call ran longer than its limit, {run.options.limit_s:g} s"
-            return CallEnd(spec.call, ok=False, failure=Failure(kind, message, pilot=self._setup.pilot, log=self._log))
+            return CallEnd(spec.call, ok=False, failure=self._settings.failure(kind, message))
         return end if isinstance(end, CallEnd) else CallEnd(spec.call, ok=False)
 
     # ---- notes and prints

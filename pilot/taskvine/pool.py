@@ -92,20 +92,15 @@ class VinePool:
 
     def _carry_out(self, command: commands.Command) -> None:
         match command:
-            case commands.Tell(message=message):
-                self._manager.post(message)
+            case (
+                commands.Tell() | commands.SendPieces() | commands.SendHeartbeat() | commands.SendHello()
+                | commands.DropAcknowledgedFrames()
+            ):  # fmt: skip
+                self._manager.carry_out(command)
             case commands.SendToLibrary(library=number, message=to_library):
                 library = self.libraries.get(number)
                 if library is not None:
                     library.hear(to_library)
-            case commands.DropAcknowledgedFrames(sequence=sequence):
-                self._manager.acked(sequence)
-            case commands.SendPieces():
-                pass  # calls that yield pieces are refused
-            case commands.SendHeartbeat(message=heartbeat):
-                self._manager.say(heartbeat)
-            case commands.SendHello(hello=hello):
-                self._manager.greet(hello)
             case commands.WriteLog(text=text, severity=severity):
                 log.log(severity, "%s", text)
             case commands.Prepare(ordered=ordered):

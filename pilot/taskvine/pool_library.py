@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, assert_never
 
@@ -18,6 +18,7 @@ import msgspec
 from stoker.contexts.recipe import ObjectRef
 from stoker.log_files import tail
 from stoker.pilot.core.events import Event, FromLibrary, ProcessEnded
+from stoker.pilot.core.turns import FirstCome
 from stoker.pilot.taskvine import messages
 from stoker.pilot.taskvine.engine import FinishedTicket, VineManager
 from stoker.pilot.taskvine.messages import OVER_LIMIT, OVER_MEMORY, Note
@@ -82,18 +83,20 @@ class Orders:
         mean = self._means.get(function, run_s)
         self._means[function] = max(1e-6, 0.7 * mean + 0.3 * run_s)
 
-    def take_next_order(self, queue: deque[tuple[Run, CallSpec]]) -> messages.PoolOrder:
+    def take_next_order(self, queue: FirstCome[tuple[Run, CallSpec]]) -> messages.PoolOrder:
         """Take the next calls of one function with equal options. A call with a large argument gets its own order."""
-        run, _ = queue[0]
+        first = queue.next()
+        assert first is not None
+        run, _ = first[1]
         mean = self._means.get(run.function, 0.0)
         room = max(1, min(MOST_CALLS, int(ORDER_S / mean))) if mean else 1
         calls: list[CallSpec] = []
-        while queue and len(calls) < room:
-            other, spec = queue[0]
+        while len(calls) < room and (entry := queue.next()) is not None:
+            other, spec = entry[1]
             is_large = isinstance(spec.payload, ObjectRef)
             if other.function != run.function or other.options != run.options or (calls and is_large):
                 break
-            queue.popleft()
+            queue.take()
             calls.append(spec)
             if is_large:
                 break
@@ -165,7 +168,7 @@ class PoolLibrary:
         self._ordered = ordered
         self._orders = orders
         self._tell = tell
-        self._queue: deque[tuple[to_library.Run, CallSpec]] = deque()
+        self._queue = FirstCome[tuple[Run, CallSpec]]()
         self._order: messages.PoolOrder | None = None
         self._tries = 0
         self._ordered_at = time.monotonic()
@@ -187,13 +190,13 @@ class PoolLibrary:
             case to_library.Run():
                 self._run(message)
             case to_library.GiveBack(count=count, calls=calls, order=order):
-                back = self._drop(calls) if calls else self._take_newest_calls(count)
+                back = self._queue.drop(calls) if calls else self._queue.give_back(count)
                 if back or not calls:
                     self._send_message(to_agent.GivenBack(tuple(back), order=order))
             case to_library.Stop():
                 self._stops = True
-                if self._queue:
-                    self._send_message(to_agent.GivenBack(tuple(self._take_newest_calls(len(self._queue)))))
+                if back := self._queue.give_back(len(self._queue)):
+                    self._send_message(to_agent.GivenBack(tuple(back)))
                 if self._order is None:
                     self._end()
             case to_library.Resize(device_memory_bytes=size):
@@ -225,17 +228,9 @@ class PoolLibrary:
             failure = Failure(FailureKind.NO_DEVICE, text, library=self.number)
             self._send_message(to_agent.RunsEnded([CallEnd(call, ok=False, failure=failure) for call in calls]))
             return
-        self._queue.extend((run, spec) for spec in run.calls)
+        for spec in run.calls:
+            self._queue.add(spec.call, (run, spec))
         self._submit_next_order()
-
-    def _drop(self, calls: tuple[CallId, ...]) -> list[CallId]:
-        wanted = set(calls)
-        dropped = [spec.call for _, spec in self._queue if spec.call in wanted]
-        self._queue = deque((run, spec) for run, spec in self._queue if spec.call not in wanted)
-        return dropped
-
-    def _take_newest_calls(self, count: int) -> list[CallId]:
-        return [self._queue.pop()[1].call for _ in range(min(count, len(self._queue)))]
 
     # ---- TaskVine
 
@@ -244,7 +239,7 @@ class PoolLibrary:
             return
         if self._stops:
             self._end()
-        elif self._queue:
+        elif len(self._queue):
             self._tries = 0
             self._submit(self._orders.take_next_order(self._queue))
 

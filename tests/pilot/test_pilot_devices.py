@@ -17,7 +17,7 @@ from driver.machine import Machine
 from stoker.manager.cli import doctor_machine
 from stoker.pilot import devices
 from stoker.pilot.core.events import MemoryShortage
-from stoker.pilot.devices import PilotDevice, cpu, find_devices, gpu, monitor, visible
+from stoker.pilot.devices import GrantedDevices, PilotDevice, cpu, find_devices, gpu, monitor, visible
 from stoker.pilot.devices.gpu import gpu_island_numbers
 from stoker.protocol.ids import DeviceId
 from stoker.protocol.to_manager import DeviceFacts
@@ -67,8 +67,8 @@ def test_every_used_name_of_nvml_exists_in_the_real_module() -> None:
     assert [name for name in sorted(used) if not hasattr(real, name)] == []
 
 
-def _found(found: gpu.GrantedGpus) -> list[str]:
-    return [device.uuid for device in found.devices]
+def _found(found: GrantedDevices) -> list[str]:
+    return [device.uuid for device in found.offered]
 
 
 SLURM = {"SLURM_JOB_ID": "7"}
@@ -109,11 +109,11 @@ def test_granted_gpus_are_read_from_the_environment(driver: Driver, environ: dic
     found = gpu.find(environ, nvml=nvml)
     names = [f"GPU-{number}" for number in expected.split()]
     assert _found(found) == names
-    assert [device.facts.device for device in found.devices] == [f"cuda:{n}" for n in range(len(names))]
-    assert visible(found.devices) == shown(",".join(names))
-    assert bool(found.why) == (not names)
+    assert [device.facts.device for device in found.offered] == [f"cuda:{n}" for n in range(len(names))]
+    assert visible(found.offered) == shown(",".join(names))
+    assert bool(found.lacks) == (not names)
     if not names and "CUDA_VISIBLE_DEVICES" not in environ:
-        assert "granted no GPU to this job" in found.why
+        assert "granted no GPU to this job" in found.lacks
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_gpus_with_fast_links_are_one_island(
 def test_each_device_reports_its_island_of_fast_links(driver: Driver) -> None:
     nvml, _ = driver(*({"switch": number % 2} for number in range(4)))
     found = gpu.find({"CUDA_VISIBLE_DEVICES": "1,2,3"}, nvml=nvml)
-    assert [device.facts.island for device in found.devices] == [1, 2, 1]
+    assert [device.facts.island for device in found.offered] == [1, 2, 1]
 
 
 def test_gpu_numbers_of_slurm_are_those_of_device_files(driver: Driver) -> None:
@@ -173,14 +173,14 @@ def test_bad_gpu_leaves_the_other_gpus_usable(driver: Driver, state: str, words:
     environ = {} if granted is None else {"CUDA_VISIBLE_DEVICES": granted}
     found = gpu.find(environ, nvml=nvml)
     assert _found(found) == ["GPU-0", "GPU-2"]
-    assert len(found.left_out) == 1
-    assert words in found.left_out[0]
-    assert found.why == ""
+    assert len(found.troubles) == 1
+    assert words in found.troubles[0]
+    assert found.lacks == ""
 
 
 def test_node_of_bad_gpus_reports_the_fault_of_each_gpu(driver: Driver) -> None:
     nvml, _ = driver({"state": "lost"}, {"mode": 2})
-    assert gpu.find({}, nvml=nvml).why == (
+    assert gpu.find({}, nvml=nvml).lacks == (
         "GPU 0 was left out: GPU is lost; GPU 1 was left out: its compute mode is PROHIBITED (nvidia-smi -c)"
     )
 
@@ -188,13 +188,13 @@ def test_node_of_bad_gpus_reports_the_fault_of_each_gpu(driver: Driver) -> None:
 @pytest.mark.parametrize(("mode", "processes"), [(0, 0), (1, 1), (3, 1)])
 def test_compute_mode_limits_the_processes_of_a_gpu(driver: Driver, mode: int, processes: int) -> None:
     nvml, _ = driver({"mode": mode})
-    (device,) = gpu.find({}, nvml=nvml).devices
+    (device,) = gpu.find({}, nvml=nvml).offered
     assert device.facts.processes == processes
 
 
 def test_memory_reserved_by_the_driver_is_not_offered(driver: Driver) -> None:
     nvml, _ = driver({"memory": 80 * 10**9, "reserved": 10**9})
-    (device,) = gpu.find({}, nvml=nvml).devices
+    (device,) = gpu.find({}, nvml=nvml).offered
     assert (device.facts.memory_bytes, device.facts.process_bytes) == (79 * 10**9, gpu.PROCESS_BYTES)
 
 
@@ -218,13 +218,13 @@ def test_mig_slices_are_devices(driver: Driver, environ: dict[str, str], expecte
 
 def test_missing_driver_is_no_error(driver: Driver) -> None:
     nvml, _ = driver(init=9)
-    assert gpu.find({}, nvml=nvml).why == "NVML missing: no NVIDIA driver answers (Driver Not Loaded)"
+    assert gpu.find({}, nvml=nvml).lacks == "NVML missing: no NVIDIA driver answers (Driver Not Loaded)"
 
 
 def test_wait_for_a_hanging_driver_is_bounded(driver: Driver) -> None:
     nvml, _ = driver({}, hangs="all")
     began = time.monotonic()
-    assert gpu.find({}, nvml=nvml, limit_s=0.2).why == "the NVIDIA driver has not answered for 0.2 s"
+    assert gpu.find({}, nvml=nvml, limit_s=0.2).lacks == "the NVIDIA driver has not answered for 0.2 s"
     assert time.monotonic() - began < 60
 
 

@@ -89,11 +89,13 @@ def test_long_frame_allocates_memory_as_it_arrives() -> None:
         assert sys.getsizeof(reader._buffer) < 2**20
 
 
-def test_least_recently_used_functions_are_evicted() -> None:
+def test_least_recently_used_functions_are_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
     def blob(name: str, size: int) -> FunctionBlob:
         return FunctionBlob(key=name, name=name, blob=bytes(size))  # type: ignore[arg-type]
 
-    functions = Functions(room=3, room_bytes=2500)
+    monkeypatch.setattr("stoker.pilot.library.functions._ROOM", 3)
+    monkeypatch.setattr("stoker.pilot.library.functions._ROOM_BYTES", 2500)
+    functions = Functions()
     assert functions.find("a", None) is None
     first = functions.find("a", blob("a", 100))
     for name in "bc":

@@ -135,8 +135,8 @@ def test_device_that_fails_twice_is_reported_once(manager: FakeManager, tmp_path
 @pytest.mark.gpu
 def test_real_gpu_passes_the_probe() -> None:
     found = gpu.find()
-    if not found.devices:
-        pytest.skip(found.why)
+    if not found.offered:
+        pytest.skip(found.lacks)
     for device in find_devices("gpu").offered:
         assert run_probe((sys.executable, "-P", "-m", "stoker.pilot.devices.probe"), "cuda:0", visible((device,))) == (
             ProbeVerdict.SOUND,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from stoker.contexts.recipe import ObjectRef
+from stoker.pilot.core.commands import SendHeartbeat, SendHello, Tell
 from stoker.pilot.core.events import FromManager, HelloDue, UnacknowledgedFacts
 from stoker.pilot.core.state import PilotFacts
 from stoker.pilot.taskvine import messages
@@ -45,17 +46,11 @@ class Manager:
         self.said: list[FromPilot] = []
         self.hellos: list[PilotHello] = []
 
-    def post(self, message: FromPilot) -> None:
-        self.said.append(message)
-
-    def say(self, message: FromPilot) -> None:
-        self.said.append(message)
-
-    def greet(self, hello: PilotHello) -> None:
-        self.hellos.append(hello)
-
-    def acked(self, sequence: int) -> None:
-        pass
+    def carry_out(self, command: Tell | SendHeartbeat | SendHello) -> None:
+        if isinstance(command, SendHello):
+            self.hellos.append(command.hello)
+        else:
+            self.said.append(command.message)
 
 
 class PoolOfSlots:

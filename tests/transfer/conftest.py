@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,8 +25,10 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def host(tmp_path: Path) -> Iterator[Callable[..., Host]]:
     made: list[Host] = []
 
-    def make(**more: object) -> Host:
-        made.append(Host(tmp_path / f"host-{len(made)}", **{"key": KEY, **more}))  # type: ignore[arg-type]
+    def make(*held: Original, **more: Any) -> Host:
+        made.append(Host(tmp_path / f"host-{len(made)}", key=KEY, **more))
+        for original in held:
+            made[-1].hold(original)
         return made[-1]
 
     yield make

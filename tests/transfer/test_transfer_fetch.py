@@ -26,8 +26,7 @@ Relays = Callable[..., FaultyRelay]
 
 @pytest.mark.parametrize("known", [True, False])
 def test_file_is_transferred(host: Hosts, big: Original, known: bool) -> None:
-    one, two = host(), host()
-    one.hold(big)
+    one, two = host(big), host()
     outcome = two.get(big, one.source, manifest=known)
     assert outcome.peer_bytes == big.ref.size_bytes
     assert outcome.origin_bytes == 0
@@ -36,8 +35,7 @@ def test_file_is_transferred(host: Hosts, big: Original, known: bool) -> None:
 
 
 def test_folder_is_transferred_with_all_its_contents(host: Hosts, folder: Original) -> None:
-    one, two = host(), host()
-    one.hold(folder)
+    one, two = host(folder), host()
     two.get(folder, one.source)
     there = two.folder / "object"
     assert os.readlink(there / "deep" / "again") == "../weights"
@@ -50,8 +48,7 @@ def test_folder_is_transferred_with_all_its_contents(host: Hosts, folder: Origin
 def test_small_object_is_fetched_with_a_single_request(host: Hosts, relay: Relays, tmp_path: Path, size: int) -> None:
     (tmp_path / "small").write_bytes(os.urandom(size))
     small = Original(tmp_path / "small")
-    one, two = host(), host()
-    one.hold(small)
+    one, two = host(small), host()
     between = relay(one)
     two.get(small, between.source)
     assert between.connections == 1
@@ -73,18 +70,15 @@ def test_links_outside_the_folder_are_read_as_their_targets(host: Hosts, tmp_pat
     (tmp_path / "hub").mkdir()
     (tmp_path / "hub" / "weights").symlink_to("../blob")
     hub = Original(tmp_path / "hub")
-    one, two = host(), host()
+    one, two = host(), host(hub)
     one.get(hub, hub.source, manifest=True)
     assert not (one.folder / "object" / "weights").is_symlink()
-    two.hold(hub)
     one.close()
     host().get(hub, two.source)
 
 
 def test_two_sources_share_the_work(host: Hosts, relay: Relays, big: Original) -> None:
-    one, two, three = host(), host(), host()
-    one.hold(big)
-    two.hold(big)
+    one, two, three = host(big), host(big), host()
 
     def share(chunk: bytes, before: int) -> bytes:
         """Each source stops after three parts until the other source has started to send."""
@@ -101,8 +95,7 @@ def test_two_sources_share_the_work(host: Hosts, relay: Relays, big: Original) -
 
 def test_fetching_pilot_serves_its_received_parts(host: Hosts, relay: Relays, big: Original) -> None:
     """In a chain of three hosts, host 3 fetches from host 2 while host 2 fetches from host 1."""
-    one, two, three = host(), host(), host()
-    one.hold(big)
+    one, two, three = host(big), host(), host()
     gate = threading.Event()
     between = relay(one, spoil=lambda chunk, before: _hold_after(chunk, before, gate, 5 * PART))
     two.expected.add(big.name)
@@ -118,23 +111,20 @@ def test_fetching_pilot_serves_its_received_parts(host: Hosts, relay: Relays, bi
 
 
 def test_wrong_part_is_dropped_and_its_source_named(host: Hosts, big: Original, tmp_path: Path) -> None:
-    liar, honest, taker = host(), host(), host()
+    liar, honest, taker = host(big), host(big), host()
     (tmp_path / "lie").write_bytes(big.path.read_bytes())
-    liar.hold(big)
     liar.copies[big.name]._root = os.open(tmp_path / "lie", os.O_RDWR)
     with (tmp_path / "lie").open("r+b") as file:
         for place in range(0, big.ref.size_bytes, PART):
             file.seek(place)
             file.write(b"wrong")
-    honest.hold(big)
     taker.get(big, liar.source, honest.source, manifest=True)
     assert [source for source, _ in taker.lost] == [liar.source]
     assert "does not match its name" in taker.lost[0][1]
 
 
 def test_wrong_manifest_is_refused(host: Hosts, big: Original, folder: Original) -> None:
-    liar, taker = host(), host()
-    liar.hold(folder)
+    liar, taker = host(folder), host()
     liar.copies[big.name] = liar.copies[folder.name]
     with pytest.raises(wire.PeerError):
         taker.get(big, liar.source)
@@ -151,8 +141,7 @@ def test_changed_source_is_reported(host: Hosts, folder: Original) -> None:
 
 
 def test_fetch_continues_after_broken_connections(host: Hosts, relay: Relays, big: Original) -> None:
-    one, two = host(), host()
-    one.hold(big)
+    one, two = host(big), host()
     between = relay(one, spoil=lambda chunk, before: chunk if before < 3.5 * PART else None)
     outcome = two.get(big, between.source)
     assert between.connections >= 4
@@ -161,8 +150,7 @@ def test_fetch_continues_after_broken_connections(host: Hosts, relay: Relays, bi
 
 
 def test_retry_keeps_the_verified_parts(host: Hosts, relay: Relays, big: Original) -> None:
-    one, two = host(), host()
-    one.hold(big)
+    one, two = host(big), host()
     gate = threading.Event()
     between = relay(one, spoil=lambda chunk, before: _hold_after(chunk, before, gate, 6 * PART))
     fetch = two.fetch(big, between.source)
@@ -184,9 +172,7 @@ def test_retry_keeps_the_verified_parts(host: Hosts, relay: Relays, big: Origina
 def test_stalled_source_is_named_and_another_source_continues(
     host: Hosts, relay: Relays, big: Original, how: str, why: str
 ) -> None:
-    one, two, three = host(), host(), host(limits=SHORT)
-    one.hold(big)
-    two.hold(big)
+    one, two, three = host(big), host(big), host(limits=SHORT)
 
     def stall(chunk: bytes, before: int) -> bytes:
         if how == "hangs" and before > 2 * PART:
@@ -206,8 +192,7 @@ def test_stalled_source_is_named_and_another_source_continues(
 
 
 def test_server_reads_no_data_of_a_client_without_the_key(host: Hosts, big: Original) -> None:
-    one = host()
-    one.hold(big)
+    one = host(big)
     for said in (b"", b"GET / HTTP/1.0\r\n\r\n" * 20, wire.MAGIC + bytes(32) + bytes(32) + b"\xff" * 100, bytes(10**6)):
         with socket.create_connection(split_address(one.server.address)) as sock:
             sock.settimeout(10)
@@ -222,8 +207,7 @@ def test_server_reads_no_data_of_a_client_without_the_key(host: Hosts, big: Orig
 
 
 def test_oversized_or_altered_message_closes_the_connection(host: Hosts, big: Original) -> None:
-    one = host()
-    one.hold(big)
+    one = host(big)
     channel = wire.connect(one.server.address, key=KEY, limits=SHORT)
     channel.send_body(b"\x7f\xff\xff\xff" + bytes(16))
     with pytest.raises(wire.PeerError):
@@ -242,8 +226,7 @@ def test_oversized_or_altered_message_closes_the_connection(host: Hosts, big: Or
 
 
 def test_invalid_requests_are_answered_or_disconnected(host: Hosts, big: Original) -> None:
-    one = host()
-    one.hold(big)
+    one = host(big)
     for request in (
         {"op": "open", "object": "../../etc/passwd"},
         {"op": "open"},
@@ -268,8 +251,7 @@ def test_invalid_requests_are_answered_or_disconnected(host: Hosts, big: Origina
 
 
 def test_busy_source_is_awaited(host: Hosts, big: Original) -> None:
-    one, two = host(most=1), host()
-    one.hold(big)
+    one, two = host(big, most=1), host()
     channel = wire.connect(one.server.address, key=KEY, limits=SHORT)
     channel.send({"op": "open", "object": big.name, "manifest": False})
     channel.receive()
@@ -298,8 +280,7 @@ def test_full_disk_ends_the_fetch(host: Hosts, big: Original, tmp_path: Path) ->
     if os.system(f"mount -t tmpfs -o size=20m tmpfs '{small}' 2>/dev/null"):
         pytest.skip("no disk can be mounted here")
     try:
-        one, two = host(), host()
-        one.hold(big)
+        one, two = host(big), host()
         two.folder = small
         with pytest.raises(OSError, match="No space left"):
             two.get(big, one.source)
@@ -327,8 +308,7 @@ def test_fetch_succeeds_despite_many_silent_connections(
     (tmp_path / "small").write_bytes(b"seven and a half kilobytes" * 300)
     small = Original(tmp_path / "small")
     (tmp_path / "objects" / f"{small.name}~1").write_bytes(small.path.read_bytes())
-    one = host()
-    one.hold(small)
+    one = host(small)
     server = one.server if kind == "pilot" else Seed(tmp_path / "objects").serve(key=KEY, host="127.0.0.1")
     where = split_address(server.address)
     silent: list[socket.socket] = []

@@ -112,8 +112,8 @@ def test_pilot_finds_gpus_by_the_uuids_that_htcondor_grants(tmp_path: Path, monk
     granted = {"GPU-bbbb0002": ["GPU-bbbb0002-77aa"], "GPU-bbbb0002,GPU-aaaa0001": list(there)[::-1], "10000": []}
     for value, expected in granted.items():
         found = gpu.find({"CUDA_VISIBLE_DEVICES": value}, nvml=nvml)
-        assert [device.cuda for device in found.devices] == expected
-        assert bool(found.why) is not bool(expected)
+        assert [device.uuid for device in found.offered] == expected
+        assert bool(found.lacks) is not bool(expected)
 
 
 def test_pilot_uses_only_the_cores_and_memory_of_its_slot(tmp_path: Path) -> None:
