@@ -104,6 +104,8 @@ class OpenCalls:
             call.inbox.begin(call.spec.call)
 
     def add_all(self, calls: Sequence[OpenCall]) -> None:
+        """Add calls of one app, which have equal gang sizes."""
+        self._has_gangs |= bool(calls) and calls[0].submission.members > 1
         self.calls.update((call.spec.call, call) for call in calls)
 
     def give_up(self, calls: Iterable[CallId]) -> list[CallId]:

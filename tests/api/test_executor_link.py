@@ -48,6 +48,12 @@ def test_hello_is_the_first_frame_and_names_the_session(link, router):
     assert messages == [to_manager.ClientHello(wire.VERSION, "test", 0, False)]
 
 
+def test_calls_of_a_map_count_each_device_of_their_gangs(link):
+    gangs = Submission(FunctionBlob(FunctionKey("f"), "f", b"function"), BARE, CallOptions(gang=(2, 4)))
+    link.submit_many(gangs, [b"x"] * 3, CallFuture(link))
+    assert link.waiting.slots == 6
+
+
 def test_call_ids_carry_the_client_number(router, unwelcomed):
     router.welcome(number=3)
     unwelcomed.wait_joined(PATIENCE_S)
