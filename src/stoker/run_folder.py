@@ -176,6 +176,8 @@ PART = "results.jsonl.part"
 ATTEMPT = "attempt.jsonl.part"
 _RUN = "run.json"
 _LOCK = ".lock"
+_BEFORE_RUN = {_LOCK, f"{_LOCK}.holder", f".{_RUN}.tmp"}
+"""Files that a process may leave if it is killed before it has written run.json."""
 FINALS = ("results.parquet", "results.jsonl", "results.npy", "responses.jsonl")
 
 
@@ -313,10 +315,7 @@ def open_run(
     existed = (folder / _RUN).exists()
     if existed:
         _check_same_parameters(folder, app=app, parameters=parameters)
-    elif folder.exists() and not (
-        folder.is_dir()
-        and {path.name for path in folder.iterdir()} <= {_LOCK, f"{_LOCK}.holder", _draft(folder / _RUN).name}
-    ):
+    elif folder.exists() and not (folder.is_dir() and {path.name for path in folder.iterdir()} <= _BEFORE_RUN):
         raise ConfigError.in_file(folder, "is not a run folder and not empty; choose another folder with --out")
     try:
         folder.mkdir(parents=True, exist_ok=True)
