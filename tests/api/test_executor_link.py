@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import dataclasses
 import os
 import pickle
 import re
 import threading
 import time
+from contextlib import closing
 from typing import Any
 
 import msgspec
@@ -49,7 +51,7 @@ def test_hello_is_the_first_frame_and_names_the_session(link, router):
 
 
 def test_calls_of_a_map_count_each_device_of_their_gangs(link):
-    gangs = Submission(FunctionBlob(FunctionKey("f"), "f", b"function"), BARE, CallOptions(gang=(2, 4)))
+    gangs = dataclasses.replace(submission(), options=CallOptions(gang=(2, 4)))
     link.submit_many(gangs, [b"x"] * 3, CallFuture(link))
     assert link.waiting.slots == 6
 
@@ -230,12 +232,8 @@ def test_a_client_with_another_key_is_refused(router, tmp_path):
     stranger = router.folder.read()
     server = other.read_key("server").public
     other.write(type(stranger)(stranger.session, stranger.protocol, stranger.address, server))
-    link = Link(other)
-    try:
-        with pytest.raises(SessionError):
-            link.wait_joined(0.5)
-    finally:
-        link.close()
+    with closing(Link(other)) as link, pytest.raises(SessionError):
+        link.wait_joined(0.5)
 
 
 def test_joining_program_reports_an_unwritable_journal(router, unwelcomed, monkeypatch, caplog, until):

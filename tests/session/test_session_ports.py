@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -221,12 +222,9 @@ def test_remote_manager_that_renews_is_up(folder: SessionFolder, elsewhere: psut
     assert presence.is_up(folder)
     with pytest.raises(NoAnswerError, match=r"the manager of session test \(pid 1 on .*\) at tcp:.* does not answer"):
         Observer(folder, timeout_s=0.2).__enter__()
-    link = Link(folder)
-    try:
-        with pytest.raises(SessionError, match=r"its manager \(pid 1 on .*\) at tcp:.* but does not answer"):
-            link.wait_joined(0.2)
-    finally:
-        link.close()
+    said = r"its manager \(pid 1 on .*\) at tcp:.* but does not answer"
+    with closing(Link(folder)) as link, pytest.raises(SessionError, match=said):
+        link.wait_joined(0.2)
 
 
 def test_remote_manager_with_an_unrenewed_lease_is_gone(
