@@ -179,9 +179,6 @@ class Questions:
         self.unsent: list[tuple[Any, type[Any], Future[Any]]] = []
         self._sent: list[tuple[Any, type[Any], Future[Any]]] = []
 
-    def __len__(self) -> int:
-        return sum(not future.done() for _, _, future in (*self._sent, *self.unsent))
-
     def ask(self, question: Any, answer: type[Any], future: Future[Any]) -> None:
         self.unsent.append((question, answer, future))
 

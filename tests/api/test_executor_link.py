@@ -307,11 +307,9 @@ def test_answers_to_cancelled_queries_do_not_reach_another_query(link, router):
         with pytest.raises(TimeoutError):
             wait_for_answer(asked, timeout_s=0)
     story = link.ask_story("c-5")
-    assert len(link._questions) == 1
     heard = router.hear(to_manager.AskStory, count=6)
     router.say(*[to_client.Story(question.subject, True, "headline", ()) for question in heard])
     assert story.result(PATIENCE_S).subject == "c-5"
-    assert len(link._questions) == 0
 
 
 def test_link_closes_while_its_thread_reads_the_wake_up_pipe(tmp_path, monkeypatch):
