@@ -61,7 +61,7 @@ def kept_key(item: Any) -> str:
         return digest_of_item(payloads.dumps(item))
 
 
-class KeptHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
+class KeptHeader(msgspec.Struct, frozen=True):
     function: str
     code: str = ""
     arguments: str = ""

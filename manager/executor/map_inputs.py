@@ -145,7 +145,6 @@ class ThreadedInputs(Iterator[Any]):
     """The items of a slow input, read on a thread. Instead of blocking, `next` raises ItemNotArrived."""
 
     def __init__(self, inputs: Iterator[Any], *, bell: queue.SimpleQueue[None]) -> None:
-        self._inputs: Iterator[Any] | None = inputs
         self._bell = bell
         self._pulled: deque[Any] = deque()
         self._end: BaseException | None = None
@@ -154,7 +153,7 @@ class ThreadedInputs(Iterator[Any]):
         self._changed = threading.Condition()
         run = contextvars.copy_context().run
         self._thread = threading.Thread(
-            target=run, args=(self._read_inputs_ahead,), name="stoker-map-input", daemon=True
+            target=run, args=(self._read_inputs_ahead, inputs), name="stoker-map-input", daemon=True
         )
         self._thread.start()
 
@@ -183,9 +182,7 @@ class ThreadedInputs(Iterator[Any]):
         if self._thread is not threading.current_thread():
             self._thread.join(_JOIN_S)
 
-    def _read_inputs_ahead(self) -> None:
-        inputs, self._inputs = self._inputs, None
-        assert inputs is not None
+    def _read_inputs_ahead(self, inputs: Iterator[Any]) -> None:
         try:
             while True:
                 with self._changed:

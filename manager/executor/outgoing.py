@@ -104,6 +104,8 @@ class OpenCalls:
             call.inbox.begin(call.spec.call)
 
     def add_all(self, calls: Sequence[OpenCall]) -> None:
+        """Add calls of one app, which have equal gang sizes."""
+        self._has_gangs |= bool(calls) and calls[0].submission.members > 1
         self.calls.update((call.spec.call, call) for call in calls)
 
     def give_up(self, calls: Iterable[CallId]) -> list[CallId]:
@@ -176,9 +178,6 @@ class Questions:
     def __init__(self) -> None:
         self.unsent: list[tuple[Any, type[Any], Future[Any]]] = []
         self._sent: list[tuple[Any, type[Any], Future[Any]]] = []
-
-    def __len__(self) -> int:
-        return sum(not future.done() for _, _, future in (*self._sent, *self.unsent))
 
     def ask(self, question: Any, answer: type[Any], future: Future[Any]) -> None:
         self.unsent.append((question, answer, future))

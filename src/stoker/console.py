@@ -33,7 +33,7 @@ from stoker.manager.cli.console import (
     redrawn,
 )
 from stoker.progress_display import ProgressBar
-from stoker.protocol.pace import WorkPace, format_time_left
+from stoker.protocol.pace import WorkPace, format_rate, format_time_left
 from stoker.sessions import ContextFacts
 from stoker.units import show_seconds
 
@@ -165,7 +165,7 @@ class Progress:
         parts = [f"{self.done}/{self.total}"]
         now, rate = time.monotonic(), self.rate
         if rate and not self._ended:
-            parts.append(_format_rate(rate, self.noun))
+            parts.append(format_rate(rate, self.noun))
             if self._also:
                 parts.append(f"{self._also_pace.per_second(now):,.0f} {self._also}/s")
         facts = self._facts
@@ -241,9 +241,3 @@ class Progress:
             if self.done and time.monotonic() - last >= _LINE_EVERY_S:
                 last = time.monotonic()
                 line(f"  {self.noun}  {self.numbers()}")
-
-
-def _format_rate(per_second: float, noun: str) -> str:
-    if per_second < 0.095:
-        return f"{60 * per_second:.1f} {noun}/min"
-    return f"{per_second:.1f} {noun}/s" if per_second < 100 else f"{per_second:.0f} {noun}/s"

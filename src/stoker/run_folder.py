@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import fcntl
 import itertools
 import json
 import os
@@ -28,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from stoker import whole_files
+from stoker import locks, whole_files
 from stoker.decoding import UNREADABLE
 from stoker.errors import ConfigError, StokerError
 from stoker.whole_files import append_or_truncate, draft_of
@@ -177,6 +176,8 @@ PART = "results.jsonl.part"
 ATTEMPT = "attempt.jsonl.part"
 _RUN = "run.json"
 _LOCK = ".lock"
+_BEFORE_RUN = {_LOCK, f"{_LOCK}.holder", f".{_RUN}.tmp"}
+"""Files that a process may leave if it is killed before it has written run.json."""
 FINALS = ("results.parquet", "results.jsonl", "results.npy", "responses.jsonl")
 
 
@@ -314,9 +315,7 @@ def open_run(
     existed = (folder / _RUN).exists()
     if existed:
         _check_same_parameters(folder, app=app, parameters=parameters)
-    elif folder.exists() and not (
-        folder.is_dir() and {path.name for path in folder.iterdir()} <= {_LOCK, _draft(folder / _RUN).name}
-    ):
+    elif folder.exists() and not (folder.is_dir() and {path.name for path in folder.iterdir()} <= _BEFORE_RUN):
         raise ConfigError.in_file(folder, "is not a run folder and not empty; choose another folder with --out")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -425,12 +424,10 @@ def _try_lock(folder: Path) -> int | None:
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise ConfigError.in_file(folder, f"cannot be written: {error.strerror}") from None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        return None
-    return lock
+    if locks.take(lock):
+        return lock
+    os.close(lock)
+    return None
 
 
 def _show(value: Any) -> str:

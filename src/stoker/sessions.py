@@ -38,7 +38,7 @@ from stoker.protocol.session import (
 )
 from stoker.protocol.status import JOURNAL, ContextStatus
 from stoker.protocol.to_client import Status
-from stoker.startup import import_deferring_interrupt
+from stoker.startup import import_on_first_use
 
 if TYPE_CHECKING:
     from stoker.manager.executor.apps import StokerApp
@@ -53,13 +53,8 @@ __all__ = [
     "policy_of", "remove_gateway_note", "sent_call", "write_gateway_note",
 ]  # fmt: skip
 
-_HOME = {
-    "AppCallFuture": "stoker.manager.executor.futures",
-    "CallFuture": "stoker.manager.executor.futures",
-    "Session": "stoker.manager.executor.session",
-    "StokerApp": "stoker.manager.executor.apps",
-}
-"""Names that need Parsl, and the modules that define them."""
+_NEED_PARSL = {"apps": "StokerApp", "futures": "AppCallFuture CallFuture", "session": "Session"}
+__getattr__ = import_on_first_use("stoker.sessions", _NEED_PARSL, home="stoker.manager.executor")
 
 
 class ContextFacts(msgspec.Struct, frozen=True):
@@ -200,11 +195,3 @@ def checkpoint_of(progress: CallProgress | None) -> Any:
         progress: The last report of the call.
     """
     return payloads.loads(progress.state) if progress is not None and progress.state else None
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'stoker.sessions' has no attribute {name!r}")
-    value = getattr(import_deferring_interrupt(_HOME[name]), name)
-    globals()[name] = value
-    return value

@@ -105,6 +105,7 @@ def test_deadline_counts_from_the_submission():
     ("specification", "words"),
     [
         ({"cores": 1}, ["cores", "priority", "timeout_s"]),
+        ({"cores": 1, "memory": 1}, ["cores, memory are not keys"]),
         ({"prioritty": 1}, ["did you mean priority?"]),
     ],
 )

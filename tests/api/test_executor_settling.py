@@ -28,6 +28,7 @@ from stoker.protocol.calls import CallEnd, CallOptions, Failure, FailureKind
 from stoker.protocol.ids import CallId, FunctionKey
 from stoker.protocol.to_pilot import FunctionBlob
 
+SUBMISSION = Submission(FunctionBlob(FunctionKey("f"), "f", b"function"), BARE, CallOptions())
 _gates: dict[str, threading.Event] = {}
 
 
@@ -56,10 +57,9 @@ def gate(request):
 
 
 def submitted(link: Link, router: Any, count: int) -> list[CallFuture]:
-    submission = Submission(FunctionBlob(FunctionKey("f"), "f", b"function"), BARE, CallOptions())
     found = [CallFuture(link) for _ in range(count)]
     for future in found:
-        future.call = link.submit(submission, b"x", future)
+        future.call = link.submit(SUBMISSION, b"x", future)
     router.calls(count)
     return found
 
@@ -180,12 +180,11 @@ def soon(monkeypatch):
 
 def test_hundred_waiting_callbacks_do_not_block_a_program(link, router, until):
     count, value = 100, range(3)
-    submission = Submission(FunctionBlob(FunctionKey("f"), "f", b"function"), BARE, CallOptions())
     got: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def call_again(_: Any) -> None:
         inner = CallFuture(link)
-        inner.call = link.submit(submission, b"x", inner)
+        inner.call = link.submit(SUBMISSION, b"x", inner)
         got.put(inner.result(60))
 
     outer = submitted(link, router, count)

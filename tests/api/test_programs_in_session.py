@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from parsl import File, bash_app, join_app, python_app
 from parsl.app.errors import AppTimeout
+from parsl.executors.errors import InvalidResourceSpecification
 
 import stoker
 from stoker import errors
@@ -589,7 +590,7 @@ def test_parsl_resource_specification_may_name_the_context(session, tmp_path):
 
     wants = {"context": greeter("named", str(tmp_path / "log")), "priority": 2}
     assert word(parsl_resource_specification=wants).result(60) == "named"
-    with pytest.raises(errors.ConfigError, match="cpus is not a key"):
+    with pytest.raises(InvalidResourceSpecification, match="cpus is not a key"):
         word(parsl_resource_specification={"cpus": 1}).result(60)
 
 

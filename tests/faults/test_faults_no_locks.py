@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import subprocess
@@ -16,6 +17,7 @@ from stoker import locks
 from stoker.errors import SessionError
 from stoker.manager.live.journal import Journal
 from stoker.pilot.agent.scratch import Scratch
+from stoker.run_folder import open_run
 
 NO_FLOCK = """
 import errno, fcntl
@@ -55,6 +57,14 @@ def other() -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
     yield process
     _end(process)
+
+
+@pytest.mark.usefixtures("_without")
+def test_run_folder_is_created_and_resumed_without_locks(tmp_path):
+    for _ in range(2):
+        with contextlib.closing(open_run(tmp_path, app="a", prefix="a", parameters={}, options={})) as run:
+            assert [run.path] == list(tmp_path.iterdir())
+    assert run.resumed
 
 
 def test_program_runs_on_a_file_system_without_locks(world, tmp_path):

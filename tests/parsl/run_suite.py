@@ -24,7 +24,7 @@ CONFIG = Path(__file__).with_name("stoker_config.py")
 DESELECTED = {
     "test_error_handling/test_resource_spec.py::test_resource": (
         "it lists by class the executors that may refuse a specification; ours refuses too, and "
-        "tests/parsl/test_ported_cases.py says which error it gives"
+        "tests/api/test_programs_in_session.py says which error it gives"
     ),
     "test_bash_apps/test_apptimeout.py::test_walltime": (
         "it asks that the 10 ms of a call are noticed before a shell that sleeps for 50 ms has ended, which a machine "

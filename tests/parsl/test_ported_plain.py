@@ -10,7 +10,6 @@ import pytest
 from parsl import bash_app, python_app
 from parsl.app.errors import BashExitFailure
 from parsl.config import Config
-from parsl.executors.errors import InvalidResourceSpecification
 
 import stoker
 from stoker import StokerExecutor
@@ -27,22 +26,6 @@ def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StokerExecuto
     yield executor
     parsl.dfk().cleanup()
     parsl.clear()
-
-
-@python_app
-def double(x: int, parsl_resource_specification: dict[str, Any] | None = None) -> int:
-    return 2 * x
-
-
-# ---- test_error_handling/test_resource_spec, test_htex/test_resource_spec_validation
-
-
-@pytest.mark.usefixtures("executor")
-def test_unknown_key_of_a_resource_specification_is_refused() -> None:
-    assert double(2, parsl_resource_specification={"priority": 1}).result(60) == 4
-    for wrong in ({"cores": 1, "memory": 1}, {"cpus": 1}):
-        with pytest.raises(InvalidResourceSpecification, match=r"is not a key|are not keys"):
-            double(2, parsl_resource_specification=wrong).result(60)
 
 
 @pytest.mark.usefixtures("executor")

@@ -1,4 +1,4 @@
-"""Start session processes that pause until a test releases them, or that own the session lease."""
+"""Start session processes that pause until a test releases them, or that own the session lease; read their output."""
 
 from __future__ import annotations
 
@@ -55,6 +55,13 @@ def hold_lease(path: Path, *, within: Sequence[str] = ()) -> subprocess.Popen[by
     assert process.stdout is not None
     assert process.stdout.readline() == b"held\n"
     return process
+
+
+def output_of(process: subprocess.Popen[str], *, limit_s: float = 120.0) -> str:
+    """Wait for a program that must succeed, and return its output."""
+    out, err = process.communicate(timeout=limit_s)
+    assert process.returncode == 0, err
+    return out
 
 
 class Held:

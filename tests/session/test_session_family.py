@@ -4,6 +4,7 @@ import json
 import sys
 
 from faults.world import World
+from session.held import output_of
 
 PROGRAM = """
 import json
@@ -65,10 +66,7 @@ SITE = '[pilot]\ndevices = "cpu:4"\n[policy]\nname = "arlo"\n'
 def test_call_runs_on_a_runtime_that_is_long_enough_for_its_input(world: World) -> None:
     (world.path / "one.toml").write_text(SITE)
     (world.path / "family.py").write_text(PROGRAM)
-    process = world.spawn([sys.executable, "family.py"], folder=world.path)
-    out, err = process.communicate(timeout=180)
-    assert process.returncode == 0, err
-    said = json.loads(out)
+    said = json.loads(output_of(world.spawn([sys.executable, "family.py"], folder=world.path), limit_s=180))
     assert said["one"] == said["by name"] == said["of a future"] == 40
     first, last = said["of a map"]
     assert (first in (20, 40), last) == (True, 40)

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -77,11 +78,8 @@ def test_lost_address_file_is_written_again(managers: Managers) -> None:
         until(lambda: is_whole(folder) and folder.lease.exists())
         assert folder.read() == before
         assert re.search(rf"session.json {said}; it is written again", folder.manager_log.read_text())
-    link = Link(folder)
-    try:
+    with closing(Link(folder)) as link:
         link.wait_joined(PATIENCE_S)
-    finally:
-        link.close()
     assert process.poll() is None
 
 
@@ -135,20 +133,17 @@ def test_replaced_manager_stops_at_once(managers: Managers) -> None:
 def test_manager_whose_port_is_taken_listens_on_another_port(managers: Managers) -> None:
     managers.start()
     before = managers.folder.read()
-    link = Link(managers.folder)
-    link.wait_joined(PATIENCE_S)
-    kill([managers.started[0].pid])
-    managers.started[0].wait(PATIENCE_S)
-    port = int(before.address.rpartition(":")[2])
-    with socket.create_server(("127.0.0.1", port)):
-        managers.start()
-        after = managers.folder.read()
-        assert after.address != before.address
-        assert msgspec.structs.replace(after, address=before.address) == before
-        try:
+    with closing(Link(managers.folder)) as link:
+        link.wait_joined(PATIENCE_S)
+        kill([managers.started[0].pid])
+        managers.started[0].wait(PATIENCE_S)
+        port = int(before.address.rpartition(":")[2])
+        with socket.create_server(("127.0.0.1", port)):
+            managers.start()
+            after = managers.folder.read()
+            assert after.address != before.address
+            assert msgspec.structs.replace(after, address=before.address) == before
             assert link.ask_status().result(PATIENCE_S).session == "test"
-        finally:
-            link.close()
 
 
 def test_manager_listens_only_on_given_ports_and_interface(managers: Managers) -> None:

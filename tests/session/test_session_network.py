@@ -5,6 +5,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -71,32 +72,20 @@ def test_missing_route_is_not_reported_on_a_working_network(address: str) -> Non
     assert explain_missing_route(address) == ""
 
 
-def test_error_about_a_silent_manager_refers_to_its_log(
-    folder: SessionFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("listens", "why"),
+    [(True, "accepts connections but does not answer"), (False, "no longer listens there")],
+    ids=["silent", "gone"],
+)
+def test_error_about_an_unanswered_join_refers_to_the_log(
+    folder: SessionFolder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, listens: bool, why: str
 ) -> None:
     monkeypatch.setattr(membership, "SLOW_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
-        folder.write(SessionFile("test", wire.VERSION, address, key_pair().public))
-        link = Link(folder)
-        try:
-            with pytest.raises(SessionError, match="accepts connections but does not answer; its log may show why"):
-                link.wait_joined(0.3)
-        finally:
-            link.close()
-    [said] = [record.getMessage() for record in caplog.records if "this program waits" in record.getMessage()]
-    assert said.startswith(f"session test: its manager at {address} accepts connections but does not answer")
-    assert str(folder.manager_log) in said
-
-
-def test_program_reports_that_its_manager_does_not_listen(
-    folder: SessionFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(membership, "SLOW_S", 0.1)
-    folder.write(SessionFile("test", wire.VERSION, "tcp://127.0.0.1:1", key_pair().public))
-    link = Link(folder)
-    try:
-        with pytest.raises(SessionError, match=r"at tcp://127\.0\.0\.1:1 no longer listens there; its log"):
+        port = silent.getsockname()[1] if listens else 1
+        folder.write(SessionFile("test", wire.VERSION, f"tcp://127.0.0.1:{port}", key_pair().public))
+        with closing(Link(folder)) as link, pytest.raises(SessionError, match=f"{why}; its log may show why"):
             link.wait_joined(0.3)
-    finally:
-        link.close()
+    [said] = [record.getMessage() for record in caplog.records if "this program waits" in record.getMessage()]
+    assert said.startswith(f"session test: its manager at tcp://127.0.0.1:{port} {why}")
+    assert str(folder.manager_log) in said

@@ -9,13 +9,14 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import psutil
 import pytest
 from faults.world import World, command_of, kill, until
 from live.peers import Manager, session_folder
-from session.held import hold_lease
+from session.held import hold_lease, output_of
 from session.test_session_up import stoker
 
 from stoker.errors import SessionError
@@ -83,12 +84,6 @@ def states(world: World) -> dict[str, str]:
     return {each["session"]: each["state"] for each in told["sessions"]}
 
 
-def run(world: World, name: str) -> tuple[int, str, str]:
-    process = world.start(PROGRAM, name)
-    out, err = process.communicate(timeout=100)
-    return process.returncode, out, err
-
-
 def test_lost_session_restarts_on_another_port(world: World) -> None:
     first = free_ports(2)
     lost = up(world, first, first + 1)
@@ -100,8 +95,7 @@ def test_lost_session_restarts_on_another_port(world: World) -> None:
     shown = stoker(world, "status", name)
     assert f"the manager of session {name} has ended; `stoker attach {name}` restarts the manager" in shown.stdout
 
-    code, out, err = run(world, name)
-    assert (code, out) == (0, "2\n"), err
+    assert output_of(world.start(PROGRAM, name)) == "2\n"
     assert port_of(lost) in {first, first + 1} - {port}, "it keeps to its range"
     assert states(world) == {name: "up", other.read().session: "up"}
     for folder in (lost, other):
@@ -117,8 +111,8 @@ def test_error_for_a_taken_port_names_the_session_that_uses_it(world: World) -> 
     lose_manager(world, lost)
     other = up(world, port, pilots=0).read().session
     began = time.monotonic()
-    code, _, err = run(world, name)
-    assert code == 1
+    _, err = (program := world.start(PROGRAM, name)).communicate(timeout=100)
+    assert program.returncode == 1
     assert (
         f"ports {port}-{port} are all taken (by session {other}); session {name} keeps the ports of its site file: free"
         f" one of them (`stoker down {other}`, or end another program that listens there), then `stoker attach {name}`"
@@ -221,12 +215,9 @@ def test_remote_manager_that_renews_is_up(folder: SessionFolder, elsewhere: psut
     assert presence.is_up(folder)
     with pytest.raises(NoAnswerError, match=r"the manager of session test \(pid 1 on .*\) at tcp:.* does not answer"):
         Observer(folder, timeout_s=0.2).__enter__()
-    link = Link(folder)
-    try:
-        with pytest.raises(SessionError, match=r"its manager \(pid 1 on .*\) at tcp:.* but does not answer"):
-            link.wait_joined(0.2)
-    finally:
-        link.close()
+    said = r"its manager \(pid 1 on .*\) at tcp:.* but does not answer"
+    with closing(Link(folder)) as link, pytest.raises(SessionError, match=said):
+        link.wait_joined(0.2)
 
 
 def test_remote_manager_with_an_unrenewed_lease_is_gone(

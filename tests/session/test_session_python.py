@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -20,10 +21,8 @@ def folder(tmp_path: Path) -> SessionFolder:
     return session_folder(tmp_path / "session")
 
 
-def written(folder: SessionFolder, python: str) -> SessionFile:
-    file = SessionFile("k3v9", wire.VERSION, "tcp://127.0.0.1:1", key_pair().public, python=python)
-    folder.write(file)
-    return file
+def written(folder: SessionFolder, python: str) -> None:
+    folder.write(SessionFile("k3v9", wire.VERSION, "tcp://127.0.0.1:1", key_pair().public, python=python))
 
 
 def test_program_of_another_python_is_refused_with_both_versions(folder: SessionFolder) -> None:
@@ -42,22 +41,16 @@ def test_program_of_the_same_python_joins(folder: SessionFolder, python: str) ->
 
 
 def test_read_only_clients_may_use_any_python(folder: SessionFolder) -> None:
-    manager = Manager(folder)
-    try:
+    with closing(Manager(folder)):
         folder.write(msgspec.structs.replace(folder.read(), python="3.0"))
         with Observer(folder) as observer:
             assert observer.status().session == folder.read().session
-    finally:
-        manager.close()
 
 
 def test_manager_keeps_the_first_python_of_the_session(folder: SessionFolder) -> None:
-    manager = Manager(folder)
-    try:
+    with closing(Manager(folder)) as manager:
         assert folder.read().python == PYTHON
         manager.kill()
         folder.write(msgspec.structs.replace(folder.read(), python="3.0"))
         manager.start()
         assert folder.read().python == "3.0", "the manager runs no functions; programs and pilots do"
-    finally:
-        manager.close()

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 from faults.world import World, count_lines, kill, until
-from session.held import MANAGER, Held, hold_lease
+from session.held import MANAGER, Held, hold_lease, output_of
 
 from stoker.errors import SessionError
 from stoker.manager.cli.main import main
@@ -90,9 +90,7 @@ class Up:
         return self.world.start(program(body), str(self.log), self.name)
 
     def run(self, body: str) -> str:
-        out, err = (process := self.start(body)).communicate(timeout=120)
-        assert process.returncode == 0, err
-        return out
+        return output_of(self.start(body))
 
     def kill_managers(self) -> None:
         while managers := self.world.of(MANAGER):  # a keeper may have started another manager meanwhile
@@ -190,9 +188,7 @@ def test_module_edited_between_programs_is_reloaded(up: Up, tmp_path: Path) -> N
         (folder / "below.py").write_text(f"HEIGHT = {number}\n")
 
     def run(folder: Path) -> str:
-        out, err = (process := up.world.start(LAZY, up.name, folder=folder)).communicate(timeout=120)
-        assert process.returncode == 0, err
-        return out
+        return output_of(up.world.start(LAZY, up.name, folder=folder))
 
     other = tmp_path / "other"
     for number, folder in ((1, up.world.path), (2, up.world.path), (3, other)):

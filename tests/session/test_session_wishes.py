@@ -4,6 +4,7 @@ import json
 import sys
 
 from faults.world import World
+from session.held import output_of
 from session.test_session_up import stoker
 
 PROGRAM = """
@@ -51,10 +52,7 @@ SITE = '[pilot]\ndevices = "cpu:1"\n'
 
 
 def run(world: World, *arguments: str) -> str:
-    process = world.spawn([sys.executable, *arguments], folder=world.path)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
-    return out
+    return output_of(world.spawn([sys.executable, *arguments], folder=world.path))
 
 
 def test_joined_session_refuses_each_unsupported_option(world: World) -> None:

@@ -146,6 +146,13 @@ class WorkPace:
         self._rate *= math.exp(max(-most, min(most, step)))
 
 
+def format_rate(per_second: float, noun: str) -> str:
+    """Return `7.6 calls/s`, `1,200 calls/s` or `3.1 calls/min`."""
+    if per_second < 0.095:
+        return f"{60 * per_second:.1f} {noun}/min"
+    return f"{per_second:.1f} {noun}/s" if per_second < 100 else f"{per_second:,.0f} {noun}/s"
+
+
 def format_time_left(seconds: float | None) -> str:
     """Return `left 0:25`, `left 12:40`, `left 3 h 10 min`; "" if unknown."""
     if seconds is None:

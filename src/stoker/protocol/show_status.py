@@ -13,6 +13,7 @@ from stoker.contexts import payload_layout
 from stoker.contexts.recipe import BARE
 from stoker.protocol.blocks import BlockPhase, BlockStatus, NodeRecord
 from stoker.protocol.ids import show_block
+from stoker.protocol.pace import format_rate
 from stoker.protocol.session import GatewayNote, ServedModelFigures, WorkerFacts
 from stoker.protocol.status import (
     ContextStatus,
@@ -290,7 +291,7 @@ def _headline(status: SessionFacts, *, over: bool) -> str:
     parts = [f"session {status.session}", f"{'was up' if over else 'up'} {show_seconds(status.uptime_s)}"]
     parts.append(format_call_counts(status))
     if status.rate and not over:
-        parts.append(_rate(status.rate))
+        parts.append(format_rate(status.rate, "calls"))
     if not over and (forecast := format_forecast(status)):
         parts.append(forecast)
     return " · ".join(parts)
@@ -325,12 +326,6 @@ def _waits(context: ContextStatus, *, apart: bool) -> str:
     done = f"; done in about {show_about(context.left_s)}" if apart and context.left_s and context.hot else ""
     which = "calls without a context" if context.key == BARE.key else f"calls of {context.title}"
     return f"{which} wait: {context.waits_for}{done}"
-
-
-def _rate(per_second: float) -> str:
-    if per_second < 0.095:
-        return f"{60 * per_second:.1f} calls/min"
-    return f"{per_second:.1f} calls/s" if per_second < 100 else f"{per_second:,.0f} calls/s"
 
 
 def _pilots(status: SessionFacts, *, over: bool) -> str:
@@ -440,7 +435,7 @@ def _devices(pilot: PilotStatus, status: SessionFacts, *, over: bool) -> list[Se
     if standing and pilot.draining:
         standing = f"{pilot.state}: {pilot.draining}"
     walltime = f"walltime {show_seconds(pilot.ends_in_s)}" if pilot.ends_in_s else ""
-    own = [walltime, _rate(pilot.rate) if pilot.rate and not over else "", standing]
+    own = [walltime, format_rate(pilot.rate, "calls") if pilot.rate and not over else "", standing]
     rows = [_device(device, libraries, over=over) for device in pilot.devices]
     if len(rows) == 1:
         *device, fault = rows[0]
