@@ -128,7 +128,7 @@ class ObjectServer:
 
     def __init__(
         self, served: ServedObjects, *, key: bytes, host: str = "", ports: tuple[int, int] = (0, 0),
-        most: int = MOST, limits: wire.WireLimits = wire.LIMITS,
+        listener: socket.socket | None = None, most: int = MOST, limits: wire.WireLimits = wire.LIMITS,
         more: Mapping[str, Callable[[wire.Channel, dict[str, Any]], None]] | None = None,
         spares: Spares = lambda _name, _index, _host: 0.0,
     ) -> None:  # fmt: skip
@@ -145,7 +145,7 @@ class ObjectServer:
         self.sending = Sending(spares=spares)
         self._closed = threading.Event()
         self.sent_bytes = 0
-        self._socket = _listen(host, ports)
+        self._socket = listener or _listen(host, ports)
         bound = self._socket.getsockname()
         self.address = join_address(bound[0], bound[1])
         threading.Thread(target=self._accept, name="transfer-accept", daemon=True).start()
