@@ -16,14 +16,13 @@ from __future__ import annotations
 import contextlib
 import datetime
 import enum
-import fcntl
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
-from stoker import console
+from stoker import console, run_folder
 from stoker.apps.common.batch_state import read_json
 from stoker.apps.common.command_line import count
 from stoker.console import Screen
@@ -129,21 +128,8 @@ def read_board(root: Path = RUNS) -> list[BoardRow]:
     for folder in folders:
         entry = read_entry(folder) if folder.is_dir() else None
         if entry is not None:
-            seen.append(BoardRow(str(folder), entry, not entry.phase.is_over and not _is_run_folder_locked(folder)))
+            seen.append(BoardRow(str(folder), entry, not entry.phase.is_over and not run_folder.is_locked(folder)))
     return sorted(seen, key=lambda one: one.entry.submitted_at)
-
-
-def _is_run_folder_locked(folder: Path) -> bool:
-    try:
-        lock = (folder / ".lock").open("r+b")
-    except OSError:
-        return False
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return True
-    return False
 
 
 DEVICES = 8

@@ -419,6 +419,11 @@ def _draft(path: Path) -> Path:
     return path.with_name(f".{path.name}.tmp")
 
 
+def is_locked(folder: Path) -> bool:
+    """Return True if a process may have this run open."""
+    return locks.is_locked(folder / _LOCK) is not False
+
+
 def _try_lock(folder: Path) -> int | None:
     try:
         lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import msgspec
 import pytest
 
 from stoker import locks
+from stoker.apps.prompt_tuning.board import BoardEntry, read_board, write_entry
 from stoker.errors import SessionError
 from stoker.manager.live.journal import Journal
 from stoker.pilot.agent.scratch import Scratch
@@ -65,6 +67,18 @@ def test_run_folder_is_created_and_resumed_without_locks(tmp_path):
         with contextlib.closing(open_run(tmp_path, app="a", prefix="a", parameters={}, options={})) as run:
             assert [run.path] == list(tmp_path.iterdir())
     assert run.resumed
+
+
+@pytest.mark.usefixtures("_without")
+def test_tuning_job_whose_submitter_died_is_abandoned_without_locks(tmp_path):
+    with contextlib.closing(open_run(tmp_path, app="a", prefix="a", parameters={}, options={})) as run:
+        write_entry(run.path, BoardEntry(name="job"))
+        assert not read_board(tmp_path)[0].abandoned
+    (run.path / ".lock.holder").unlink()
+    if not (submitter := os.fork()):
+        os._exit(not locks.take(os.open(run.path / ".lock", os.O_RDWR)))
+    assert os.waitpid(submitter, 0)[1] == 0
+    assert read_board(tmp_path)[0].abandoned
 
 
 def test_program_runs_on_a_file_system_without_locks(world, tmp_path):
