@@ -42,7 +42,7 @@ class BaseShapes(msgspec.Struct, frozen=True):
 
 
 class LoraPair(msgspec.Struct, frozen=True):
-    """The LoRA of one projection: the names of two tensors, and the factor of their product."""
+    """The LoRA of one projection: the names of its two tensors, and the factor `scale` of their product."""
 
     layer: int
     projection: str

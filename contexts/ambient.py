@@ -56,7 +56,7 @@ class CallStop:
             raise Evicted
 
     def wakes(self, wake: Callable[[], None]) -> None:
-        """Call `wake` after a stop request, at most twice and in any thread."""
+        """Register `wake`. A stop request calls it at most twice, in any thread."""
         self._wakes[wake] = None
         if self.asked:
             wake()
@@ -128,16 +128,16 @@ class RelayedTexts(Iterable[str]):
 
 
 SeatHook = Callable[[float], Gang]
-"""Takes the maximum seconds to wait for rank 0, and returns the `Gang` of this process."""
+"""A function that takes the maximum seconds to wait for rank 0, and returns the `Gang` of this process."""
 
 MOST_STATE_BYTES = 16_000_000
 """Maximum bytes of a checkpoint, which must fit into one protocol frame."""
 
 ProgressHook = Callable[[float, float, float, bytes], bool]
-"""Takes `done, total, metric, state` (pickled). Returns True for an evicted call."""
+"""A function that takes `done, total, metric, state` (pickled), and returns True if the call is evicted."""
 TokenDues = Callable[[int], tuple[float, float]]
 SnapshotHook = Callable[[str, str, float], None]
-"""Takes a snapshot's form (its name), its folder, and the seconds of its creation."""
+"""Receives a new snapshot: its form (its name), its folder, and the seconds that its creation took."""
 
 
 class _LibraryScope(NamedTuple):
@@ -295,7 +295,7 @@ def local_path(path: str | os.PathLike[str]) -> Path:
 
 
 def cached_object_name(path: str | os.PathLike[str]) -> str:
-    """Return the cache name of the object at a path, or ""."""
+    """Return the cache name of the object at `path`; empty if no object has this path."""
     return next((name for name, place in _library.objects.items() if Path(place) == Path(path)), "")
 
 
@@ -310,7 +310,9 @@ def device_memory_bytes() -> int:
 
 
 def bytes_per_torch_device(device_bytes: int) -> int:
-    """Convert bytes per device of the pilot to bytes per PyTorch device. PyTorch has one CPU device, `cpu`."""
+    """Convert bytes per device of the pilot to bytes per PyTorch device. PyTorch counts all CPU devices as one,
+    `cpu`.
+    """
     names = devices()
     return device_bytes * (len(names) if names[0] == "cpu" else 1)
 

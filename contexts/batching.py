@@ -103,7 +103,7 @@ class BatchedRequest(msgspec.Struct):
 
     @property
     def unread(self) -> int:
-        """Tokens to read before the next token is written; 1 during decoding."""
+        """Number of tokens to compute before the next token can be written; 1 during decoding."""
         return self.length - self.read
 
     @property
@@ -139,7 +139,7 @@ class RunningBatch:
         return min((request.due_at for request in (*self.running.values(), *first)), default=math.inf)
 
     def why_not(self, *, prompt: int, most: int) -> str:
-        """Return why a request can never fit into the cache, or ""."""
+        """Return why a request can never fit into the cache; empty if it can."""
         size = self.limits.row_tokens(prompt + most)
         if 0 < self.limits.cache_tokens < size:
             return (
@@ -149,14 +149,14 @@ class RunningBatch:
         return ""
 
     def add(self, id: int, *, prompt: int, most: int, due_at: float = math.inf, tpot_s: float = 0.0) -> None:
-        """Raises ValueError if the request can never fit into the cache."""
+        """Queue a request. Raises ValueError if the request can never fit into the cache."""
         if why := self.why_not(prompt=prompt, most=most):
             raise ValueError(why)
         self._arrivals += 1
         self._wait(BatchedRequest(id, prompt, most, self._arrivals, due_at, tpot_s))
 
     def next(self) -> Step | None:
-        """The caller must compute the returned step and call `did`."""
+        """Return the next step, or None. The caller must compute the step and then call `did`."""
         evicted = self.make_room()
         self._admit()
         unread = [request for request in self.running.values() if not request.decodes]
@@ -214,7 +214,7 @@ class RunningBatch:
         return len(self.running) < self.limits.rows and self.limits.row_tokens(request.length + 1) <= self._room()
 
     def peak_tokens(self, *, prompt: int, output: float) -> int:
-        """Return the expected cache tokens of all requests and a new request (SLINFER eq. 2)."""
+        """Return the expected number of cached tokens of all requests, including a new one (SLINFER eq. 2)."""
         output = round(max(output, self.mean_output))
         row = self.limits.row_tokens
         others = sum(row(one.prompt + min(one.most, max(one.made, output))) for one in self.requests())
@@ -238,7 +238,7 @@ class RunningBatch:
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self.limits.rows:
             request, room = self.waiting[0], self._room()
-            least = self.limits.row_tokens(request.length + 1)  # enough for the next token
+            least = self.limits.row_tokens(request.length + 1)  # minimum: room for the next token
             if least > room:
                 break
             output = min(request.most, max(request.made, round(self.mean_output)))

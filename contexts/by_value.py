@@ -67,7 +67,7 @@ class OpenHandle(pickle.PicklingError):
 
 
 def is_open_handle(value: Any) -> bool:
-    """True for an open file or archive, or a temporary file or folder, that cannot be sent."""
+    """True if the value is an open file, archive, or temporary file or folder, which cannot be sent."""
     if not isinstance(value, SUSPECTS) or _stream_name(value) or isinstance(value, io.BytesIO | io.StringIO):
         return False
     is_own = type(value).__module__.partition(".")[0] in sys.stdlib_module_names
@@ -111,7 +111,7 @@ _MOST_ITEMS = 64
 
 
 def is_plain(value: Any, depth: int) -> bool:
-    """True for a small value of builtin types in at most `depth` nested containers."""
+    """True if the value is small and has builtin types only, in at most `depth` nested containers."""
     kind = type(value)
     if kind in _ATOMS:
         return True
@@ -250,7 +250,7 @@ _ids_of_sentinels: dict[int, str] = {}
 def _reduce_sentinel(value: object) -> Any:
     identity = _ids_of_sentinels.get(id(value))
     if identity is None:
-        if len(_sentinels) >= _MOST_SENTINELS:  # a program with 10,000 sentinels does not compare sentinels
+        if len(_sentinels) >= _MOST_SENTINELS:  # a program with so many sentinels does not compare them
             return None
         identity = uuid.uuid4().hex
         _sentinels[identity] = value

@@ -37,7 +37,9 @@ Compile = Callable[[Path], Made]
 _NOT_KEPT = "just compiled, and not kept"
 _CACHE, _LOCKS = "cache", "locks"
 _SETTINGS = {"compile_threads": 1, "cpp_cache_precompile_headers": False}
-"""Inductor settings: no compiler processes after the load, no precompiled C++ headers in /tmp (150 MB each)."""
+"""Inductor settings that leave no compiler processes after the load and no precompiled C++ headers in /tmp (150 MB
+each).
+"""
 _VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
@@ -51,7 +53,7 @@ def compile_once(form: str, compile: Compile[Made]) -> tuple[Made, str]:
         return made, _offer_snapshot(place, "just compiled") if is_new else told
     for _ in range(2 if form else 0):
         kept = _keep(place, compile)
-        if kept is None and snapshot_creation_seconds(place) is None:  # the disk is not writable
+        if kept is None and snapshot_creation_seconds(place) is None:  # the snapshot folder is not writable
             break
         had = (kept[0], True) if kept else _from_snapshot(place, compile, place=place)
         if had is not None:
@@ -73,7 +75,9 @@ def _offer_snapshot(place: Path, how: str) -> str:
 
 
 def _keep(place: Path, compile: Compile[Made]) -> tuple[Made] | None:
-    """Compile into a new snapshot. Return None without compiling if the snapshot exists or cannot be created."""
+    """Compile into a new snapshot. Return None without compiling if the snapshot exists or its folder is not
+    writable.
+    """
     found: list[Made] = []
     failed = False
 
@@ -148,7 +152,7 @@ def redirect_inductor_cache(folder: Path) -> Iterator[None]:
 
 Answer = TypeVar("Answer")
 Inputs = Callable[[], dict[str, torch.Tensor]]
-"""Creates a network's inputs in the computing thread, because tensors created outside of inference mode need other
+"""Creates a network's inputs. Must run in the computing thread: tensors created outside inference mode need other
 compiled code.
 """
 BACKEND: str | Callable[..., Any] = "inductor"
@@ -192,7 +196,7 @@ class Compiler:
 
 
 def wants_compiling(device: str, wanted: bool | str) -> bool:
-    """With `auto`, compile only on a GPU."""
+    """True if the network should be compiled; `auto` compiles only on a GPU."""
     return wanted is True or (wanted == "auto" and not device.startswith("cpu"))
 
 

@@ -122,7 +122,9 @@ def digest_of(*parts: Any, names: Sequence[str] = ()) -> str:
 
 
 def digest_of_item(item: Any) -> str:
-    """Return a digest (32 hex digits) of an item. Without code, the digest is equal in all Python versions."""
+    """Return a digest (32 hex digits) of an item. If the item contains no code, the digest is the same in all Python
+    versions.
+    """
     walk = _DigestWalk()
     walk.visit(item)
     return walk.hash.hexdigest()[:32]
@@ -219,7 +221,7 @@ class _DigestWalk:
     # ---- definitions: functions, classes, modules
 
     def _definition(self, value: Any, feed: Any, installed: str = "") -> None:
-        """Add a definition; after the first visit, add only its number. `installed`: tag of installed code."""
+        """Add a definition to the digest; on later visits, add only its number. `installed`: tag of installed code."""
         number = self._definitions.get(id(value))
         if number is not None:
             self.raw("again", b"%d" % number)
@@ -326,7 +328,7 @@ class _DigestWalk:
                 self.visit(value)
                 if isinstance(value, types.ModuleType) and not is_installed(value.__name__):
                     self._state(value, names)
-            except RecipeError:  # if the value is sent, pickling raises the error
+            except RecipeError:  # pickling raises the same error if the value is sent
                 del self._above[depth:], self._path[path:]
 
     def _visit_imported_modules(self, code: types.CodeType, package: str) -> None:
@@ -342,7 +344,7 @@ class _DigestWalk:
             return
         if source is not None:
             self._sources[source] = len(self._sources)
-        if source is None or (code := code_of(source)) is None:  # an extension, or a module that a program has made
+        if source is None or (code := code_of(source)) is None:  # an extension module, or a module created at run time
             self.open("nameless-source", 1)
             self.text(name)
             return

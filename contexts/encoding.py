@@ -28,7 +28,7 @@ from stoker.errors import InputTooLongError, RecipeError
 
 _FEWEST_REPEATS = 5
 _LIMIT_S = 90.0
-"""Time limit of a profile in seconds; each length still gets `_FEWEST_REPEATS` repeats."""
+"""Time limit of a profile in seconds. After the limit, each length still gets `_FEWEST_REPEATS` repeats."""
 _WARM_UP = 3
 
 
@@ -78,14 +78,14 @@ _SLOTS = 16
 
 
 class TokenRow(NamedTuple):
-    """Token ids of a text or of a pair. `types`: per token, the index of its text; may be empty."""
+    """Token ids of a text or a pair of texts. `types`: index (0 or 1) of each token's text; may be empty."""
 
     ids: list[int]
     types: list[int]
 
 
 class RuntimeShape(NamedTuple):
-    """Tokens per text, and texts per batch."""
+    """Input shape of a runtime: tokens per text, and texts per batch."""
 
     length: int
     batch: int = 1
@@ -234,7 +234,7 @@ class EncoderModel:
         )  # fmt: skip
 
     def time_batch(self) -> float:
-        """Return the seconds for a batch with one text of maximum length."""
+        """Return the measured seconds of a batch with one text of maximum length."""
         (row,) = self._rows([""], truncate=True, check=False)
         count = self.longest - 1
         full = TokenRow([*row.ids[:1] * count], [*row.types[:1] * count])

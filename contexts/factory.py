@@ -47,7 +47,7 @@ def loader_of(key: str) -> tuple[Loader, dict[str, Any]] | None:
 
 
 def first_rebound_name(key: str) -> str:
-    """Return the first name in a loader that was bound to another object since the recipe's creation, or ""."""
+    """Return the first name in a loader that was rebound after the creation of the recipe; empty if none was."""
     known = _made.get(key)
     return known.captured.changed() if known is not None and known.loader() is not None else ""
 

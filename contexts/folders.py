@@ -17,7 +17,7 @@ SNAPSHOTS = "STOKER_SNAPSHOTS"
 
 
 def state_folder() -> Path:
-    """Return the user's state folder."""
+    """Return the folder where Stoker keeps the user's state."""
     if named := os.environ.get("STOKER_HOME"):
         return Path(named).absolute()
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
@@ -79,7 +79,7 @@ def may_be_shared(path: Path) -> bool:
 
 
 def umask_now() -> int:
-    """Return the umask, without setting it if possible: other threads may create files."""
+    """Return the umask. If possible, read it without setting it, because other threads may create files meanwhile."""
     with suppress(OSError), open("/proc/thread-self/status") as file:
         for line in file:
             if line.startswith("Umask:"):

@@ -57,7 +57,7 @@ class PrefixCache(Generic[KV]):
         return sum(prefix.size_bytes for prefix in (*self._shared, *self._recent))
 
     def find(self, rows: Sequence[tuple[int, ...]]) -> tuple[Prefix[KV] | None, int]:
-        """Return the kept prefix with the longest part common to all rows (or None), and the length of this part."""
+        """Return the kept prefix that shares the longest beginning with all rows (or None), and the shared length."""
         room = min(map(len, rows)) - 1
         shared, length = self._longest(self._shared, rows, room)
         recent, longer = self._longest(self._recent, rows, room)
@@ -86,7 +86,7 @@ class PrefixCache(Generic[KV]):
         return prefix
 
     def keep_recent_prompt(self, ids: tuple[int, ...], kv: KV, size_bytes: int) -> None:
-        """Keep a whole prompt that needs at most half of the limit."""
+        """Keep a whole prompt if it needs at most half of the memory limit."""
         if size_bytes * 2 <= self.limit_bytes:
             self._recent.append(Prefix(ids, kv, size_bytes))
             self._trim_to_size_limit()
@@ -150,7 +150,7 @@ class ModelRunner:
         self.model = model
         self.device = next(model.parameters()).device
         self.shares = _has_full_attention_cache(model)
-        """False if no prefix can be cut out of the cache (sliding windows, recurrent layers)."""
+        """True if the cache can be cut to a prefix; False with sliding windows or recurrent layers."""
         self.prefixes: PrefixCache[Layers] = PrefixCache(limit_bytes=limit_bytes, cut=_cut)
         self._few_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._trees: bool | None = None
@@ -175,7 +175,9 @@ class ModelRunner:
     def prefill_with_tails(
         self, rows: Sequence[Ids], tails: Sequence[Sequence[Ids]]
     ) -> tuple[torch.Tensor, list[list[torch.Tensor]]]:
-        """Return logits after each prompt, and after each token of each tail (a label without its last token)."""
+        """Return the logits after each prompt and after each token of its tails. A tail is a label without its last
+        token.
+        """
         if not any(tail for some in tails for tail in some):
             return self.prefill(rows).logits, [[torch.empty(0)] * len(some) for some in tails]
         if self._trees is None:
@@ -205,7 +207,7 @@ class ModelRunner:
         return [[next(logits)[: len(tail)] if tail else torch.empty(0) for tail in some] for some in tails]
 
     def parts(self, row: Ids, *, most: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield a row's logits in parts, each with its first token's index."""
+        """Yield a row's logits in parts of at most `most` tokens, each with the index of its first token."""
         cache = DynamicCache() if self.shares else None
         everything = None if cache is not None or self._few_logits else self.whole([row])[0]
         ids = torch.tensor([row], device=self.device)
@@ -321,7 +323,7 @@ class ModelRunner:
         return scores
 
     def _score_tails(self, rows: list[Ids], tails: list[list[Ids]]) -> list[list[float]]:
-        # The last token of a tail is not read, because only the likelihood of this token is needed.
+        # The model need not read the last token of a label, because only this token's likelihood is needed.
         logits, after = self.prefill_with_tails(rows, [[tail[:-1] for tail in some] for some in tails])
         first = torch.log_softmax(logits, dim=-1)
         scores: list[list[float]] = []

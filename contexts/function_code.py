@@ -106,7 +106,7 @@ def is_async(function: Callable[..., Any]) -> bool:
 
 
 def describe_generator(function: Callable[..., Any]) -> str:
-    """Describe a generator function or a context manager; "" for other functions."""
+    """Describe a generator function or a contextlib context manager; return an empty text for other functions."""
     if is_generator_function(function):
         return "a generator function (it contains `yield`)"
     found: Any = plain(function)
@@ -124,7 +124,7 @@ LIMIT_CHARACTERS = 65_536
 
 
 class SourceLines:
-    """Marker in a pickled value, which adds the source lines of functions pickled before the marker."""
+    """Marker object. When pickled, it adds the source lines of all functions pickled before it."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return register_source_files, ({},)
@@ -158,7 +158,7 @@ def register_source_files(files: Mapping[str, Mapping[int, list[str]]]) -> None:
             last = first - 1 + len(block)
             lines += ["\n"] * (last - len(lines))
             lines[first - 1 : last] = block
-        # linecache keeps an entry without a file time
+        # `linecache.checkcache` keeps an entry whose file time is None
         linecache.cache[name] = sum(map(len, lines)), None, lines, name
 
 
@@ -169,7 +169,7 @@ _ATOMS = frozenset(map(id, (
     types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType, type(typing.ClassVar),
     type(typing.Literal), type(_MISSING),
 )))  # fmt: skip
-"""Ids of classes with immutable instances. Ids need no `__hash__`, which a metaclass may define."""
+"""Ids of classes with immutable instances. Ids are used because a metaclass may define `__hash__`."""
 _GENERIC = frozenset(map(id, (
     types.GenericAlias, types.UnionType, *map(type, (
         typing.Optional[int], typing.List[int], typing.Literal[1], typing.Callable[[int], int],  # noqa: UP006, UP045
@@ -186,7 +186,7 @@ _owner_of: Callable[[Any], Any] = vars(types.BuiltinFunctionType)["__self__"].__
 
 
 class Captured:
-    """The objects that a function's names refer to. `mutable`: by name, the objects that may change in place."""
+    """The objects that a function's names refer to. `mutable`: those that may change in place, by name."""
 
     def __init__(self, function: Any) -> None:
         self.mutable: dict[str, Any] = {}
@@ -228,7 +228,7 @@ class _FunctionNames:
         self.name = function.__name__
         self.used = tuple(sorted(global_names(function.__code__)))
         self.annotations = dict(_annotations(function))
-        self._function = weakref.ref(function)  # weak, because a helper may refer to a function that is a cache key
+        self._function = weakref.ref(function)  # weak, because the function is a cache key and a helper may refer to it
         self._code = function.__code__
         self._strong = _objects(function, self.used)
         self._weak: list[tuple[int, weakref.ref[Any]]] = []

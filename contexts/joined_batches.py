@@ -38,7 +38,7 @@ class _Request(Generic[Row, Result]):
 
 
 class JoinedBatches(Generic[Row, Result]):
-    """Batches rows for `compute(kind, rows)`. `length` counts a row's tokens."""
+    """Joins rows of concurrent calls into batches for `compute(kind, rows)`. `length` counts a row's tokens."""
 
     def __init__(
         self, compute: Callable[[Hashable, list[Row]], Sequence[Result]], *, length: Callable[[Row], int]

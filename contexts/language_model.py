@@ -102,8 +102,8 @@ class CausalLM:
             self._prompts, self._own = engine.prompts, engine
             self._thread = EngineThread(lambda: engine, computing=compute_context_for_device(engine.device))
         self._texts = TextWriter(self._thread, self._prompts)
-        # The engine ends when its writer is garbage-collected. A stream that is still read keeps the writer alive. At
-        # exit the thread stops itself.
+        # The engine thread stops when its writer is garbage-collected; an open stream keeps the writer alive. At
+        # interpreter exit, the thread stops itself.
         weakref.finalize(self._texts, self._thread.close, wait=False).atexit = False
 
     @property
@@ -128,7 +128,7 @@ class CausalLM:
 
     @property
     def reused_tokens(self) -> int:
-        """Number of prompt tokens already in kept prefixes."""
+        """Number of prompt tokens that the engine took from kept prefixes."""
         return self._own.reused_tokens if self._own is not None else self._model_runner().prefixes.reused_tokens
 
     def slots(self, device_memory_bytes: int = 0) -> int:
@@ -153,7 +153,7 @@ class CausalLM:
 
     def _limit(self, device_memory_bytes: int, *, accepted: bool = False) -> None:
         if self._own is not None and device_memory_bytes >= self._own.started_bytes > 0:
-            return  # the engine was started within this limit
+            return  # the engine already started with this limit
         weights = self._thread.engine.memory().weights_bytes
         room = device_memory_bytes - weights - PROCESS_BYTES
         if accepted or device_memory_bytes >= ambient.device_memory_bytes() > 0:
@@ -164,7 +164,7 @@ class CausalLM:
         self._thread.engine.resize(room)
 
     def batch_load(self) -> EngineLoad:
-        """Return the number of requests, and totals since the engine started."""
+        """Return the numbers of running and waiting requests, and totals since the engine started."""
         return msgspec.structs.replace(self._thread.load(), reused_tokens=self.reused_tokens)
 
     def take_step_times(self, *, urgent: bool = False) -> StepTimes:
@@ -210,7 +210,7 @@ class CausalLM:
             return self._thread.engine.memory()
 
     def token_cache(self) -> TokenCache | None:
-        """Return the memory of the weights and of a cached token; None if unknown."""
+        """Return the memory that weights and a cached token need per device; None if unknown."""
         memory, declared = self.memory(), ambient.device_memory_bytes()
         if not memory.token_bytes:
             return None
@@ -246,7 +246,7 @@ class CausalLM:
 
     @property
     def chat_template(self) -> str:
-        """Jinja templates of the chat format, joined; "" without a chat format."""
+        """Text of all Jinja templates of the chat format; empty without a chat format."""
         found = getattr(self.tokenizer, "chat_template", None) or ""
         return "\n".join(map(str, found.values())) if isinstance(found, dict) else str(found)
 

@@ -64,6 +64,6 @@ def _assign_layers(sizes: Sequence[int], total: int, devices: Sequence[str]) -> 
     for size in sizes:
         numbers.append(min(int((begins + size / 2) * len(devices) / total), len(devices) - 1))
         begins += size
-    if not set(range(1, len(devices))) <= set(numbers):  # the layers are few, or much smaller than the other parts
+    if not set(range(1, len(devices))) <= set(numbers):  # too few layers, or layers much smaller than other parts
         numbers = [number * len(devices) // len(sizes) for number in range(len(sizes))]
     return [devices[number] for number in numbers]

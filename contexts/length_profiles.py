@@ -28,13 +28,13 @@ from stoker.whole_files import write_whole
 log = logging.getLogger(__name__)
 
 MOST_RUNTIMES = 8
-"""Arlo uses this number for BERT."""
+"""Maximum number of lengths; Arlo uses 8 for BERT."""
 LEAST_GAIN = 0.05
 """Share of the mean latency that one more length must save. Arlo §3.3 calls less than 5 % tiny."""
 
 
 class LengthTime(msgspec.Struct, frozen=True):
-    """Median seconds for a text padded to `tokens` tokens, and their deviation."""
+    """Median seconds for a text padded to `tokens` tokens, and the deviation of the seconds."""
 
     tokens: int
     seconds: float
@@ -42,7 +42,7 @@ class LengthTime(msgspec.Struct, frozen=True):
 
 
 class RuntimeLengths(msgspec.Struct, frozen=True):
-    """Chosen lengths, their mean latency, and the mean latency of the longest alone."""
+    """The chosen lengths, their mean latency, and the mean latency if only the longest is used."""
 
     tokens: tuple[int, ...]
     mean_s: float
@@ -60,7 +60,7 @@ class RuntimeLengths(msgspec.Struct, frozen=True):
 _FORMAT = 1
 _FOLDER = "encoder-lengths"
 _STEP = 16
-"""Tokens between lengths; no kernel has a smaller tile."""
+"""Step in tokens between measured lengths; no kernel has smaller tiles."""
 _MOST_LENGTHS = 32
 _USUAL_LONGEST = 512
 """Longest length for a model without a limit."""

@@ -33,7 +33,7 @@ from stoker.units import MOST_AT_ONCE
 
 
 class ObjectPath(NamedTuple):
-    """Stands for the path of an object in pickled arguments."""
+    """Replaces the path of an object in pickled arguments. The library puts its local path there."""
 
     name: str
     as_path: bool = False
@@ -98,7 +98,7 @@ def resize_method_of(context: Any) -> Callable[..., Any] | None:
 
 
 def is_loaded(context: Any) -> bool:  # noqa: ARG001
-    """A call of this function makes its library load the context (`Session.warm`)."""
+    """Return True. Calling this function in a library makes the library load the context (`Session.warm`)."""
     return True
 
 
@@ -150,7 +150,7 @@ _UNREACHABLE = re.compile(
 _RETRYING = "No local file found. Retrying"
 """Logged by `huggingface_hub` if the hub does not answer the first request about a file."""
 _CONNECT_S = 2.0
-"""Maximum seconds to connect to the hub, because a firewall may never answer."""
+"""Maximum seconds for connecting to the hub. A firewall may drop the request without an answer."""
 
 
 class HubWatch(logging.Handler):

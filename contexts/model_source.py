@@ -22,12 +22,12 @@ MODEL_PRELOAD = (
     "stoker.contexts.encoder_loading", "transformers:AutoModelForCausalLM", "transformers:AutoModel",
     "transformers:AutoTokenizer", "transformers:AutoConfig", "transformers:DynamicCache",
 )  # fmt: skip
-"""Modules that a pilot imports for every ready-made model, so that all share one zygote."""
+"""Modules that a pilot preimports for every ready-made model. All these models share one zygote."""
 
 
 class CallableModule(types.ModuleType):
-    """A module that can be called like its function of the same name. A package may bind this name to the module or the
-    function.
+    """A module that is also callable, as its function of the same name. In a package, this name may refer to the module
+    or the function.
     """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -150,7 +150,7 @@ _FILE = "tokenizer.json"
 
 
 class TokenCounter:
-    """Counts the tokens of a text, a pair (a tuple), or the longest text in a list, up to `most` (0: no limit)."""
+    """Counts up to `most` tokens (0: no limit) of a text, of a pair (a tuple), or of the longest text in a list."""
 
     def __init__(self, source: str, *, most: int = 0) -> None:
         self._source = source
@@ -176,7 +176,7 @@ class TokenCounter:
         return min(count, self._most) if self._most else count
 
     def encode(self, text: str, *, special: bool = True) -> tuple[list[int], list[str]]:
-        """Return the tokens of a text and their names, with special tokens if `special`."""
+        """Return the token ids of a text and the names of these tokens. `special`: whether to add special tokens."""
         with self._lock:
             found = self._tokenizer.encode(text, add_special_tokens=special)
         return list(found.ids), list(found.tokens)
@@ -270,7 +270,7 @@ def _object(text: str | None, kind: type[Any]) -> Any:
 
 
 SHORTEST_RUNTIME = 3
-"""Two special tokens and one token of text."""
+"""Minimum length of a runtime: two special tokens and one token of text."""
 _NO_LIMIT = 1_000_000
 _OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "camembert"})
 """Model types whose positions begin after the padding token's position."""

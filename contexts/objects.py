@@ -34,7 +34,7 @@ _NAME = re.compile(r"(file|folder)-[0-9a-f]{64}((\.[A-Za-z0-9]{1,16}){1,2})?")
 _RACY_NS = 2_000_000_000
 _KEPT = 32
 _KEPT_BYTES = 1 << 20
-"""Maximum bytes of a cached manifest."""
+"""Maximum bytes of a manifest that stays in the memory cache."""
 
 
 def object_of(path: str | os.PathLike[str], *, memo: Path | None = None) -> ObjectRef:
@@ -86,7 +86,7 @@ def is_object_name(name: str) -> bool:
 
 
 def matches(path: str | os.PathLike[str], ref: ObjectRef) -> bool:
-    """Read the file or folder and compare its content with `ref`."""
+    """True if the file or folder has the content of `ref`. Reads all data."""
     try:
         with _DigestCache(None) as nothing:
             return proves(ref.name, encode(_build_manifest(Path(path), nothing)))

@@ -141,7 +141,7 @@ def _parts(value: Any, *, depth: int) -> Iterator[str]:
 _KNOWN = {
     "_make_function": "function", "_make_skeleton_class": "class", "_frombuffer": "array", "_reconstruct": "array",
 }  # fmt: skip
-"""Kind of the value by the name of the function that a pickle calls."""
+"""Kinds of values, by the name of the function that a pickle calls to build the value."""
 
 
 class _StandIn:

@@ -50,7 +50,7 @@ from stoker.errors import RemoteCallError, SerializationError
 _NAMES_A_CLASS = re.compile(rb"class_(?:setstate|by_name)")
 _unfilled: weakref.WeakSet[type] = weakref.WeakSet()
 _filling = threading.RLock()
-"""No thread holds this lock while unpickling other values."""
+"""Lock for setting attributes of unpickled classes. A thread never holds it while unpickling other values."""
 
 
 class _ClassUnpickler(pickle.Unpickler):
@@ -162,11 +162,11 @@ def _pickle(
         try:
             joined, body = pickled([], by_name=by_name)
             return pickled(joined, by_name=by_name)[1] if joined else body, buffers
-        except OpenHandle:  # a library would import the module again, which opens the file and could truncate it
+        except OpenHandle:  # by name, a library would import the module, which opens the file and could truncate it
             raise
         except Exception:
-            # A function pickled by value includes its module's globals, for example a lock. Pickled by name, the
-            # function can still work: its module is sent, or can be imported on the pilot.
+            # A function pickled by value includes its module's globals, for example an unpicklable lock. Pickling by
+            # name may still work, if the module is sent or can be imported on the pilot.
             if not _has_user_code(value):
                 raise
         return pickled([], prefers_names=True)[1], buffers
@@ -228,7 +228,7 @@ def load_exception(data: Buffer) -> BaseException:
 
 
 def _restore_exception_message(message: str, error: Any) -> Any:
-    """Create the exception again if that restores its message, because tblib unpickles without `__init__`."""
+    """Create the exception again if this restores its message, which tblib may lose because it skips `__init__`."""
     try:
         if str(error) == message:
             return error
@@ -242,7 +242,8 @@ def _restore_exception_message(message: str, error: Any) -> Any:
 def _exception_body(error: BaseException) -> bytes:
     with suppress(Exception):
         whole = dumps((error, type(error), (), {}), what="exception")
-        # `__init__` may require other arguments than `args`. Then the receiver could not rebuild the exception.
+        # Unpickle as a test: if `__init__` requires other arguments than `args`, the receiver cannot rebuild the
+        # exception.
         loads(whole, keep_classes=True)
         return whole
     kept, lost = {}, []
@@ -339,7 +340,7 @@ def carried_module_versions(data: Buffer | str) -> Mapping[str, str]:
             packed = module_table(data)
         table: Table = pickle.loads(packed)[0] if packed else {}
         return {str(name): str(version) for name, (_, _, version, _) in table.items()}
-    except BaseException:  # damaged bytes may be a pickle of any value
+    except BaseException:  # damaged bytes may unpickle to anything, for example SystemExit
         return {}
 
 

@@ -145,7 +145,7 @@ class DeviceSet(msgspec.Struct, frozen=True):
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """Seconds of a block in the queue, and until its first pilot."""
+    """Seconds that a block waited in the queue, and seconds from its start to its first pilot."""
 
     wait_s: float
     boot_s: float
@@ -201,7 +201,7 @@ class AvailabilityStore:
         return Availability(
             source,
             tuple(Wait(wait_s, boot_s, DeviceSet(*of)) for wait_s, boot_s, *of in waits),
-            # `record_pilot_stay` writes both parts as in `lost: preempted`.
+            # `record_pilot_stay` stores end and reason as one text, for example `lost: preempted`.
             tuple(
                 PilotLifetime(stay_s, *ended.partition(": ")[::2]) for stay_s, ended in rows("stays", "stay_s, ended")
             ),
@@ -340,11 +340,11 @@ class PerformanceStore:
         self._add((recipe_key, kind, what, function, value) for what, value in facts)
 
     def record_pace(self, recipe_key: str, *, kind: str, size: int, pace_s: float) -> None:
-        """Record the seconds per unit of work of a gang of `size` libraries."""
+        """Record how many seconds a gang of `size` libraries needs per unit of work."""
         self._add([(recipe_key, kind, "pace_s", str(size), pace_s)])
 
     def record_time_ratio(self, recipe_key: str, *, kind: str, other: str, ratio: float) -> None:
-        """Record the time of a call on `kind` divided by its time on `other`."""
+        """Record a ratio: the time of a call on `kind` divided by the time of an equal call on `other`."""
         self._add([(recipe_key, kind, "time_ratio", other, ratio)])
 
     def record_step_times(self, recipe_key: str, *, kind: str, times: StepTimes) -> None:

@@ -56,11 +56,11 @@ def _bytes_of(piece: str) -> bytes | None:
 Ids = tuple[int, ...]
 
 AT_ONCE = 256
-"""Texts per call of a tokenizer, between checks of stop requests."""
+"""Number of texts per tokenizer call. Stop requests are checked between two calls."""
 
 
 class PromptReader:
-    """A tokenizer, and the end tokens and limits of its model in `texts` (see `ModelTexts`)."""
+    """A tokenizer. `texts` holds the end tokens and limits of its model (see `ModelTexts`)."""
 
     def __init__(
         self, tokenizer: Any, *, ends: frozenset[int], longest: int, vocabulary: int = 0, grammars: Any = None
@@ -113,7 +113,7 @@ class PromptReader:
         return token_text(str(self.tokenizer.decode([token])), str(self.tokenizer.convert_ids_to_tokens(token)))
 
     def label_tokens(self, prompts: list[str], rows: list[Ids], labels: Sequence[str]) -> list[list[Ids]]:
-        """Tokenize each prompt with each label, and return the tokens of the labels."""
+        """Tokenize each prompt together with each label, and return the tokens that belong to the labels."""
         alone = [ids or (0,) for ids in self.encode(labels, special=False)]
         together = iter(self.encode([prompt + label for prompt in prompts for label in labels]))
         found: list[list[Ids]] = []
@@ -132,7 +132,7 @@ _MARKS = frozenset(
         "[THINK]", "[/THINK]", "<seed:think>", "</seed:think>",
     }
 )  # fmt: skip
-"""Tokens of the text even if a tokenizer calls them special."""
+"""Tokens to keep in a text even if the tokenizer marks them as special."""
 
 
 def _special_tokens_to_drop(tokenizer: Any) -> frozenset[int] | None:

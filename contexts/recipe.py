@@ -1,4 +1,6 @@
-"""A recipe: how to load a context, with its files and its needs. Recipes with equal keys share a context."""
+"""A recipe describes how to load a context, which files it needs, and its resource needs. Recipes with equal keys share
+a context.
+"""
 
 from __future__ import annotations
 
@@ -180,7 +182,7 @@ class ContextOptions:
         if awareness not in (*Awareness, *levels):
             raise _wrong("awareness", awareness, f"write one of {', '.join(levels)}")
         self.awareness = Awareness(awareness)
-        if self.awareness is not Awareness.FULL:  # a context that ends with its call runs only one call
+        if self.awareness is not Awareness.FULL:  # such a context serves one call, then it is unloaded
             self.calls_per_library = self.calls_per_library or 1
         self.limits = _limits(min_libraries, max_libraries, keep_alive)
 

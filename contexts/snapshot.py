@@ -28,8 +28,8 @@ from stoker.units import show_seconds
 log = logging.getLogger(__name__)
 
 _FORMATS = {"file": 2, "folder": 1}
-"""Versions of the snapshot format, by kind of source. Version 1 of `file` (GGUF) had wrong special tokens from
-Transformers.
+"""Versions of the snapshot format, by kind of source. Transformers wrote wrong special tokens into version 1 of `file`
+(GGUF).
 """
 _FACTS = "stoker-snapshot.json"
 _MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
@@ -88,7 +88,8 @@ def snapshot_path(name: str, *, dtype: str) -> Path:
 def make_snapshot(place: Path, load: Callable[[], tuple[Any, ...]], *, source: str) -> bool:
     def write(draft: Path) -> None:
         model, tokenizer, *_ = load()
-        # A GGUF model has plain weights, but Transformers refuses to save a model marked as quantized.
+        # After loading, a GGUF model has plain weights but is marked as quantized, and Transformers would refuse to
+        # save it.
         model.hf_quantizer = None
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config
@@ -201,7 +202,7 @@ def _read(path: str, *, dtype: Any, devices: tuple[str, ...]) -> LoadedParts:
 
 
 def _mend_special_tokens(tokenizer: Any, config: Any) -> None:
-    """Transformers 5.17 sets a wrong end token for a GGUF file of SmolLM2."""
+    """Correct the special tokens of a model from a GGUF file: Transformers 5.17 sets a wrong end token for SmolLM2."""
     for kind in ("bos", "eos", "pad"):
         named = getattr(config, f"{kind}_token_id", None)
         if named in tokenizer.added_tokens_decoder and getattr(tokenizer, f"{kind}_token_id") != named:

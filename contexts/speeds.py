@@ -1,4 +1,4 @@
-"""Compute speeds of device kinds for one context from the times of equal work on pairs of kinds."""
+"""Compute how fast kinds of devices run one context, from the times of equal work on pairs of kinds."""
 
 from __future__ import annotations
 

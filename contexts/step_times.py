@@ -17,15 +17,15 @@ import msgspec
 MOST_SAMPLES = 200
 """Maximum sample count, so that new samples still change a cell's mean."""
 MOST_CELLS = 512
-"""16 powers of two for tokens times 32 for lengths."""
+"""Maximum number of cells: 16 powers of two for tokens times 32 for lengths."""
 _LARGEST = 2.0**31
 _RELIABLE_COUNT = 4
 _OUTLIER = 3.0
-"""A longer step counts as this multiple of its forecast."""
+"""Maximum ratio of a step's time to its forecast; a longer step counts as this multiple."""
 
 
 class StepSample(msgspec.Struct, frozen=True, array_like=True):
-    """A step that read `tokens` tokens, each of which attended to `length` tokens."""
+    """A measured step: it read `tokens` tokens, each of which attended to `length` tokens on average."""
 
     prefill: bool
     tokens: float
@@ -52,7 +52,7 @@ class StepCell(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepError(msgspec.Struct, frozen=True, array_like=True):
-    """Mean relative error of the forecasts for new samples."""
+    """Mean relative error of the forecasts, measured on `count` new samples."""
 
     mean: float = 0.0
     count: int = 0
@@ -241,7 +241,9 @@ def powers_of_two_up_to(most: int, *, least: int = 1) -> list[int]:
 
 
 def mean_attended_tokens(reads: Sequence[tuple[int, int]]) -> float:
-    """Return how many tokens a token attends to on average. `reads`: first token's index and number of tokens."""
+    """Return the mean number of tokens that a token attends to. `reads`: first token's index and number of tokens of
+    each read.
+    """
     total = sum(count for _, count in reads)
     return sum(count * (start + count / 2) for start, count in reads) / total if total else 0.0
 
@@ -273,7 +275,7 @@ def _interpolate(a: tuple[float, float], b: tuple[float, float], at: float) -> f
 
 
 class StepProfile(msgspec.Struct, frozen=True):
-    """`left_out`: samples skipped for lack of memory or time."""
+    """Measured step times of an engine. `left_out`: number of samples skipped for lack of memory or time."""
 
     times: StepTimes
     engine: str
@@ -286,7 +288,7 @@ _LEAST = 1.0
 _FAR = 65_536.0
 _ROUNDING = 1e-9
 _KEPT_PREFILLS = 32_768
-"""Maximum cached prefills; workloads have fewer."""
+"""Maximum number of cached prefill forecasts; workloads need fewer."""
 
 
 class StepSeconds:

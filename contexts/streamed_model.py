@@ -36,7 +36,7 @@ _DTYPES = {
     "I64": torch.int64, "F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32, "F64": torch.float64,
 }  # fmt: skip
 BUFFER_BYTES = 8 << 20
-"""Bytes of a pinned buffer. A large buffer would delay the first copy."""
+"""Bytes of a pinned buffer. The first copy starts after one buffer is full, so a large buffer would delay it."""
 _BUFFERS = 2
 _MOST_READERS = 8
 
@@ -134,7 +134,7 @@ class WeightStream:
         self._tensors = {}
 
     def wait(self) -> dict[str, torch.Tensor]:
-        """Wait for the weights. The first call returns the tensors by name."""
+        """Wait until the weights are loaded. Only the first call returns the tensors, by name."""
         self._thread.join()
         if self._error is not None:
             raise self._error
@@ -214,7 +214,7 @@ class WeightStream:
 
 
 class Staging:
-    """Two buffers of one thread, and the CUDA stream that copies them."""
+    """Two buffers of one reading thread, and the CUDA stream that copies from them."""
 
     def __init__(self, device: torch.device, buffer_bytes: int) -> None:
         self._device = device
@@ -229,7 +229,7 @@ class Staging:
     def __enter__(self) -> Staging:
         if self._is_cuda:
             self._scope.enter_context(torch.cuda.device(self._device))
-            # The memory of the weights belongs to the default stream, so wait for the work of that stream.
+            # This stream first waits for the default stream, because the weights' memory belongs to the default stream.
             stream = torch.cuda.Stream(self._device)
             stream.wait_stream(torch.cuda.default_stream(self._device))
             self._scope.enter_context(torch.cuda.stream(stream))
@@ -250,7 +250,7 @@ class Staging:
         return self._buffers[self._turn]
 
     def mark_used(self) -> None:
-        """Call this after all copies of the buffer are queued."""
+        """Mark the current buffer as used. Call this after queuing all its copies."""
         if self._is_cuda:
             self._events[self._turn] = event = torch.cuda.Event(blocking=True)
             event.record()
@@ -273,7 +273,7 @@ def read_exactly(file: int, into: memoryview, start: int, *, name: str) -> None:
     while into:
         count = os.preadv(file, [into], start)
         if not count:
-            size = os.fstat(file).st_size  # `start` may lie beyond the end of the file
+            size = os.fstat(file).st_size  # the file's size, because `start` may lie beyond its end
             raise OSError(f"{name} ends at byte {size:,}, within its weights; it is damaged or still being written")
         into, start = into[count:], start + count
 
@@ -292,7 +292,7 @@ def _split_into_spans(stored: Sequence[StoredTensor], most_bytes: int) -> list[l
 
 log = logging.getLogger(__name__)
 
-with contextlib.suppress(Exception):  # otherwise a library would compute this table at each load, in 0.3 s
+with contextlib.suppress(Exception):  # compute this table once here; otherwise each load would, in 0.3 s
     importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("llama")
 
 
@@ -313,7 +313,7 @@ class StreamedWeights:
         self._map: dict[str, str] = {"": devices[0]}
         self._scope = contextlib.ExitStack()
         self.told = ""
-        """Origin of the weights; empty on a CPU, which memory-maps them."""
+        """How the weights were loaded; empty on a CPU, where they are memory-mapped."""
 
     def __enter__(self) -> StreamedWeights:
         if len(self._devices) > 1:
@@ -416,7 +416,7 @@ def _skip_allocator_warmup() -> Iterator[None]:
 
 
 def streams_to(device: str) -> bool:
-    """True for a GPU: on a CPU, memory-mapping is faster."""
+    """True if weights are streamed to the device: only to a GPU, because memory-mapping is faster on a CPU."""
     return device.startswith("cuda")
 
 

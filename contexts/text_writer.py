@@ -17,13 +17,13 @@ from stoker.contexts.prompts import PromptReader
 Prompt = str | Sequence[int]
 
 Likelihoods = tuple[tuple[str, float | None, tuple[tuple[str, float], ...]], ...]
-"""Per token: text, log-likelihood (None for the first of a prompt), and the likeliest tokens with their
-log-likelihoods. A part of a character is a `prompts.TokenText`.
+"""For each token: its text, its log-likelihood (None for the first token of a prompt), and the likeliest tokens with
+their log-likelihoods. The text of an incomplete character is a `prompts.TokenText`.
 """
 
 
 class Completion(msgspec.Struct, frozen=True):
-    """The text after a prompt. `finish_reason`: `stop`, or `length` if the text was cut."""
+    """The text that continues a prompt. `finish_reason`: `stop`, or `length` if the maximum length ended the text."""
 
     text: str
     finish_reason: str
@@ -94,7 +94,7 @@ class TextWriter:
     def write(
         self, prompts: Sequence[str], sampling: Sampling, *, seed: int | Sequence[int], batch_size: int, prefix: str
     ) -> list[str]:
-        """Return the texts of `CausalLM.generate`."""
+        """Generate a text per prompt, as `CausalLM.generate` describes."""
         rows = self._prompts.rows(prompts, prefix=prefix, batch_size=batch_size)
         self._prompts.texts.prepare(sampling)
         for place, row in enumerate(rows):
@@ -182,6 +182,6 @@ class TextWriter:
 
 
 def _submission_order(rows: Sequence[Ids], *, all_sorted: bool) -> list[int]:
-    """Start with the longest prompt: if it is too long, no other text is written."""
+    """Return the order of the prompts. The longest is first: if it is too long, no other text is generated."""
     order = sorted(range(len(rows)), key=lambda place: -len(rows[place]))
     return order if all_sorted or not order else [order[0], *sorted(order[1:])]

@@ -22,7 +22,7 @@ _DEPTH = 8
 
 
 def explain(value: Any, error: BaseException, *, what: str) -> str:
-    """Name the unpicklable part, the reason and advice."""
+    """Describe in words which part of the value cannot be pickled, why, and what to do."""
     try:
         path, culprit, why = _search(value, error, what=what)
     except Exception:  # an error of the search must not hide the original error
@@ -134,7 +134,7 @@ def _tidy(path: str, value: Any, *, what: str) -> str:
     if what == "argument" and calls and path.startswith(("[0][", "[1][")):
         name, _, rest = path[4:].partition("]")
         return f"argument {name}{', ' + rest.strip() if rest else ''}"
-    # the function, or the recipe's loader, is first in its tuple
+    # `[0]` is the function, or the recipe's loader, in its tuple
     return path.removeprefix("[0]" if what in ("function", "recipe") else "").strip()
 
 

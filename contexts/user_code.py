@@ -35,7 +35,7 @@ def is_installed(name: str) -> bool:
     known = _known.get(name)
     if known is None:
         known = _is_installed(name)
-        if name in sys.modules:  # do not cache the answer for a module that may be importable later
+        if name in sys.modules:  # cache only the answer for an imported module: others may become importable later
             _known[name] = known
     return known
 
@@ -69,7 +69,7 @@ class ModuleSource(NamedTuple):
 
 
 _INSTALLED_S = 1.0
-"""Seconds for which an answer "installed" is cached."""
+"""Seconds for which the answer that a module is installed is cached."""
 _installed_until: dict[str, tuple[list[str], float]] = {}
 
 
@@ -182,7 +182,7 @@ def _linked_roots() -> tuple[str, ...]:
 
 
 def recorded_folders() -> Iterator[tuple[str, frozenset[str]]]:
-    """Yield the folders that pip filled outside the environment, and their files."""
+    """Yield each folder outside the environment into which pip installed files, with these files."""
     for entry in sys.path:
         try:
             folder = os.path.abspath(entry)
@@ -206,7 +206,7 @@ def _files_recorded_by_pip(folder: str, _changed_ns: int) -> frozenset[str]:
 
 
 def folders_in_pth_files(folder: str) -> Iterator[str]:
-    """Yield the existing folders that `.pth` files of a `site-packages` folder list."""
+    """Yield the existing folders listed in `.pth` files of a `site-packages` folder."""
     for file in sorted(glob.glob(os.path.join(glob.escape(folder), "*.pth"))):
         with suppress(OSError), open(file, encoding="utf-8", errors="replace") as lines:
             places = [os.path.join(folder, line.strip()) for line in lines if line.strip()[:1] not in ("", "#")]

@@ -41,7 +41,7 @@ MOST_BYTES = 8_000_000
 """Maximum bytes of sent sources. Above this limit, libraries import the modules from their search path."""
 
 Table = dict[str, tuple[str, bool, str, bytes]]
-"""By dotted name: file, True for a package, version, source."""
+"""Sent modules by dotted name: file, True if it is a package, version, source."""
 
 
 class _Read(NamedTuple):
@@ -50,7 +50,7 @@ class _Read(NamedTuple):
     data: bytes
     digest: str
     imported: frozenset[str]
-    """Imported modules, and the module's packages."""
+    """Names of the modules that this module imports, and of the packages that contain it."""
 
 
 def module_names_imported_by(code: types.CodeType, package: str) -> frozenset[str]:
@@ -74,7 +74,7 @@ def modules_imported_when_run(functions: Iterable[types.FunctionType]) -> set[st
 
 
 def collect_user_modules(names: Iterable[str], digest: Callable[[types.CodeType], str]) -> Table:
-    """Return the user's modules among `names`, and their imports; empty above MOST_BYTES."""
+    """Return the user's modules among `names`, with their imports; empty if their sources exceed MOST_BYTES."""
     read, size, waiting = dict[str, _Read](), 0, sorted(names)
     while waiting:
         name = waiting.pop()
@@ -203,7 +203,7 @@ def _source_files(place: str) -> Iterator[str]:
 
 
 class CarriedModules:
-    """The modules of one function or loader."""
+    """The user modules that were sent with one function or loader."""
 
     def __init__(self, table: Table, stamps: Mapping[str, str]) -> None:
         self._stamps = stamps
@@ -220,7 +220,7 @@ class CarriedModules:
                 self._enter()
 
     def over(self, other: CarriedModules) -> CarriedModules:
-        """Return these modules and those of `other` that have other names."""
+        """Return the modules of both. If a name is in both, these modules win over those of `other`."""
         both = CarriedModules({}, {**other._stamps, **self._stamps})
         both.found = {**other.found, **self.found}
         return both
@@ -265,7 +265,7 @@ class CarriedModules:
         for name, carried in new.items():
             known[name], modules = hidden.pop((name, carried.version), (carried, {}))
             back |= modules
-        for name in sorted(back):  # a package precedes its submodules
+        for name in sorted(back):  # sorted, because a package must precede its submodules
             sys.modules[name] = back[name]
             names, last = _parent_namespace_and_name(name)
             names[last] = back[name]
@@ -284,7 +284,7 @@ class CarriedModules:
 
 
 before_replacing: Callable[[], None] | None = None
-"""Called before another version replaces a module, unless the context has that version."""
+"""Called before another version of a module replaces an imported one, unless the context has that version."""
 _imported_at: dict[str, str] = {}
 """Stamps of linked packages at their import, if known."""
 

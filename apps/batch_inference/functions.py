@@ -56,7 +56,7 @@ class BatchAnswer(msgspec.Struct, frozen=True):
 
 @app
 def answer(model: CausalLM, request: ApiRequest) -> BatchAnswer:
-    """Answer one request, with an error if the model refuses it."""
+    """Answer one request. If the model refuses it, return an answer with the error."""
     begun, request = time.perf_counter(), set_request_adapter(model, request)
     try:
         prompts = enumerate(build_prompts(model, request))

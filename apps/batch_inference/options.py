@@ -22,7 +22,7 @@ EXAMPLE = Path(__file__).parent / "data" / "requests.jsonl"
 
 
 class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """An empty string, or 0 for `max_tokens`, selects the default."""
+    """The options of a batch. An empty string, or 0 for `max_tokens`, selects the default."""
 
     file: str = ""
     models: tuple[str, ...] = ()

@@ -33,7 +33,7 @@ class RefusedLine(msgspec.Struct, frozen=True):
 
 
 class CheckedFile(msgspec.Struct, frozen=True):
-    """A checked file. `custom_ids`: line number of each valid request, in file order."""
+    """A checked request file. `custom_ids`: the line number of each valid request by its `custom_id`, in file order."""
 
     path: Path
     digest: str
@@ -63,7 +63,7 @@ class CheckedFile(msgspec.Struct, frozen=True):
 
 
 def check_file(path: Path, *, admit: Admit, max_tokens: int = 0) -> CheckedFile:
-    """Raises ConfigError for an unreadable or empty file."""
+    """Check each line of a request file. Raises ConfigError if the file is unreadable or has no requests."""
     digest = hashlib.sha256()
     custom_ids: dict[str, int] = {}
     refused: list[RefusedLine] = []

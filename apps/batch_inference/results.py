@@ -48,7 +48,7 @@ def _line(custom_id: str | None, *, name: str, status: int, body: dict[str, Any]
 
 
 def _name(key: str) -> str:
-    """Return an id for a request. The id is the same whenever the same file runs again."""
+    """Return an id for a request. A second run of the same file gives each request the same id."""
     return hashlib.sha256(key.encode()).hexdigest()[:24]
 
 
@@ -58,7 +58,7 @@ Failures = dict[str, ApiError]
 
 
 class BatchTotals(msgspec.Struct):
-    """`refused`: ids of the requests that models refused."""
+    """Totals of a batch. `refused`: ids of the requests that models refused."""
 
     answered: int = 0
     prompt_tokens: int = 0

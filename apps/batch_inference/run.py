@@ -61,7 +61,7 @@ def check(options: BatchOptions, *, json: bool) -> int:
 
 
 def run(options: BatchOptions, *, json: bool) -> int:
-    """Return the exit status: 0, 1 if a request has no answer, 130 after Ctrl-C. Raises StokerError."""
+    """Run the batch. Return the exit status: 0, 1 if a request has no answer, 130 after Ctrl-C. Raises StokerError."""
     checked, models = _checked(options)
     recipes = {(endpoint, name): models.recipe(name, endpoint) for endpoint, name in checked.counts}
     identities = {

@@ -32,13 +32,13 @@ REASONING: Mapping[str, tuple[str, str]] = {
     "mistral": ("[THINK]", "[/THINK]"),
     "seed_oss": ("<seed:think>", "</seed:think>"),
 }
-"""Marks before and after the reasoning. Each key is the name of vLLM's parser."""
+"""The marks before and after a model's reasoning, by the name of vLLM's reasoning parser."""
 NO_REASONING = "none"
 REASONING_PARSERS = (NO_REASONING, *REASONING)
 
 
 def detect_reasoning_marks(template: str) -> str:
-    """Return the key in `REASONING` of the marks in a chat template, or `none`."""
+    """Return the key in `REASONING` whose end mark the chat template contains, or `none`."""
     found = (name for name, (_, end) in REASONING.items() if end in template)
     return next(found, NO_REASONING)
 
@@ -67,7 +67,7 @@ class ReasoningParser:
         return AnswerDelta(reasoning=held.rstrip()) if self._is_reasoning else AnswerDelta(text=held)
 
     def _begins(self) -> bool:
-        """Return False while the held text is too short to compare with the first mark."""
+        """Check whether the answer begins with the first mark. Return False if the held text is too short to tell."""
         said = self._held.lstrip()
         if said.startswith(self._begin):
             self._is_reasoning, self._held = True, said.removeprefix(self._begin)
@@ -101,7 +101,7 @@ class ReasoningParser:
 
 
 class AnswerParser:
-    """Parses an answer. `seed`: text from which the parser derives ids of function calls."""
+    """Splits an answer into reasoning, text and calls. `seed`: text from which the ids of the calls are derived."""
 
     def __init__(
         self, *, reasoning: ReasoningParser | None, calls: CallParser | None, seed: str, has_short_ids: bool

@@ -83,7 +83,7 @@ def write_lines(path: Path, values: Iterable[Any]) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Replace the content of a file with one writer. Raises OSError."""
+    """Replace a file atomically. Only one process at a time may write the file. Raises OSError."""
     draft = path.with_name(f"{path.name}-draft")
     draft.write_bytes(data)
     draft.replace(path)

@@ -63,7 +63,7 @@ def dtype_option(context: str, **more: Any) -> Callable[[Function], Function]:
 
 
 def add_site_and_session_options(function: Function) -> Function:
-    """The two options exclude each other."""
+    """Add the options `--site` and `--session`, which exclude each other."""
 
     @click.option("--site", metavar="FILE", default="", help="Where to run: a site file. [this machine]")
     @click.option("--session", metavar="ID", default="", help="Join this running session (see stoker up).")
@@ -105,7 +105,7 @@ def command(app: str, arguments: str, *, through_make: bool = False) -> str:
 
 
 def columns(lines: Sequence[tuple[str, str]]) -> list[str]:
-    """Format pairs of a command and its effect as the `next:` block."""
+    """Return the lines of the `next:` block for pairs of a command and its effect."""
     wide = max((len(line) for line, _ in lines), default=0)
     return [
         f"  {'next: ' if number == 0 else '      '}{line:{wide}}   {why}" for number, (line, why) in enumerate(lines)

@@ -49,7 +49,7 @@ class DataRows(msgspec.Struct, frozen=True):
         return len(self.checksums)
 
     def __iter__(self) -> Iterator[DataItem]:
-        """Raises ConfigError if a row has changed since the check."""
+        """Yield the rows. Raises ConfigError if a row has changed since the check."""
         left = iter(self.checksums)
         for row in itertools.islice(read_rows(self.path), len(self.checksums)):
             item = _make_data_item(row, path=self.path, column=self.column)
@@ -83,7 +83,7 @@ def check_rows(
         if column:
             first = names.setdefault(item.id, row.number)
             if first != row.number:
-                where = row.place.replace(str(row.number), str(first))  # `line 7` or `row 7`
+                where = row.place.replace(str(row.number), str(first))  # for example `line 7`
                 raise make_row_error(f"{column} {item.id} was already used in {where}", row, path=path, key=column)
         for name in _find_empty_columns(row, wanted, path=path, texts=texts):
             counts[name] += 1
@@ -143,7 +143,7 @@ def read_toml(path: Path, shape: type[S]) -> S:
 
 
 def read_file(path: Path, *, hint: str = "") -> str:
-    """`hint`: what to do if the file is missing. Raises ConfigError."""
+    """Return the text of a file. `hint`: advice in the error if the file is missing. Raises ConfigError."""
     try:
         return read_text(path)
     except FileNotFoundError:

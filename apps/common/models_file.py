@@ -197,7 +197,7 @@ def _find_usable_adapters(settings: ModelSettings) -> dict[str, str]:
 
 
 def _link_adapters_to_bases(models: dict[str, ModelSettings], *, file: str) -> dict[str, ModelSettings]:
-    """Copy the settings of a base model to its adapters, and the list of adapters to the base."""
+    """Copy the settings of a base model to its adapters, and the list of adapters to the base and each adapter."""
     of_base: dict[str, dict[str, str]] = {}
     for name, settings in models.items():
         if settings.adapters:

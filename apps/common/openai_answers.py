@@ -42,7 +42,7 @@ _UNKNOWN_LENGTH = 4096
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """The answer to a prompt. `unshown`: length of a start token that `text` does not contain."""
+    """The answer to a prompt. `unshown`: length in characters of a start token that `text` omits."""
 
     text: str
     finish_reason: str
@@ -55,13 +55,13 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class TextBegun(msgspec.Struct, frozen=True):
-    """The first piece of a streamed text: the model accepts the prompt."""
+    """The first piece of a streamed text. It shows that the model accepts the prompt."""
 
     prompt_tokens: int
 
 
 class TokenPiece(msgspec.Struct, frozen=True):
-    """A generated token, or an echoed prompt with `tokens` of 0. `unshown`: see `Choice`."""
+    """A generated token, or the echoed prompt if `tokens` is 0. `unshown`: see `Choice`."""
 
     text: str
     logprobs: Likelihoods | None
@@ -93,7 +93,7 @@ class ScorePiece(msgspec.Struct, frozen=True):
 
 
 _LENGTH_IS = "this model's maximum context length is"
-"""OpenAI's error text, which LiteLLM and other clients use to detect too long prompts."""
+"""Part of OpenAI's error message for a prompt that is too long. LiteLLM and other clients search for this text."""
 
 
 class UnusableRequest(ValueError):
@@ -120,7 +120,7 @@ def build_prompts(model: CausalLM, request: ApiRequest) -> tuple[Prompt, ...]:
 
 
 def set_request_adapter(model: CausalLM, request: ApiRequest) -> ApiRequest:
-    """Set `sampling.adapter` if the model is one of the context's adapters."""
+    """Set `sampling.adapter` if the request's model is an adapter of the loaded context."""
     if request.model not in model.adapters:
         return request
     return replace(request, sampling=replace(request.sampling, adapter=request.model))
@@ -222,7 +222,9 @@ def embed_texts(model: EncoderModel, request: ApiRequest) -> tuple[Any, int]:
 
 
 def score_pairs(model: EncoderModel, request: ApiRequest) -> ScorePiece:
-    """Return per pair the output of a cross-encoder (a classifier with one label), or the cosine of embeddings."""
+    """Return a score per pair: the output of a cross-encoder (a classifier with one label), or the cosine similarity of
+    the embeddings.
+    """
     if len(model.labels) != 1:
         vectors, tokens = embed_texts(model, request)
         return ScorePiece(tuple(float(vectors[one] @ vectors[other]) for one, other in request.pairs), tokens)
@@ -316,7 +318,7 @@ def answer_body(
 
 
 def embedding_body(vectors: Vectors, *, model: str, packed: bool) -> Body:
-    """`packed`: True for vectors in base64."""
+    """Return the response body of an embeddings request. `packed`: True to encode vectors in base64."""
     return {
         "object": "list",
         "data": [_embedding_item_body(index, vector, packed) for index, vector in enumerate(vectors)],
@@ -349,7 +351,7 @@ class Vectors(msgspec.Struct, frozen=True):
 
 
 def _message(choice: Choice) -> Body:
-    """As in OpenAI's API, empty reasoning and calls are left out."""
+    """Return the message of a choice. Like OpenAI's API, omit empty reasoning and empty calls."""
     message: Body = {"role": "assistant", "content": choice.text or (None if choice.calls else ""), "refusal": None}
     if choice.reasoning:
         message["reasoning_content"] = choice.reasoning
@@ -410,7 +412,7 @@ def chat_logprobs(likelihoods: Likelihoods | None) -> Body | None:
 
 
 def completion_logprobs(likelihoods: Likelihoods | None, *, offset: int = 0) -> Body | None:
-    """`offset`: number of characters before the first token."""
+    """Return OpenAI's `logprobs` object. `offset`: number of characters before the first token."""
     if likelihoods is None:
         return None
     ends = itertools.accumulate((len(token) for token, _, _ in likelihoods), initial=offset)
@@ -435,6 +437,6 @@ def _chance(token: str, chance: float | None) -> Body:
 
 
 def _named(token: str) -> str:
-    """Return a token as text, or in OpenAI's `bytes:` notation for a part of a character."""
+    """Return a token as text, or in OpenAI's `bytes:` notation if the token is a part of a character."""
     raw = getattr(token, "raw", None)
     return str(token) if raw is None else "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)

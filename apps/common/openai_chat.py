@@ -182,7 +182,7 @@ class Tools(msgspec.Struct, frozen=True):
 
     @property
     def schema(self) -> str:
-        """The JSON schema for the text of a required call."""
+        """The JSON schema that the text of a required call must match."""
         parameters = self.parameters
         if self.choice is ToolChoice.NAMED:
             return encode_json_text(parameters[self.name])

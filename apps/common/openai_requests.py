@@ -107,7 +107,7 @@ IGNORED = frozenset(
         "prompt_cache_retention", "prediction", "priority", "request_id", "cache_salt",
     }
 )  # fmt: skip
-"""Request fields for the billing, logs, queues or caches of a service."""
+"""Ignored request fields: they concern the billing, logs, queues or caches of a service."""
 _SAMPLING = ("temperature", "top_p", "seed", "stop", "max_tokens", "logprobs")
 HONOURED = {
     Endpoint.CHAT: frozenset(
@@ -157,7 +157,7 @@ _MOST_LIKELIEST = 20
 _MOST_INPUTS = 2048
 """OpenAI's maximum number of texts in an embeddings request."""
 _LEAST_TEMPERATURE = 1e-6
-"""A division by a smaller temperature overflows a float."""
+"""Minimum temperature above 0. A division by a smaller temperature overflows a float."""
 _SEEDS = 1 << 63
 
 

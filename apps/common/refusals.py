@@ -45,7 +45,7 @@ _WORDS = {str: "a text", bool: "true or false", list: "a list", dict: "an object
 
 
 def expect(value: Any, kind: type[T], where: str, what: str = "") -> T:
-    """Return the value. Raises RequestRefused for another type. `what`: the expected value in words."""
+    """Return `value` if its type is `kind`, else raise RequestRefused. `what`: the expected value in words."""
     if not isinstance(value, kind):
         raise refused(where, f"must be {what or _WORDS[kind]}, and is {shown(value)}", "invalid_type")
     return value

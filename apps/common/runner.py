@@ -57,7 +57,9 @@ class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Attempt(msgspec.Struct):
-    """An attempt. `kept`: results from earlier attempts; `made`: new results; `origin`: origin of the model."""
+    """An attempt of a run. `kept`: results from earlier attempts; `made`: new results; `origin`: origin of the
+    model.
+    """
 
     wall_s: float = 0.0
     made: int = 0

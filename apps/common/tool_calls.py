@@ -15,7 +15,9 @@ import msgspec
 
 
 class CallDelta(msgspec.Struct, frozen=True):
-    """A part of function call number `index`. Only the first part has a `name` and, from AnswerParser, an `id`."""
+    """A part of function call number `index`. Only the first part has a `name`; AnswerParser also gives this part an
+    `id`.
+    """
 
     index: int
     name: str = ""
@@ -92,7 +94,7 @@ class HeldTextParser:
     """
 
     _step: Callable[[], bool]
-    """Parses the held text, and returns False if more text is needed."""
+    """The current parsing step. It returns False if it needs more text."""
 
     def __init__(self, *, only_first: bool) -> None:
         self._only_first = only_first
@@ -122,7 +124,7 @@ class HeldTextParser:
 
 
 class ToolCallParser(HeldTextParser):
-    """Parses answers in one format. `names`: functions of the request."""
+    """Finds function calls of one format in an answer. `names`: functions of the request."""
 
     def __init__(self, format: ToolFormat, names: Collection[str], *, only_first: bool = False) -> None:
         super().__init__(only_first=only_first)

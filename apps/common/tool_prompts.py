@@ -101,7 +101,7 @@ def _format_call_id(id: str, format: ToolFormat) -> str:
 
 
 def _decode_arguments(arguments: str) -> Any:
-    """Return arguments as an object, as chat templates expect, or invalid JSON unchanged."""
+    """Decode arguments to an object, as chat templates expect. Return invalid JSON unchanged."""
     try:
         return msgspec.json.decode(arguments or "{}")
     except msgspec.DecodeError:

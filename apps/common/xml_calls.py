@@ -24,7 +24,7 @@ _LONGEST_OPENING = 300
 
 
 class XMLCallParser(HeldTextParser):
-    """Parses answers. `parameters`: JSON schemas by function name."""
+    """Finds function calls in an answer. `parameters`: JSON schemas of the parameters by function name."""
 
     def __init__(self, parameters: Mapping[str, Mapping[str, Any]], *, only_first: bool = False) -> None:
         super().__init__(only_first=only_first)

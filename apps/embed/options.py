@@ -6,7 +6,7 @@ import msgspec
 
 
 class EmbedOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """An empty string selects the default. `limit`: 0 for all rows."""
+    """The options of an embedding run. An empty string selects the default. `limit`: 0 for all rows."""
 
     data: str = ""
     model: str = ""

@@ -47,7 +47,7 @@ def make_records(ids: tuple[str, ...], found: EmbeddedTexts) -> tuple[list[Recor
 
 def write_parquet(path: Path, items: Iterable[DataItem], log: Records, failed: Records) -> None:
     """Write `id`, `embedding` (list of float32, or null) and `error` (empty if the row has a vector)."""
-    import pyarrow  # the import takes 0.25 s
+    import pyarrow  # imported here, because the import takes 0.25 s
     import pyarrow.parquet
 
     schema = pyarrow.schema(

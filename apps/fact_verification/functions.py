@@ -52,7 +52,7 @@ class Scores(msgspec.Struct, frozen=True):
 
 @app
 def verify(model: CausalLM, question: Question) -> Scores:
-    """Score every word after every text. The returned time excludes the loading of the model."""
+    """Return the log-probability of each answer word after each text. `infer_s` excludes the loading of the model."""
     started_at, begun = time.time(), time.perf_counter()
     try:
         rows = model.label_scores(

@@ -63,7 +63,7 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 def read_claims(path: Path) -> list[Claim]:
-    """Raises ConfigError for the first invalid row."""
+    """Return the claims of a file. Raises ConfigError for the first invalid row."""
     claims: dict[str, Claim] = {}
     for row in read_rows(path):
         claim = _claim(row, file=path)
@@ -76,7 +76,9 @@ def read_claims(path: Path) -> list[Claim]:
 
 
 def sample_claims(claims: Sequence[Claim], *, limit: int | None, seed: int) -> list[Claim]:
-    """Draw `limit` random claims (None: all), in file order. Largest remainders keep the share of each label."""
+    """Draw `limit` random claims (None: all), in file order. The sample keeps the share of each label (largest
+    remainder method).
+    """
     if limit is None or limit >= len(claims):
         return list(claims)
     places = {label: [n for n, claim in enumerate(claims) if claim.label is label] for label in LABELS}
@@ -196,7 +198,7 @@ def read_prompts(path: Path) -> list[PromptTemplate]:
 
 
 class VerificationOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """An empty string selects the default. `limit`: 0 for all claims."""
+    """The options of a verification run. An empty string selects the default. `limit`: 0 for all claims."""
 
     model: str = ""
     claims: str = ""

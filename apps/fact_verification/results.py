@@ -67,7 +67,7 @@ def confusion(truth: Sequence[int], answers: Sequence[int], *, labels: int) -> l
 
 
 def mcnemar_p_value(first: Sequence[bool], second: Sequence[bool]) -> float:
-    """Return the chance of at least this difference between equally good prompts (two-sided, exact)."""
+    """Return the probability of at least this difference between equally good prompts (two-sided exact p-value)."""
     only_first = sum(a and not b for a, b in zip(first, second, strict=True))
     only_second = sum(b and not a for a, b in zip(first, second, strict=True))
     total, fewer = only_first + only_second, min(only_first, only_second)

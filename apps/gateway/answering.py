@@ -85,7 +85,7 @@ def parse_responses_request(data: bytes, *, name: str, ignored: Note = lambda _f
 
 
 def parse_model_request(data: bytes, *, endpoint: Endpoint, name: str, ignored: Note = lambda _field: None) -> Asked:
-    """`name` seeds random draws if the request has no seed."""
+    """Parse the body of a request. `name` seeds random draws if the request has no seed."""
     body = parse_json_object(data)
     is_completion = endpoint is Endpoint.COMPLETIONS
     own = {key: body.pop(key) for key in (*_OWN, *(["best_of"] if is_completion else [])) if key in body}
@@ -115,7 +115,9 @@ def parse_model_request(data: bytes, *, endpoint: Endpoint, name: str, ignored: 
 
 
 def estimate_request_tokens(asked: Asked) -> tuple[int, int]:
-    """For a disconnected client, estimate the tokens that its request reads (one per four characters) and writes."""
+    """Estimate the tokens that a request reads (one per four characters) and writes, for a client that has
+    disconnected.
+    """
     read = sum(max(1, len(text) // TOKEN_CHARACTERS) for text in asked.request.inputs)
     read += sum(map(len, asked.request.ids))
     if asked.request.endpoint is Endpoint.EMBEDDINGS:
@@ -213,7 +215,7 @@ class Answering:
         self, models: ServedModels, watch: SessionWatch, hold: Callable[[Caller], Awaitable[HeldRequest]],
         metrics: GatewayMetrics, *, most_bytes: int,
     ) -> None:  # fmt: skip
-        """`hold`: starts a request of a key, or raises RequestRefused."""
+        """`hold`: counts a new request for its key, or raises RequestRefused if a limit is reached."""
         self._models = models
         self._watch = watch
         self._hold = hold
@@ -237,7 +239,7 @@ class Answering:
     async def answer(
         self, request: Request, caller: Caller, endpoint: Endpoint, *, read: Callable[..., Asked] | None = None
     ) -> Response:
-        """`read`: the parser of the body. Raises RequestRefused, ClientLeft, and errors of calls."""
+        """Answer a request. `read`: the parser of the body. Raises RequestRefused, ClientLeft, and errors of calls."""
         begun = time.monotonic()
         data = await receive_body(request, most=self._most_bytes)
         name = secrets.token_hex(12)

@@ -110,7 +110,7 @@ _MOST_AHEAD = 256
 
 
 class BatchPace:
-    """Grants permits to one batch. `owner`: name of the batch's key."""
+    """Grants permits to one batch. `owner`: name of the API key that submitted the batch."""
 
     def __init__(self, file: Path, guard: Guard, *, owner: str) -> None:
         self._file = PermitFile(file)
@@ -133,7 +133,7 @@ class BatchPace:
             self._held.extend(self._guard.resume(caller) for _ in range(self._allowed - self._use.ended))
 
     async def keep(self) -> None:
-        """Grant permits until this task is cancelled, then release the running requests."""
+        """Grant permits until this task is cancelled, then count the running requests as ended for their key."""
         try:
             while True:
                 with suppress(OSError):  # retry later if the disk is full
@@ -142,7 +142,7 @@ class BatchPace:
         finally:
             with suppress(OSError):
                 self._release_ended_requests()
-            while self._held:  # assume the mean number of tokens for each request that was stopped
+            while self._held:  # count each stopped request with the mean number of tokens
                 held = self._held.popleft()
                 held.tokens = self._mean_tokens
                 held.end()
@@ -171,11 +171,11 @@ class BatchPace:
 
     @property
     def _mean_tokens(self) -> int:
-        """Mean tokens per finished request; 0 before the first end."""
+        """Mean tokens per finished request; 0 until a request has finished."""
         return self._use.tokens // self._use.ended if self._use.ended else 0
 
     def _has_room(self, caller: Caller) -> bool:
-        """True if no request is running, or the tokens left for this minute allow one more."""
+        """True if no request is running, or if the tokens left for this minute cover one more request."""
         if not self._held:
             return True
         if len(self._held) >= _MOST_AHEAD:

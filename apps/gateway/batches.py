@@ -49,7 +49,7 @@ _LOG = "results.jsonl.part"
 """File in the run folder with the answers of a running batch."""
 _KEPT, _CLEANED = "responses.kept.jsonl", "errors.cleaned.jsonl"
 _EXIT_CODES_WITH_FILES = (0, 1)
-"""Exit codes after which there are output files. 1: some requests have no answer."""
+"""Exit codes of a batch process that has written output files. 1: some requests have no answer."""
 
 
 class Batches:
@@ -57,7 +57,7 @@ class Batches:
         self, folder: Path, files: FileStore, *, models: Path, session: str, guard: Guard, usage: UsageRecorder,
         names: Collection[str],
     ) -> None:  # fmt: skip
-        """`usage`: counts the requests for the models `names`."""
+        """`usage`: records the batches' requests. `names`: the models whose requests are recorded."""
         self._folder = folder
         self.files = files
         self._models = models
@@ -192,12 +192,12 @@ class Batches:
                 followed.pacing = None
 
     async def _count(self, id: str) -> None:
-        """Count requests and tokens until this task is cancelled."""
+        """Count the requests and tokens of a running batch until this task is cancelled."""
         batch = None
         with contextlib.suppress(OSError):
             batch = self._read(id)
         if batch is None:
-            return  # the usage is counted when the batch ends
+            return  # `_record_batch_usage` counts the usage later
         reader = self._reader(batch)
         while True:
             more = False

@@ -142,7 +142,7 @@ class GatewayMetrics:
 
 
 _CANCEL_LIMIT_S = 1.0
-"""Seconds that a request counts for its key after a disconnect. The request's calls end within this time."""
+"""Seconds after a disconnect in which a request still counts for its key. Its calls end within this time."""
 
 
 class RunningRequest:

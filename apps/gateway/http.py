@@ -51,7 +51,7 @@ _OVER_CHECK_S = 1.0
 
 Handler = Callable[[Request, Caller], Awaitable[Response]]
 Guarding = Callable[[Handler], Callable[[Request], Awaitable[Response]]]
-"""A function that wraps a handler for known clients, such as `guarded`."""
+"""A function that wraps a handler so that only known clients reach it (see `guarded`)."""
 
 
 def batch_routes(batches: Batches, guard: Guard, guarded: Guarding, *, most_bytes: int) -> list[Route]:
@@ -126,7 +126,9 @@ def _list_page(request: Request, found: Sequence[StoredFile | GatewayBatch]) -> 
 
 
 class Gateway:
-    """A gateway. `keeps`: functions that run with the gateway; `workers`: processes that answer for the gateway."""
+    """The web application of a gateway. `keeps`: background tasks of the gateway; `workers`: processes that share its
+    requests.
+    """
 
     def __init__(
         self, models: ServedModels, watch: SessionWatch, guard: Guard, *, site: str, most_bytes: int,
@@ -318,7 +320,9 @@ def prometheus_answer(text: bytes) -> Response:
 def guarded(
     handler: Handler, guard: Guard, *, failed: Callable[[int], None] = lambda _status: None
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Wrap a handler for known clients, and convert errors to responses. `failed` receives the status of each error."""
+    """Wrap a handler so that only known clients reach it and errors become responses. `failed` receives the status of
+    each error.
+    """
 
     async def answer(request: Request) -> Response:
         try:

@@ -27,7 +27,7 @@ from stoker.errors import ConfigError
 
 WINDOW_S = 60.0
 _SOON_S = 1.0
-"""Pause before a retry, if another request of the key must end first."""
+"""Seconds before a client retries, if another request of its key must end first."""
 
 
 class KeyLimits(msgspec.Struct, frozen=True):
@@ -95,7 +95,9 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@-]{0,63}")
 
 
 class KeyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A key. `digest`: SHA-256 of the key; `created`: seconds since the epoch; `admin`: may read all usage."""
+    """A key. `digest`: SHA-256 of the key; `created`: seconds since the epoch; `admin`: True if it may read the usage
+    of all keys.
+    """
 
     name: str
     digest: str
@@ -301,7 +303,9 @@ class Guard:
         return self._make_caller(record) if record is not None else None
 
     def begin(self, caller: Caller, *, used: Callable[[KeyLimits], KeyLimits] = lambda limits: limits) -> HeldRequest:
-        """Start a request. `used`: returns the part of limits that the request may use. Raises RequestRefused (429)."""
+        """Count a new request for its key and group. `used`: returns the part of the limits that it may use. Raises
+        RequestRefused (429).
+        """
         now = time.monotonic()
         for each in caller.owners:
             if reached := each.use.reached(used(each.limits), now=now, who=each.who):
@@ -320,7 +324,7 @@ class Guard:
         return self.begin(caller)
 
     def resume(self, caller: Caller) -> HeldRequest:
-        """Count a request that an earlier gateway started."""
+        """Count a running request of an earlier gateway, without a check of the limits."""
         for each in caller.owners:
             each.use.running += 1
         return HeldRequest(*(each.use.end for each in caller.owners))

@@ -34,7 +34,9 @@ class ListeningAddress(NamedTuple):
     scheme: str = "http"
 
     def lines(self, shown: str, *, path: str) -> Iterator[str]:
-        """Say how to reach the address: `shown` for a port, or a command that gets `path` from the Unix socket."""
+        """Yield help lines on reaching the address: `shown` for a port, or a curl command that reads `path` from a Unix
+        socket.
+        """
         if not self.port:
             curl = f"curl --unix-socket {self.address} {self.scheme}://stoker{path}"
             yield f"  {self.address} (a Unix socket, yours alone): {curl}"

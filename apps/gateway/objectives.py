@@ -45,7 +45,9 @@ class Objectives(msgspec.Struct, frozen=True):
         return (self.ttft_s or ttft_s) + token * self.tpot_s
 
     def met(self, *, ttft_s: float, late: bool | None, failed: bool) -> dict[str, bool]:
-        """Say which objectives a stream met. `late`: True if a token after the first was late; None for one token."""
+        """Return whether a stream met each objective. `late`: True if a token after the first was late; None for one
+        token.
+        """
         found: dict[str, bool] = {}
         if self.ttft_s:
             found["ttft"] = ttft_s <= self.ttft_s and not failed
@@ -65,7 +67,7 @@ class RequestLengths:
         self._answers: deque[int] = deque(maxlen=_REMEMBERED)
 
     async def features(self, request: ApiRequest) -> dict[str, int]:
-        """Return the `features` of a request's calls. The longest prompt counts."""
+        """Return the `features` of a request's calls. `input_length` is the length of the longest prompt in tokens."""
         text = "\n".join(request.inputs) if request.messages else max(request.texts, key=len, default="")
         tokens = await self._tokens(text) + _MESSAGE_TOKENS * len(request.messages)
         tokens = max([tokens, *map(len, request.ids)])
@@ -105,7 +107,7 @@ class RequestLengths:
 
 
 def refuse_objectives(headers: Mapping[str, str]) -> None:
-    """Refuse the objectives of a batch."""
+    """Raise RequestRefused if the headers of a batch request set objectives."""
     for header in HEADERS:
         if header in headers:
             raise refused(header, "is for requests that are answered at once, not for a batch", "unsupported_value")

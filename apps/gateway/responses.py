@@ -37,7 +37,9 @@ _TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "ref
 
 
 class ConvertedRequest(msgspec.Struct, frozen=True):
-    """A chat request. `repeated`: fields that the response repeats. `places`: per message, its field of the request."""
+    """A chat request. `repeated`: fields that the response repeats. `places`: for each message, the request field it
+    comes from.
+    """
 
     chat: Body
     repeated: Body
@@ -76,7 +78,7 @@ def chat_request(body: Body, *, ignored: Note) -> ConvertedRequest:
 
 
 def translate_chat_error(error: RequestRefused, places: Sequence[str] = ()) -> RequestRefused:
-    """Replace a chat field in an error by the field of `/v1/responses`. `places`: of `ConvertedRequest`."""
+    """Replace a chat field in an error by the field of `/v1/responses`. `places`: as in `ConvertedRequest`."""
     param = error.error.param or ""
     if found := re.match(r"messages\[(\d+)\]", param):
         name, own = found[0], dict(enumerate(places)).get(int(found[1]), "input")
@@ -108,7 +110,7 @@ def _read_text_format(text: Any) -> Body:
 
 
 def _messages_by_place(given: Any) -> dict[str, Body]:
-    """Return chat messages by the item of `input` that begins each message."""
+    """Return the chat messages, each under the request field it begins in, for example `input[0]`."""
     if isinstance(given, str):
         return {"input": {"role": "user", "content": given}}
     messages: dict[str, Body] = {}
@@ -191,7 +193,7 @@ def response_body(choice: Choice, repeated: Body, *, name: str, model: str, crea
 
 
 class ResponseEvents:
-    """The events of a streamed response, and the response itself, with the interface of `ChunkEncoder`."""
+    """Builds a streamed response and its events, with the same interface as `ChunkEncoder`."""
 
     def __init__(self, repeated: Body, *, name: str, model: str, created: int) -> None:
         self._name = name

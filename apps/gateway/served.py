@@ -175,7 +175,7 @@ class ModelMeter(msgspec.Struct):
         return sum(self._met) / len(self._met) if self._met else None
 
     def counts(self) -> dict[str, Any]:
-        """Return all statistics but `first`."""
+        """Return all statistics except `first`."""
         found = {name: getattr(self, name) for name in self.__struct_fields__ if name != "first"}
         return {name: value if isinstance(value, int) else list(value) for name, value in found.items()}
 
@@ -269,7 +269,7 @@ class ServedModels(dict[str, ServedModel]):
         return self[name]
 
     def asked(self, name: str, endpoint: Endpoint) -> ServedModel:
-        """Return the model of a request, or refuse a model of another endpoint."""
+        """Return the model that a request names. Raises RequestRefused if the model needs another endpoint."""
         model = self.named(name)
         embeds = model.settings.kind is ModelKind.EMBEDDING
         if embeds != (endpoint is Endpoint.EMBEDDINGS):
@@ -331,7 +331,7 @@ class SessionWatch:
         return facts_of(self.status, model)
 
     async def waits_for(self, model: ServedModel) -> str:
-        """Say why a stream has not started, without names of hosts, jobs or folders."""
+        """Return why a stream has not started, without names of hosts, jobs or folders."""
         facts = await self.facts(model)
         if self.journal_trouble:
             return "the session's journal cannot be written now"
@@ -370,7 +370,7 @@ class SessionWatch:
     async def _warm_model(self, model: ServedModel, count: int) -> None:
         assert model.recipe is not None
         try:
-            # If the policy admits requests, it loads one library for this call, and the remaining libraries of `min`
+            # If the policy admits requests, ask it for one library only: it loads the remaining libraries of `min`
             # itself.
             await asyncio.wrap_future(self.session.warm(model.recipe, 1 if model.is_admitted_by_policy else count))
             self._failures.pop(model.name, None)

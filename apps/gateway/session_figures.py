@@ -32,7 +32,7 @@ def session_figures(
     served, names = names, {**short, **names}
     busiest = sorted(status.contexts, key=lambda each: -(each.running + each.queued))[:_MOST_ROWS]
     keys = {each.key for each in busiest}
-    contexts = [each for each in status.contexts if each.key in keys]  # in a stable order
+    contexts = [each for each in status.contexts if each.key in keys]  # in the order of `status`
     return {
         "uptime_s": status.uptime_s,
         "calls": {

@@ -114,8 +114,8 @@ class ChunkEncoder:
         self, *, endpoint: Endpoint, name: str, model: str, created: int, per_prompt: int, usage: bool,
         continuous: bool = False,
     ) -> None:  # fmt: skip
-        """`per_prompt`: choices per prompt; `usage`: the last chunk has token counts; `continuous`: every chunk has
-        token counts.
+        """`per_prompt`: choices per prompt; `usage`: True to put token counts in the last chunk; `continuous`: True to
+        put them in every chunk.
         """
         self._is_chat = endpoint is Endpoint.CHAT
         self._head = answer_head(endpoint, name=name, model=model, created=created, is_chunk=True)
@@ -199,8 +199,8 @@ def _event(value: Any) -> bytes:
 
 _HEADERS_S = 1.0
 _HOT_HEADERS_S = 10.0
-"""Seconds without a piece after which a stream starts with comments (for a loaded model: `_HOT_HEADERS_S`). An error
-before the start gets an HTTP error status, so that clients retry.
+"""Seconds to wait for the first piece before a stream starts with comments (`_HOT_HEADERS_S`: if the model is loaded).
+An earlier error gets an HTTP error status, so that clients retry.
 """
 _COMMENT_S = 2.0
 

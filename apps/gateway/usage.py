@@ -276,7 +276,9 @@ class _BatchRequest(msgspec.Struct):
 
 
 class BatchReader:
-    """Counts a batch. `requests`: the input file; `log`: the file of answers so far; `models`: the models to count."""
+    """Counts the requests and tokens of a batch. `requests`: the input file; `log`: the file of answers so far;
+    `models`: the models to count.
+    """
 
     def __init__(self, requests: Path, log: Path, *, models: Collection[str]) -> None:
         self.totals: dict[str, UsageCount] = {}

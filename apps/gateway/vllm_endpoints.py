@@ -35,13 +35,13 @@ _FIELDS: dict[str, dict[str, type]] = {
     TOKENIZE: {"model": str, "prompt": str, "add_special_tokens": bool, "return_token_strs": bool},
     DETOKENIZE: {"model": str, "tokens": list},
 }
-"""The fields of each endpoint, with their types. Another check follows for `object`."""
+"""The fields of each endpoint, with their types. Other code checks the fields of type `object`."""
 _MOST_TEXTS = 2048
 _MOST_ID = 1 << 31
 
 
 def _read_fields(data: bytes, address: str, *, ignored: Note | None = None) -> dict[str, Any]:
-    """Return the fields of a body that are not null. `ignored`: None to refuse fields without effect."""
+    """Return the fields of a body that are not null. `ignored`: receives fields without effect; None refuses them."""
     body = {name: value for name, value in parse_json_object(data).items() if value is not None}
     for name in [name for name in body if name not in _FIELDS[address]]:
         if ignored is None or name not in IGNORED:

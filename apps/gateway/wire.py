@@ -23,7 +23,9 @@ from stoker.apps.gateway.failures import refusal_of
 
 T = TypeVar("T")
 _LARGEST_BODY_FACTOR = 16
-"""Multiple of the limit up to which a too large body is read. Clients read an answer only after sending the body."""
+"""A body over the size limit is still read up to this multiple of the limit, because clients read an answer only after
+sending the body.
+"""
 _REQUEST_ID = "x-request-id"
 
 
@@ -47,8 +49,8 @@ class RequestIds:
 
 
 class CrossOrigin:
-    """If keys are required, pages of other `origins` (empty: all) may send requests. Otherwise, `Guard` refuses such
-    pages.
+    """If keys are required, web pages from `origins` (empty: all) may send requests. If not, `Guard` refuses the pages
+    of other sites.
     """
 
     def __init__(self, app: ASGIApp, *, is_open: Callable[[], bool], origins: Sequence[str]) -> None:
@@ -102,7 +104,7 @@ def error_answer(error: BaseException) -> Response:
 
 
 async def receive_body(request: Request, *, most: int) -> bytes:
-    """Raises RequestRefused (413), and ClientLeft on a disconnect."""
+    """Return the body of a request. Raises RequestRefused (413) above `most` bytes, and ClientLeft on a disconnect."""
     parts: list[bytes] = []
     size, has_more = 0, True
     while has_more and size <= most * _LARGEST_BODY_FACTOR:
@@ -134,7 +136,7 @@ async def result_unless_disconnected(receive: Receive, work: Awaitable[T]) -> T:
 
 
 _SILENT_S = 15.0
-"""Seconds of silence before a comment, because proxies close silent connections after a minute."""
+"""Seconds without an event before a stream sends a comment, because proxies close silent connections after a minute."""
 _FEW_STREAMS = 8
 _APART_S = 0.015
 """Seconds between two writes to a stream while many streams are open. A write costs a third of the gateway's time for a

@@ -35,7 +35,7 @@ from stoker.sessions import WorkerFacts
 
 _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _STABLE_S = 60.0
-"""Seconds that a worker must run before its next restart is quick again."""
+"""Seconds that a worker must run before its restart delay is reset to `_PAUSE_S`."""
 _REPORT_S = 1.0
 _KILLED_AFTER_S = GRACE_S + 5.0
 
@@ -66,7 +66,9 @@ class GatewayPeer:
         self._is_over = False
 
     async def call(self, name: str, *given: Any) -> Any:
-        """Return the result of a call in the other process. Cancelling ends the call there. Raises ConnectionError."""
+        """Run a call in the other process and return its result. Cancellation also cancels that call. Raises
+        ConnectionError.
+        """
         if self._is_over:
             raise ConnectionError(_ENDED)
         number = next(self._numbers)

@@ -42,7 +42,7 @@ _PLACES = re.compile(r"\{([^{}]+)\}")
 
 
 class SweepOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """An empty string selects the default. `limit`: 0 for all rows."""
+    """The options of a sweep. An empty string selects the default. `limit`: 0 for all rows."""
 
     sweep: str = ""
     data: str = ""
@@ -54,7 +54,7 @@ class SweepOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SweepModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`engine`, `devices`: as in `stoker.causal_lm`."""
+    """A model of a sweep. `engine`, `devices`: as in `stoker.causal_lm`."""
 
     name: Text
     path: str = ""
@@ -75,7 +75,7 @@ class Template(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(dict.fromkeys(_PLACES.findall(self.text)))
 
     def fill(self, fields: Mapping[str, Any]) -> str:
-        """An empty cell becomes an empty text; braces in a value are kept."""
+        """Return the prompt for a row. An empty cell becomes an empty text; braces in a value are kept."""
         return _PLACES.sub(lambda place: "" if is_empty(value := fields[place[1]]) else str(value), self.text)
 
 
@@ -84,7 +84,7 @@ _Temperature = Annotated[float, msgspec.Meta(ge=0, le=_MOST)]
 
 
 class Parameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A sweep runs every combination of the values."""
+    """The values of each parameter. A sweep runs every combination of the values."""
 
     max_new_tokens: tuple[_Tokens, ...] | _Tokens = 32
     temperature: tuple[_Temperature, ...] | _Temperature = 0.0

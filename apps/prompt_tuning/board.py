@@ -88,7 +88,9 @@ class BoardEntry(msgspec.Struct, kw_only=True):
     at: float = 0.0
 
     def in_time(self, now: float) -> bool | None:
-        """True if the job meets its deadline; None without a deadline, or while the forecast is too close to it."""
+        """True if the job meets its deadline. None without a deadline, or while the forecast end is too close to the
+        deadline to tell.
+        """
         if self.deadline_at is None:
             return None
         if self.phase.is_over:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from stoker.contexts import CausalLM
 
 PRELOAD = ("peft", "stoker.tuning.call")
-"""Modules that a pilot imports in advance, in addition to the model's, because the import of PEFT takes seconds."""
+"""Modules that a pilot imports early, in addition to the model's modules, because the import of PEFT takes seconds."""
 
 
 @context  # its code and docstring equal those of `stoker.causal_lm`, so that both have one key

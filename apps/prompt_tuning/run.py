@@ -138,7 +138,7 @@ def follow_jobs(jobs: Sequence[SubmittedJob], session: Session, shown: Display) 
             running = [future for future in left if not future.done()]
             if running:
                 concurrent.futures.wait(running, timeout=_LOOK_EVERY_S, return_when=concurrent.futures.FIRST_COMPLETED)
-            else:  # the last write of a result failed
+            else:  # all calls have ended, but a result was not written
                 time.sleep(_LOOK_EVERY_S)
     finally:
         asker.close()
@@ -271,7 +271,7 @@ def _run_detached(files: Sequence[Path], options: SubmissionOptions, *, log: int
 
 
 def fill_bank(file: Path | None, options: SubmissionOptions, *, model: str, screen: Screen, json: bool) -> int:
-    """Raises StokerError for the bank of another model."""
+    """Add candidate prompts to a model's bank, and return 0. Raises StokerError for the bank of another model."""
     files = [SHIPPED_PROMPTS] if file is None else [SHIPPED_PROMPTS, file]
     every = {one.key: one for each in files for one in read_candidates(each)}
     recipe, identity = recipe_of(model)

@@ -41,7 +41,7 @@ def add_prompt_to_models_file(options: SubmissionOptions, ready: CheckedJob, *, 
     file = options.models
     try:
         with file.open("a+", encoding="utf-8") as opened:
-            with contextlib.suppress(OSError):  # a file system without locks
+            with contextlib.suppress(OSError):  # the file system does not support locks
                 fcntl.flock(opened, fcntl.LOCK_EX)
             before = _read(file)
             base, text = _find_or_add_base_model(before, options, ready)

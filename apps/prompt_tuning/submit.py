@@ -147,7 +147,7 @@ def _features(order: Order) -> Features:
 
 
 def _estimated_bank_lookup_s(bank: BankPlace | None, order: Order) -> float:
-    """Return the device seconds of the lookup, estimated from earlier lookups; 0 if unknown or unneeded."""
+    """Return the estimated device seconds of the bank lookup, from earlier lookups; 0 if unknown or unneeded."""
     if bank is None:
         return 0.0
     known = read_paces(Path(bank.folder), virtual_tokens=order.job.prompt.virtual_tokens).values()

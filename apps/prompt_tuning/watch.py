@@ -90,7 +90,9 @@ def read_saved_state(progress: CallProgress | None) -> Saved | None:
 def updated_entry(
     entry: BoardEntry, *, call: CallFuture | None, picture: SessionPicture | None, now: float, ahead_s: float = 0.0
 ) -> BoardEntry:  # fmt: skip
-    """Return the updated `entry`. `now`: seconds since the epoch; `ahead_s`: lead of `now` over the wall clock."""
+    """Return the updated `entry`. `now`: seconds since the epoch; `ahead_s`: seconds by which `now` is ahead of the
+    wall clock.
+    """
     if call is None:
         return entry
     entry = copy.copy(entry)

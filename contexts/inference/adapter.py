@@ -54,7 +54,9 @@ class Sampling(msgspec.Struct, frozen=True):
 
 
 class GenerationRequest(msgspec.Struct, frozen=True):
-    """A prompt. Its first token is due at `due_at` (time.monotonic), then a token every `tpot_s` seconds."""
+    """A prompt and its token deadlines: the first token is due at `due_at` (time.monotonic), later tokens every
+    `tpot_s` seconds.
+    """
 
     id: int
     prompt: tuple[int, ...]
@@ -76,8 +78,8 @@ class PromptToken(msgspec.Struct, frozen=True):
 
 
 class NewToken(msgspec.Struct, frozen=True):
-    """A new token (-1: none) and its text. The last token has `finish`; the first token has the scored `prompt`.
-    `option`: the option that caused the `error`.
+    """A new token (-1: none) and its text. Only a last token has `finish`; only a first token has `prompt`, the scored
+    prompt. `option`: the option that caused the `error`.
     """
 
     request: int
@@ -131,7 +133,7 @@ class EngineLoad(msgspec.Struct, frozen=True):
     rows: int = 0
     cache_tokens: int = 0
     peak_tokens: int = 0
-    reused_tokens: int = 0  # prompt tokens that kept prefixes contained
+    reused_tokens: int = 0  # prompt tokens that the engine took from kept prefixes
 
     @property
     def is_cache_too_small(self) -> bool:
@@ -177,7 +179,7 @@ class EngineWork(NamedTuple):
 
 
 def work_of(requests: Iterable[Any], *, now: float, accepted_requests: int, mean_output: float) -> EngineWork:
-    """Return the figures of open `engine_thread.Generation`s. `now`: seconds of time.monotonic."""
+    """Return the work of the open requests (`engine_thread.Generation`). `now`: seconds of time.monotonic."""
     rows, total, due_at, tpot_s, late_at, peak = 0, 0, inf, 0.0, inf, 0.0
     prompts: list[tuple[int, float, float, int]] = []
     answers: list[tuple[float, float, int]] = []
@@ -229,7 +231,7 @@ class InferenceEngine(Protocol):
     def memory(self) -> EngineMemory: ...
 
     def resize(self, cache_bytes: int) -> None:
-        """Change the cache budget. Raises ValueError if an open request would no longer fit into the cache."""
+        """Change the cache budget. Raises ValueError if an open request would not fit into the new cache."""
 
     def sleep(self) -> None:
         """Free device memory until `wake`. Raises RuntimeError while requests run."""
@@ -260,7 +262,7 @@ def check_sampling(sampling: Sampling) -> None:
 
 
 class ModelTexts(msgspec.Struct, frozen=True, kw_only=True):
-    """The decoder of tokens, the end tokens, and the model's maximum tokens and vocabulary size (0 = no limit)."""
+    """The token decoder, the end tokens, the maximum tokens of a text, and the vocabulary size (0 = no limit)."""
 
     decode: Decode
     ends: frozenset[int]
@@ -306,9 +308,7 @@ class ModelTexts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Written:
-    """The text of one request. A piece of text is returned when its characters are complete, or can no longer become
-    complete.
-    """
+    """The text of one request. `add` returns text when its characters are complete or can no longer become complete."""
 
     def __init__(self, texts: ModelTexts, request: GenerationRequest) -> None:
         self.tokens: list[int] = []
@@ -322,7 +322,7 @@ class Written:
         self._text = ""
         self._given = 0
         self._shown, self._complete = 0, 0
-        self._ahead = 0  # number of characters in `_text` from tokens after index `_complete`
+        self._ahead = 0  # number of characters in `_text` that belong to tokens after index `_complete`
 
     def add(self, token: int, *, is_last: bool = False) -> str:
         """Add a token and return the new text. `is_last`: True if no token can follow."""

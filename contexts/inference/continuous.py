@@ -31,7 +31,7 @@ from stoker.contexts.inference.peft_adapters import AdaptedTokens, Adapter, Adap
 
 @dataclass(eq=False)
 class StepsAhead:
-    """Launches captured decode steps, at most one step ahead."""
+    """Launches captured decode steps. The next step may start before the tokens of the last step are read."""
 
     graphs: DecodeGraphs
     batch: RunningBatch
@@ -47,8 +47,8 @@ class StepsAhead:
         return self._unread is not None
 
     def read(self, *, follow: bool) -> tuple[int, list[tuple[int, int]]]:
-        """Read the launched step, if any. With `follow`, first launch the next step if its rows are known. Return the
-        row length and a token per running request (-1: none drawn).
+        """Read the result of the launched step, if any. With `follow`, first launch the next step if its rows are
+        known. Return the row length, and each running request's token (-1: none drawn).
         """
         unread, self._unread = self._unread, None
         if unread is None:
@@ -98,7 +98,7 @@ TookStep = Callable[[Step, int, float], None]
 
 
 class ContinuousEngine:
-    """One model with one running batch (`adapter.InferenceEngine`)."""
+    """An `adapter.InferenceEngine` with one batch, which requests can join at each step."""
 
     name = "continuous"
     chosen = "every call joins one batch"
@@ -250,7 +250,9 @@ class ContinuousEngine:
         return tokens
 
     def _compute(self, step: Step) -> tuple[Step, int]:
-        """Compute a step. Return the step without tokens of kept prefixes, and a decode step's mean row length."""
+        """Compute a step. Return the step without the tokens that kept prefixes supply, and the mean row length of a
+        decode step.
+        """
         writing = {id for id in step.requests if self._batch.running[id].decodes}
         reads = [
             self._next_prompt_part(id, most)

@@ -27,8 +27,8 @@ import torch
 log = logging.getLogger(__name__)
 
 _WINDOW_S = 0.5  # seconds of computation between two checks of the processor time
-_CROWDED = 0.75  # the library uses fewer threads if each gets less than this share of a core and no core was idle
-_IDLE = 0.8  # mean number of idle cores that a library needs before it adds a thread
+_CROWDED = 0.75  # threads are dropped if each gets less than this share of a core and few cores are idle
+_IDLE = 0.8  # mean number of idle cores that allows one more thread
 _TRY_AGAIN_S, _LONGEST_S = 5.0, 300.0
 
 
@@ -66,7 +66,7 @@ class CoreShare:
                 self._adapt_thread_count(now, wanted)
 
     def _fit(self) -> tuple[int, int]:
-        """Set the thread count. Return the count that other code wants, and the count that was set."""
+        """Set the thread count. Return the count that the calling program set, and the count that is now set."""
         has = torch.get_num_threads()
         wanted, was_set = getattr(self._local, "set", (has, has))
         if has != was_set:

@@ -19,7 +19,7 @@ from stoker.contexts.inference.decoder import DecodePart, LeanDecoder, ReadPart,
 from stoker.contexts.inference.kernels import TokenDraw, sample_tokens
 from stoker.units import show_bytes
 
-_WARM_UPS = 2  # number of runs before a capture, in which CUDA libraries allocate workspaces and choose kernels
+_WARM_UPS = 2  # runs before a capture: CUDA libraries allocate workspaces and choose kernels in them
 
 Replay = Callable[[], None]  # a function that enqueues captured work on the device and returns without waiting
 
@@ -34,7 +34,7 @@ class CudaGraphs:
         self.held_bytes = 0
 
     def capture(self, function: Callable[[], None]) -> Replay:
-        """Warm up and capture a function on a side stream, so that other threads may use CUDA (`thread_local`)."""
+        """Warm up and capture a function on a side stream. Other threads may use CUDA meanwhile (`thread_local`)."""
         with torch.cuda.device(self._device):
             if self._stream is None:
                 self._stream = torch.cuda.Stream()
@@ -47,7 +47,7 @@ class CudaGraphs:
             try:
                 with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                     function()
-            finally:  # if the end of a capture fails, PyTorch leaves the side stream current
+            finally:  # if a capture fails at its end, PyTorch does not switch back from the side stream
                 torch.cuda.set_stream(current)
             self.held_bytes += max(0, torch.cuda.memory_reserved() - before)
         replay: Replay = graph.replay
@@ -132,7 +132,7 @@ class StepShape:
 
     @property
     def versions(self) -> list[tuple[RowArray, int]]:
-        """Each array and its version; other versions invalidate a graph of this shape."""
+        """Each array and its version. A graph is valid only for the versions with which it was captured."""
         return [(array, array.version) for array in self.arrays]
 
 
@@ -154,7 +154,7 @@ class DecodeGraphs:
         zeros = torch.zeros((4, self._most), dtype=torch.int64, device=decoder.device)
         self._tokens, self._positions, self._order, self._written = zeros.unbind()
         self._draws = torch.zeros((3, self._most), dtype=torch.float64, device=decoder.device)
-        """Temperature (0 = greedy), `top_p`, and random number."""
+        """Sampling inputs of each row: temperature (0 = greedy), `top_p`, and random number."""
         self._buffer_bytes = int(zeros.nbytes + self._draws.nbytes)
         self._graphs: dict[tuple[object, ...], tuple[Replay, list[tuple[RowArray, int]]]] = {}
         self._uses: dict[tuple[object, ...], int] = {}
@@ -178,7 +178,7 @@ class DecodeGraphs:
         self, shape: StepShape, inputs: Callable[[int], RowInput], *, after: LaunchedStep | None = None
     ) -> LaunchedStep | None:
         """Launch a step; capture the step first if its shape was used often. Return None if the step must run eagerly.
-        `after`: previous step, whose tokens are read on the device. It requires a graph for the shape.
+        `after`: previous step, whose new tokens stay on the device; this requires a graph for the shape.
         """
         if shape.key not in self._graphs or self._graphs[shape.key][1] != shape.versions:
             if after is not None:
@@ -245,7 +245,7 @@ class DecodeGraphs:
         log.warning("decode steps run without graphs: %s", why)
         try:
             self.drop()
-        except Exception as error:  # a failed device raises an exception again at the next step
+        except Exception as error:  # if the device has failed, the next step raises again
             log.debug("graphs could not be dropped: %s", error)
         return False
 

@@ -26,7 +26,7 @@ _FEWEST_ROWS = 4
 
 
 class RowArray:
-    """Keys and values of all layers, `[rows, heads, tokens, size]` each."""
+    """Cached keys and values of some requests, one tensor `[rows, heads, tokens, size]` of each per layer."""
 
     def __init__(self, *, tokens: int, heads: int, size: int, dtype: torch.dtype, devices: Sequence[Any]) -> None:
         self.tokens = tokens
@@ -34,7 +34,7 @@ class RowArray:
         self._shape = (heads, tokens, size)
         self._devices, self._dtype = devices, dtype
         self.capacity = 0
-        self.version = 0  # number of moves of the keys and values to new addresses
+        self.version = 0  # how often the keys and values were moved to new addresses
         self.keys = [self._empty(0, device) for device in devices]
         self.values = [self._empty(0, device) for device in devices]
 
@@ -70,7 +70,9 @@ class KVStore:
         return self.token_bytes * self.allocated_tokens
 
     def ensure_row(self, request: int, *, tokens: int, room_tokens: float) -> None:
-        """Give a request a row of at least `tokens` tokens. All arrays together have at most `room_tokens` tokens."""
+        """Give a request a row for at least `tokens` tokens. All arrays together may hold at most `room_tokens`
+        tokens.
+        """
         size, old = row_tokens(tokens), self._of.get(request)
         if old is not None and old.tokens >= size:
             return
@@ -78,7 +80,7 @@ class KVStore:
         if old is not None:
             at = old.requests.index(request)
             kept = [(keys[at].clone(), values[at].clone()) for keys, values in zip(old.keys, old.values, strict=True)]
-            self.free(request)  # the longer row may need this memory
+            self.free(request)  # free the old row first: the longer row may need its memory
         array = self.arrays.get(size)
         if array is None:
             array = self.arrays[size] = RowArray(tokens=size, **self._make)
@@ -149,7 +151,9 @@ class ReadPart:
 
 
 class DecodePart:
-    """A decode step of the first rows of an array. Attention covers tokens up to the largest of `places`, if given."""
+    """A decode step of the first rows of an array. `places`: position of each row's token; attention ends at the
+    largest, if given.
+    """
 
     def __init__(
         self, array: RowArray, positions: torch.Tensor, *, dtype: torch.dtype, places: Sequence[int] = ()
@@ -188,7 +192,7 @@ class _Layer:
 
 
 class LeanDecoder:
-    """The layers of one model. Not thread-safe."""
+    """The layers of one model of the Llama family. Not thread-safe."""
 
     def __init__(self, model: Any, *, packs: torch.dtype | None = None) -> None:
         config, inner = model.config, model.model
@@ -263,7 +267,9 @@ class LeanDecoder:
         *,
         last: Sequence[int],
     ) -> torch.Tensor:
-        """Compute `states` from host tokens, and return logits `[len(last), vocabulary]` of the tokens `last`."""
+        """Compute the hidden states of host tokens (`states`), and return the logits `[len(last), vocabulary]` of the
+        tokens `last`.
+        """
         given = torch.tensor([list(tokens), list(positions)], device=self.device)
         return self.logits(self.states(given[0], given[1], parts), last)
 

@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 _PACE = 0.2  # weight of the last step in the forecast of the next step's duration
 _EXIT_S = 30.0  # maximum seconds that an exiting process waits for a running step
-_CHECK_EVERY_S = 0.1  # seconds between two checks for a stop request while a call waits for the model
+_CHECK_EVERY_S = 0.1  # seconds between two checks whether a waiting call must stop
 
 
 class Generation:
@@ -62,7 +62,7 @@ class Generation:
         self._leave = leave
         self._come: SimpleQueue[list[NewToken] | BaseException] = SimpleQueue()
         self._tokens: list[NewToken] = []
-        # Each step reads these fields (`work_of`), so properties would be too slow.
+        # These are plain fields, because each step reads them (`work_of`) and properties would be too slow.
         self.made = 0
         self.prompt_tokens = len(request.prompt)
         self.first_due_at, self.tpot_s = request.due_at, request.tpot_s
@@ -104,7 +104,9 @@ class Generation:
         return self.request.due_at + self.made * self.request.tpot_s
 
     def give(self, token: NewToken) -> None:
-        """Pass a token to the reader, immediately if the request needs pieces, otherwise at the end of the text."""
+        """Pass a token to the reader: at once if the request needs pieces, otherwise together with all tokens at the
+        end of the text.
+        """
         self._tokens.append(token)
         self.made += 1
         if self.request.pieces or token.finish is not None:
@@ -146,13 +148,13 @@ class EngineThread:
         self._computing = computing
         self._stepped = stepped
         self._engine: InferenceEngine | None = None
-        self._turn = threading.RLock()  # the owner may use the model; the engine thread owns the lock during a step
+        self._turn = threading.RLock()  # a caller owns this lock while using the model, the engine thread during a step
         self._inbox: deque[Generation | int] = deque()
         self._jobs: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._work = threading.Condition()
         self._open: dict[int, Generation] = {}
         self._numbers = 0
-        self._wanted, self._held = 0, 0  # how often callers requested the model, and how often they got it
+        self._wanted, self._held = 0, 0  # how often threads requested the model, and how often this wait ended
         self._holder = 0
         self._device_turns: DeviceShare | None = None
         self._asleep = False
@@ -209,7 +211,7 @@ class EngineThread:
         self._check_not_forked()
         stop = ambient.current_call_stop()
         stop.check()
-        if self._holder == threading.get_ident():  # the engine thread is waiting for this thread
+        if self._holder == threading.get_ident():  # this thread holds the model, so the engine thread waits for it
             return function()
         job: Future[T] = Future()
 
@@ -255,7 +257,7 @@ class EngineThread:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Reserve the model for this thread."""
+        """Reserve the model for the calling thread; the engine computes no steps meanwhile."""
         self._check_not_forked()
         stop = ambient.current_call_stop(own_thread=True)
         with self._work:

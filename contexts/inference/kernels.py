@@ -47,7 +47,7 @@ _ROWS_EXPECTED = 64
 
 
 def packed_dtypes(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
-    """Return the dtypes for a weight copy on a CPU, fastest first."""
+    """Return the dtypes that suit a packed weight copy on a CPU, fastest first; empty if none does."""
     if dtype == torch.bfloat16 and not has_fast_bfloat16():
         return torch.float32, dtype
     return (dtype,) if dtype in (torch.float32, torch.bfloat16) else ()
@@ -93,7 +93,7 @@ class PackedLinear:
             self._bias = self._joined_bias(self._fused.dtype)
 
     def unfuse(self) -> None:
-        if self._fused is not None:  # a packed layer keeps its bias
+        if self._fused is not None:  # a packed layer has no `_fused` weights and needs its bias
             self._fused = self._bias = None
 
     def _joined_bias(self, dtype: torch.dtype) -> torch.Tensor | None:
@@ -116,8 +116,8 @@ class PackedLinear:
 
 
 DecodeAttention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""Takes queries `[rows, heads, size]`, keys and values `[rows, key heads, tokens, size]`, and a mask `[rows, 1, 1,
-tokens]` of 0 and minus infinity. Returns `[rows, heads * size]`. The result never depends on the batch.
+"""A function of queries `[rows, heads, size]`, keys and values `[rows, key heads, tokens, size]`, and a mask `[rows, 1,
+1, tokens]` of 0 and minus infinity. Returns `[rows, heads * size]`. A row's result never depends on other rows.
 """
 
 
@@ -142,7 +142,7 @@ def attend_with_shared_keys(
 def attend_with_grouped_queries(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """Call PyTorch's kernel with the heads of a group as queries of one head."""
+    """Call PyTorch's kernel with each group's heads arranged as several queries of one head."""
     rows, key_heads, _, size = keys.shape
     out = scaled_dot_product_attention(q.view(rows, key_heads, -1, size), keys, values, attn_mask=mask)
     return out.reshape(rows, -1)
@@ -235,7 +235,7 @@ _LARGE_VOCABULARY = 262_144
 
 
 def positions_scored_at_once(vocabulary: int) -> int:
-    """Return how many positions of a prompt to score together, so that their logits need about 32 MB."""
+    """Return the number of prompt positions to score together. Their logits need about 32 MB."""
     return max(1, _LOGITS_AT_ONCE // (vocabulary or _LARGE_VOCABULARY))
 
 

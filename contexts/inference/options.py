@@ -1,4 +1,4 @@
-"""Additional options of a request with vLLM's names, and the valid values."""
+"""Additional request options, named as in vLLM, and their valid values."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ ENGINE_OPTIONS: dict[str, tuple[Any, str]] = {
     "ignore_eos": (bool, "True or False"),
     "stop_token_ids": (list[_Token], "a list of token ids"),
 }
-"""By name: the type of the value, and the valid values in words."""
+"""By option name: the type of the value, and a description of valid values."""
 
 
 def check_options(options: Sequence[tuple[str, Any]], *, json_schema: str = "") -> None:
-    """Raise OptionRefused for an unknown name, an invalid value, or two forms of one text."""
+    """Raise OptionRefused for an unknown name, an invalid value, or two options for the form of a text."""
     for name, value in options:
         if name not in ENGINE_OPTIONS:
             raise OptionRefused(name, f"{name} is not an option of an engine; {did_you_mean(name, ENGINE_OPTIONS)}")

@@ -22,7 +22,7 @@ from torch.nn.functional import linear
 from stoker.contexts.adapter_files import GROUPS, VECTORS, WEIGHTS, BaseShapes, read_adapter_files
 from stoker.contexts.inference.options import OptionRefused
 
-_SHARE = 4  # limit of kept adapters: the base model's bytes divided by this number. Open requests may exceed the limit
+_SHARE = 4  # kept adapters need at most the base model's bytes / 4, unless open requests need more
 _IDS = 1 << 32
 
 
@@ -61,7 +61,9 @@ class Adapter:
 
 
 class AdapterCache:
-    """The recently used adapters of a base model by name. `share_of`: bytes of the base model's weights."""
+    """The recently used adapters of a base model, by name. `share_of`: bytes of the base model's weights, which limit
+    the cache.
+    """
 
     def __init__(self, folders: Mapping[str, str], base: BaseShapes, *, dtype: torch.dtype, share_of: int) -> None:
         self._folders = folders
@@ -96,8 +98,9 @@ def find_adapter_folder(folders: Mapping[str, str], name: str) -> str:
 
 
 class _Stack(NamedTuple):
-    """`down`: stacked matrices A of all adapters, `[ranks, in]`. `owners`: the adapter of each rank. `ups`: per
-    projection, the ranks, the columns in the group's result, and the stacked matrices B, `[ranks, out]`.
+    """LoRA matrices of all adapters for one group of projections. `down`: stacked matrices A, `[ranks, in]`. `owners`:
+    the adapter of each rank. `ups`: for each projection, ranks, columns in the group's result, and stacked matrices B,
+    `[ranks, out]`.
     """
 
     down: torch.Tensor
@@ -120,7 +123,7 @@ class AdapterBank:
         self.size_bytes = 0
 
     def hold(self, adapters: Sequence[Adapter]) -> None:
-        """Stack the matrices of these adapters, unless the bank has them and at most as many others."""
+        """Stack the matrices of these adapters, unless the bank already holds them and at most as many others."""
         wanted = [each for each in dict.fromkeys(adapters) if each.matrices]
         if all(each in self.places for each in wanted) and len(self.places) <= 2 * len(wanted):
             return
@@ -173,12 +176,13 @@ class AdaptedTokens:
             x[at : at + len(vectors)] = vectors.to(x.device)
 
     def add(self, layer: int, group: str, x: torch.Tensor, out: torch.Tensor) -> None:
-        """Add the adapters' part of a group of projections to the result `out`, in place."""
+        """Add the adapters' contribution to `out`, the result of a group of projections, in place."""
         stack = self._bank.stacks.get((layer, group))
         if stack is None or not self._rows:
             return
         rows, others = self._rows_and_other_owner_mask(x.device, stack.owners)
-        # A product with a mask of 0 and 1 would fail, because large numbers of another adapter may overflow.
+        # Do not multiply by a mask of 0 and 1: another adapter's large numbers may overflow to infinity, and 0 times
+        # infinity is NaN.
         low = linear(x if self._all else x[rows], stack.down).masked_fill_(others, 0.0)
         for ranks, places, up in stack.ups:
             if self._all:

@@ -38,7 +38,7 @@ class StepCollector:
     def __init__(self) -> None:
         self.known = StepModel()
         self.paused = False  # true while a profiler measures
-        self.urgent = False  # true if a profiler's times are to be sent
+        self.urgent = False  # true if a profiler's times wait to be sent
         self._fresh = StepModel()
         self._taken = threading.Event()
         self._steps = 0
@@ -46,7 +46,7 @@ class StepCollector:
         self._lock = threading.Lock()
 
     def took(self, step: Step, length: int, seconds: float) -> None:
-        """Keep a step that the engine computed in `seconds` until `add_step`."""
+        """Keep a step for `add_step`. `seconds`: time that the engine needed to compute the step."""
         self._steps += 1
         if self.paused or self._steps <= COLD_STEPS:
             return
@@ -158,7 +158,7 @@ class EngineProfiler:
             yield from self._prefill_sample(rows, start, count)
 
     def _prefill_sample(self, rows: int, start: int, count: int) -> Iterator[StepSample]:
-        for _ in range(2 if start else 0):  # after the second pass, the engine keeps this prefix
+        for _ in range(2 if start else 0):  # the engine keeps a prefix after reading it twice
             self._read([self._document[:start] + self._tokens(8)], start=start)
         taken = []
         for _ in range(self._effort.repeats):
@@ -167,7 +167,7 @@ class EngineProfiler:
                 taken += steps
         if taken:
             yield _median_sample(taken)
-        else:  # the engine keeps no prefix of this length
+        else:  # the engine did not reuse a prefix of this length
             self._left_out += 1
 
     def _decode_samples(self) -> Iterator[StepSample]:
@@ -182,7 +182,7 @@ class EngineProfiler:
                 yield sample
 
     def _timed(self, plans: Sequence[T], *, limit_s: float, first: float, share: float) -> Iterator[T]:
-        """Yield plans until the time limit, report the progress, and count the remaining plans as left out."""
+        """Yield plans until the time limit and report the progress. Count plans after the limit as left out."""
         deadline = self._clock() + limit_s
         for number, plan in enumerate(plans):
             if self._clock() > deadline:

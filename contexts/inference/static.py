@@ -35,7 +35,7 @@ from stoker.contexts.inference.kernels import RequestText, next_tokens, packed_d
 
 
 class StaticEngine:
-    """One model with one batch at a time (`adapter.InferenceEngine`)."""
+    """An `adapter.InferenceEngine` that computes one batch at a time; requests cannot join a running batch."""
 
     name = "static"
 

@@ -34,7 +34,7 @@ class TokenRules:
         self.top_k = max(options.get("top_k", 0), 0) if draws else 0
         min_p = options.get("min_p", 0) if draws else 0
         self.margin = sampling.temperature * math.log(min_p) if min_p else -math.inf
-        """`min_p` as a difference from the highest logit."""
+        """Minimum logit relative to the highest logit, from `min_p`; -inf without `min_p`."""
         bias = options.get("logit_bias", {})
         self.biased = np.array(list(bias), dtype=np.int64)
         self.biases = np.array(list(bias.values()), dtype=np.float32)
@@ -192,7 +192,7 @@ _SHOWN_CHARACTERS = 300
 _LIMITS: dict[str, Any] = {"verbose_errors": False}
 """Changes to llguidance's default limits: about 1 s for a compilation and 20 ms for a token."""
 _SPACES = r"[ \t]?|\r?\n[ \t]{0,40}"
-"""Limited white space between the parts of a JSON text, because small models repeat white space."""
+"""Allowed white space between the parts of a JSON text, limited because small models repeat white space."""
 
 
 class Grammars:
@@ -204,7 +204,7 @@ class Grammars:
         self._compiled = functools.lru_cache(_MOST_COMPILED)(self._compile)
 
     def matcher(self, sampling: Sampling) -> Any:
-        """Return an `LLMatcher` at the start of the text, or None without a grammar. Raises OptionRefused."""
+        """Return a new `LLMatcher` at the start of the text; None if no grammar is requested. Raises OptionRefused."""
         if sampling.structure is None:
             return None
         option, value = sampling.structure

@@ -128,7 +128,7 @@ class VLLMEngine:
     # ---- memory
 
     def memory(self) -> EngineMemory:
-        """Return the memory; during sleep, the memory that was not freed."""
+        """Return the engine's memory; during sleep, only memory that was not freed."""
         weights, cache, tokens = self._start.weights_bytes, self._start.cache_bytes, self._start.cache_tokens
         awake = EngineMemory(weights, cache, cache, token_bytes=cache // max(1, tokens), fixed_tokens=tokens)
         if not self._asleep:
@@ -167,7 +167,7 @@ class VLLMEngine:
             log.warning("sleep has freed %s of %s", show_bytes(self._freed_bytes), show_bytes(held))
 
     def wake(self) -> None:
-        """End `sleep`. Raises StokerError if the tokens of a fixed prompt changed."""
+        """End `sleep`. Raises StokerError if vLLM now writes other tokens for a fixed prompt."""
         if not self._asleep:
             return
         if self._start.on_gpu:

@@ -51,8 +51,8 @@ _PART_BYTES = 1_000_000_000
 
 
 class VLLMStart:
-    """A started vLLM engine and its memory. Raises StokerError. `parts`: number of devices that each layer is split
-    over, starting with `device`.
+    """A vLLM engine that has started, and its memory. Raises StokerError. `parts`: number of devices, starting with
+    `device`, over which each layer is split.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class VLLMStart:
         self.weights_bytes = (
             int(self.llm.collective_rpc(_loaded_bytes)[0]) or self._weights_bytes(folder, dtype=self.dtype) // parts
         )
-        """Bytes of weights per part of the model."""
+        """Bytes of weights on each device (one part of the model)."""
         self.cache_bytes = int(self.llm.collective_rpc(_cache_bytes)[0])
         log.info(
             "vLLM on %s: weights %s, cache %s (%d tokens)",
@@ -184,7 +184,7 @@ def _cache_bytes(worker: Any) -> int:
 
 # ---- PEFT adapters: LoRA requests, and soft prompts as embeddings before the prompt's tokens
 
-_AT_ONCE = 8  # LoRA adapters in a step on a GPU, because each needs reserved memory
+_AT_ONCE = 8  # maximum LoRA adapters in a step on a GPU, which reserves memory for each
 
 
 class VLLMAdapter(NamedTuple):
@@ -223,7 +223,7 @@ class VLLMAdapters:
         self._numbers = itertools.count(1)
         files: list[AdapterFiles] = []
         for folder in folders.values():
-            with contextlib.suppress(ValueError):  # only requests for a damaged adapter fail
+            with contextlib.suppress(ValueError):  # a damaged adapter must fail only the requests that use it
                 found = read_adapter_files(folder)
                 found.check_fits_base_model(self._base)
                 files.append(found)
@@ -232,8 +232,8 @@ class VLLMAdapters:
         rank, ranks = max((each.rank for each in loras), default=0), sorted(get_args(MaxLoRARanks))
         self._rank = int(next((allowed for allowed in ranks if rank <= allowed), ranks[-1]))
         self._projections = {part.projection for each in loras for part in each.low_rank}
-        # On a CPU, vLLM 0.32 applies the LoRA in the last slot to requests of the base model. Therefore the last slot
-        # stays empty (pull request 48421 of vLLM).
+        # On a CPU, vLLM 0.32 wrongly applies the LoRA of the last slot to base-model requests, so the last slot stays
+        # empty (pull request 48421 of vLLM).
         self._places = min(self._count, _AT_ONCE) if on_gpu else self._count + 1
         self._has_soft_prompt = any(each.virtual_tokens for each in files)
 
@@ -242,7 +242,7 @@ class VLLMAdapters:
         if self._count:
             found |= {
                 "enable_lora": True, "max_lora_rank": self._rank, "max_loras": self._places,
-                "max_cpu_loras": max(self._count, self._places),  # all adapters, so that no step reads files
+                "max_cpu_loras": max(self._count, self._places),  # keep all adapters, so that no step reads files
                 # Otherwise vLLM would also adapt the embeddings, which fails together with soft prompts.
                 "lora_target_modules": sorted(self._projections),
             }  # fmt: skip

@@ -1,5 +1,6 @@
-"""The work of the advisor process: it reads questions from its channel and sends answers. Threads answer slow
-questions."""
+"""The advisor process. It reads the manager's questions from its channel and sends answers; threads answer slow
+questions.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +100,7 @@ class Advisor:
 
         estimating.history().remember(about.recipe, loader, name=question.name)
         if any(known.loads for known in self._store.estimates(about.recipe).values()):
-            return None  # the manager itself reads the recipe's measurements
+            return None  # no estimate is needed: the recipe has measurements, which the manager reads itself
         return _found(about, estimating.estimate_context_loads(self._store, loader, but=about.recipe))
 
     def _answer_about_function(self, question: AskAdvice, about: OfFunction) -> AdviceArrived | None:
@@ -140,7 +141,7 @@ class Advisor:
         followed = self._followed.pop(key, None)
         if followed is None:
             followed = _FollowedCall(question.log, start=question.start, formats=self._formats)
-        self._followed[key] = followed  # the log that was used last moves to the end of the dictionary
+        self._followed[key] = followed  # move this log to the end of the dictionary: most recently used
         if len(self._followed) > _MOST_LOGS:
             del self._followed[next(iter(self._followed))]
         pace = followed.current_pace()

@@ -1,5 +1,6 @@
-"""The language model that the advisor may ask, at an endpoint compatible with OpenAI's API, within limits of time and
-tokens. Secrets are masked."""
+"""Client of the language model that the advisor may ask. The endpoint must be compatible with OpenAI's API. Limits
+apply to time and tokens, and secrets are masked.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +85,9 @@ class Conversation:
             raise EndpointError("httpx is not installed: pip install httpx") from None
 
     def ask(self, messages: Messages, *, schema: Mapping[str, object] | None = None) -> str:
-        """Return the model's answer, in the form `schema` if the endpoint supports schemas. Raises EndpointError."""
+        """Return the model's answer. If the endpoint supports schemas, the answer has the form `schema`. Raises
+        EndpointError.
+        """
         asked = sum(len(message["content"]) for message in messages) // _CHARACTERS_A_TOKEN
         most = min(_MOST_ANSWER_TOKENS, self._room(asked))
         sent = [{**message, "content": masked(message["content"])} for message in messages]
@@ -147,7 +150,7 @@ class Conversation:
                     raise EndpointError(f"it answered with status {response.status_code}", status=response.status_code)
                 for piece in response.iter_bytes():
                     data += piece
-                    self._left_s()  # raises after the time limit; a server that sends slowly never times out
+                    self._left_s()  # raises after the time limit: no other timeout ends a slow but steady response
                     if len(data) > MOST_ANSWER_BYTES:
                         raise EndpointError(f"the answer is longer than {MOST_ANSWER_BYTES:,} bytes")
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, OSError) as error:
@@ -162,7 +165,7 @@ class Conversation:
 
 
 def parse_first_json_object(text: str) -> dict[str, object] | None:
-    """Return the JSON object that begins at the first brace of a text, or None."""
+    """Return the JSON object that starts at the first brace in a text; None if it is not valid."""
     start = text.find("{")
     if start < 0:
         return None

@@ -1,7 +1,7 @@
 """Estimate the costs of a recipe (load time, run time, memory, pace) from similar recipes (SchedMate §3.1). If recipes
-have equal normalised source, only these recipes count. Otherwise scaled measurements of similar recipes are averaged,
+with equal normalised source exist, only they count. Otherwise, average the scaled measurements of similar recipes,
 weighted by similarity. A weighted ridge regression on logarithms fits the effect of each number in the code (time ~
-steps^0.9), with usual exponents as prior.
+steps^0.9); usual exponents are the prior.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class ScatteredValue(msgspec.Struct, frozen=True):
 
 
 def estimate_from_samples(samples: Sequence[MeasuredSample], numbers: Mapping[str, float]) -> ScatteredValue | None:
-    """Return the distribution of a quantity from the first samples, which are sorted by similarity."""
+    """Return the distribution of a quantity, estimated from the first samples. `samples` are sorted by similarity."""
     same = [sample for sample in samples if sample.similarity >= 1.0]
     nearest = (same or samples)[:MOST_SIMILAR]
     if not nearest:
@@ -182,9 +182,8 @@ Found = list[tuple[SimilarSource, Estimate]]
 
 
 class RetrievedEstimate(msgspec.Struct, frozen=True):
-    """The cost of a recipe on one kind of device, in seconds and bytes. `from_loads`, `from_runs`: the recipes that
-    gave the values.
-    `why`: reason for a missing `run_s`.
+    """The estimated cost of a recipe on one kind of device, in seconds and bytes. `from_loads`, `from_runs`: recipes
+    whose measurements were used. `why`: reason if `run_s` is missing.
     """
 
     load_s: ScatteredValue | None = None
@@ -224,7 +223,7 @@ class Estimator:
         )
 
     def _measured(self, facts: WorkloadFacts | None, kind: str, *, of_loaders: bool) -> tuple[Found, str]:
-        """Return the measurements of similar recipes, or the reason why there are none."""
+        """Return the measurements of similar recipes, and the reason if nothing was found."""
         if facts is None or not (facts.text or facts.known_facts()):
             return [], ": ".join(["the source is not known", *(facts.notes[:1] if facts is not None else ())])
         similar = self._similar.most_similar(facts, of_loaders=of_loaders, threshold=THRESHOLD)
@@ -250,7 +249,7 @@ def _from_sources(found: Found, facts: WorkloadFacts | None, values: Sequence[Me
 
 
 def merge_loader_facts(loader: WorkloadFacts | None, function: WorkloadFacts) -> WorkloadFacts:
-    """Merge the facts of a function and its context's loader. The more certain facts remain."""
+    """Merge the facts of a function and of its context's loader. If both have a fact, keep the more certain one."""
     if loader is None:
         return function
     known, own = loader.known_facts(), function.known_facts()
@@ -272,7 +271,9 @@ SAME = 0.995
 """Minimum similarity at which one recipe is enough to estimate memory."""
 _NARROW = 1.5
 _MANY = 5
-"""Number of less similar recipes that are enough, if the 90th percentile is at most `_NARROW` times the 10th."""
+"""Number of less similar recipes that suffice to estimate memory, if the 90th percentile is at most `_NARROW` times the
+10th.
+"""
 
 
 @cache
@@ -281,7 +282,7 @@ def history() -> SourceHistory:
 
 
 def estimate_context_loads(store: PerformanceStore, loader: WorkloadFacts, *, but: str) -> dict[str, ContextAdvice]:
-    """Return estimated load costs by kind of device, without the recipe `but`."""
+    """Return estimated load costs by kind of device, from all similar recipes except `but`."""
     estimator = Estimator(history(), cache(lambda recipe: {} if recipe == but else store.estimates(recipe)))
     found = {kind: estimator.estimate(kind, loader=loader) for kind in store.kinds()}
     return {kind: _load(each, each.load_s) for kind, each in found.items() if each.load_s is not None}
@@ -310,7 +311,7 @@ _RECIPE = "estimated"
 
 
 class EstimatedFunction:
-    """Replaces the performance store for a function without measurements."""
+    """Stands in for the performance store with estimates for a function that has no measurements."""
 
     def __init__(self, function: str, by_kind: dict[str, Estimate], similar: tuple[str, ...]) -> None:
         self.similar = similar

@@ -28,7 +28,7 @@ MOST_BYTES = 16 << 20
 
 
 class LogPart(NamedTuple):
-    """A log, or lines of text. `source`: displayed name. `start`, `end`: byte range."""
+    """A byte range (`start` to `end`) of a log, or lines of text. `source`: name shown to users."""
 
     source: str
     text: bytes = b""
@@ -43,8 +43,8 @@ class LogParts:
     def __init__(self, parts: Iterable[LogPart]) -> None:
         self._parts = parts
         self._begun: list[tuple[int, LogPart, int]] = []
-        """For each part: the number of its first line in the iteration, the part, and the number of earlier lines in
-        its file (-1: unknown).
+        """For each part: its first line's number in the iteration, the part, and the number of lines before it in its
+        file (-1: unknown).
         """
 
     def __iter__(self) -> Iterator[bytes]:
@@ -61,7 +61,7 @@ class LogParts:
                     yield line
 
     def place(self, number: int) -> tuple[str, int]:
-        """Return the source of a line, and its number in the source, from 1 (0: unknown)."""
+        """Return the source of a line, and the line's number in this source, counted from 1 (0: unknown)."""
         for first, part, skipped in reversed(self._begun):
             if number >= first:
                 is_counted = part.path is not None and skipped >= 0
@@ -70,8 +70,8 @@ class LogParts:
 
 
 def _open(part: LogPart) -> tuple[IO[bytes], int, int] | None:
-    """Return the file, the number of bytes to read, and the number of earlier lines (-1: unknown). Return None for an
-    unreadable or special file.
+    """Return the open file, the number of bytes to read, and the number of lines before them (-1: unknown). Return None
+    if the file is unreadable or not a regular file.
     """
     assert part.path is not None
     with suppress(OSError, ValueError):
@@ -136,8 +136,8 @@ def log_part_of_exception(raised: str) -> LogPart:
 def judged(
     parts: list[LogPart], said: list[str], rules: tuple[FaultRule, ...], *, opinion: Opinion | None = None
 ) -> tuple[Fault, tuple[ProofLine, ...]] | None:
-    """Return the fault and the lines that show it. `parts`: logs, oldest first. `said`: the session's messages. They
-    decide if they are more certain than the logs.
+    """Return the fault and the lines that prove it. `parts`: logs, oldest first. `said`: the session's messages, which
+    decide if their verdict is more certain than that of the logs.
     """
     logs = LogParts(parts)
     located = locate(logs, rules=rules)

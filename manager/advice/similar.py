@@ -65,7 +65,7 @@ def terms_of_text(text: str) -> Counter[str]:
 
 
 def hash_terms_to_vector(terms: Mapping[str, float]) -> tuple[npt.NDArray[np.int64], Vector]:
-    """Return the terms as a sparse vector (positions and values) with random signs."""
+    """Return a sparse vector (positions, values). The hash of a term gives its position and sign."""
     codes = [zlib.crc32(term.encode(errors="replace")) for term in terms]
     signs = np.array([1.0 if code >> 31 else -1.0 for code in codes], np.float32)
     places = np.array([code & ((1 << _BITS) - 1) for code in codes], np.int64)
@@ -108,7 +108,7 @@ def _add_number_terms(terms: dict[str, float], name: str, number: float) -> None
 
 
 def _add_text_fact_terms(terms: dict[str, float], name: str, fact: SourceFact) -> None:
-    """Add a text as a whole and in pieces, because names of 2 sizes of one model share pieces."""
+    """Add a text and its pieces as terms, so that the names of two sizes of one model are similar."""
     value = str(fact.value).lower()
     weight = _WEIGHTS.get(name, 1.0)
     pieces = set(_PIECES.findall(value))

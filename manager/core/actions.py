@@ -22,8 +22,8 @@ _SHOWN_ACTIONS = 4
 
 
 def carry_out(manager: Manager, plan: Iterable[Action] | None, *, seam: str) -> None:
-    """Carry out the actions of a policy in order. A plan that is a generator sees the effect of each action before it
-    yields the next action.
+    """Carry out the actions of a policy in order. If the plan is a generator, it can see the effect of each action
+    before it yields the next action.
     """
     if plan is None:  # the plan of a custom policy may be None by mistake
         error = PolicyError("the policy returned None; return a sequence of actions, or () for no action")

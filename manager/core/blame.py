@@ -46,7 +46,7 @@ def special_placement_reason(state: State, call: Call) -> str:
 
 
 def terminal_call_failure(state: State, call: Call, trial: Trial) -> Failure | None:
-    """Return the failure of a call that must not run again, or None."""
+    """Return the failure that ends a call, or None if the call may run again."""
     if sum(cut.whole for cut in trial.cuts) >= CUTS:
         cut = trial.cuts[-1]
         text = (
@@ -103,7 +103,7 @@ def needs_special_placement(manager: Manager, call: Call, trial: Trial) -> bool:
 
 
 def is_waiting_for_loss_reason(trial: Trial) -> bool:
-    """True if the batch system may still report a harmless reason for a loss of the call."""
+    """True if a call may not fail yet: the batch system may report a harmless reason for its last loss."""
     counted = trial.counted
     return len(counted) > ALONE_AFTER and counted[-1].alone and not all(loss.is_settled for loss in counted)
 

@@ -93,7 +93,7 @@ def release_block_without_pilots(manager: Manager, id: str) -> None:
 
 
 def write_final_pilot_records(manager: Manager) -> None:
-    """Record the end of each remaining pilot, and zero pilots for each source."""
+    """Record the end of each remaining pilot and a pilot count of 0 for each source."""
     for block in manager.state.blocks.values():
         blocks.finalize_loss_reasons(manager, block)
     for pilot in manager.state.pilots.values():
@@ -124,7 +124,9 @@ def record_block_update(manager: Manager, message: BlockUpdate) -> None:
 
 
 def _handle_hold(manager: Manager, block: Block, message: BlockUpdate) -> None:
-    """Stop a source if two of its jobs in a row were held for one cause. Release this block and the waiting blocks."""
+    """Stop a source if the batch system held two of its jobs in a row for the same cause. Then release this block and
+    the waiting blocks.
+    """
     source = block.source
     if not blocks.record_hold(block, message):
         return

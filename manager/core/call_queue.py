@@ -39,7 +39,7 @@ class Queued(Protocol):
 
     @property
     def group(self) -> QueueOptions:
-        """The group of the calls with the same function and options."""
+        """The group of calls that share this call's function and options."""
 
 
 C = TypeVar("C", bound=Queued)
@@ -63,7 +63,9 @@ class _Level(Generic[C]):
 
 
 class Queue(Generic[C]):
-    """`gangs`: number of calls that need several libraries. `timed`: number of calls sorted by deadline."""
+    """Waiting calls of a context. `gangs`: number of calls that need several libraries. `timed`: number sorted by
+    deadline.
+    """
 
     __slots__ = (
         "_by_deadline", "_ghosts", "_levels", "_order", "_tickets", "apart", "count", "gangs", "is_by_run_time", "timed"
@@ -125,7 +127,7 @@ class Queue(Generic[C]):
         self.count += 1
 
     def demote(self, call: C) -> None:
-        """Move a waiting call back in the queue, and ignore its deadline from now on."""
+        """Move a waiting call behind the calls with deadlines, and ignore its own deadline from now on."""
         self.leave(call)
         call.late = True
         self.put_back(call)
@@ -181,7 +183,7 @@ class Queue(Generic[C]):
         return None
 
     def nearest(self) -> Iterator[C]:
-        """Yield, for each part of the queue, the waiting call with the nearest deadline."""
+        """Yield the waiting call with the nearest deadline from each part of the queue."""
         if self.timed:
             for level in self._levels.values():
                 for heap in (level.back, level.gangs):

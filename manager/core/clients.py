@@ -54,7 +54,7 @@ def reconcile_received_results(manager: Manager, client: Client, received: int, 
     if is_new:
         client.first_unacked = received
         return received > 0
-    if known is not None and received > known:  # give later results new numbers: the client never received them
+    if known is not None and received > known:  # renumber later results, which the client has not received
         for _ in range(min(known - client.first_unacked, len(client.unacked))):
             client.unacked.popleft()
         client.first_unacked = received

@@ -145,7 +145,7 @@ _CUT_LOADS = 2
 SLACK_S = 60.0  # A pilot lost in its last 60 s (at most a quarter of its walltime) counts as ended by its walltime
 _SLACK_SHARE = 0.25
 _FRESH_SHARE = 0.9  # A pilot counts as new while this share of its own walltime, or of the longest walltime, is left
-_WHOLE_CUT_SHARE = 0.6  # A cut counts against a call that ran for at least this share of its pilot's walltime
+_WHOLE_CUT_SHARE = 0.6  # A walltime cut counts against a call that ran for at least this share of its pilot's walltime
 
 
 def walltime_left_s(pilot: Pilot, now: float) -> float:

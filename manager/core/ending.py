@@ -46,7 +46,7 @@ def list_failure_groups(state: State) -> tuple[FailureGroup, ...]:
 
 
 def _key(call: Call, outcome: CallEnd) -> tuple[str, str, str]:
-    """Return the function, the exception or kind of failure, and the line of the exception."""
+    """Return a key for similar failures: function, exception or kind of failure, and line of the exception."""
     failure, function = outcome.failure, call.group.function.name
     if failure is not None:
         how = show_signal(failure.signal) if failure.signal else f"exit code {failure.exit_code}"

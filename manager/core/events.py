@@ -167,7 +167,7 @@ class ManagerRestarted(_Event, frozen=True, array_like=True, tag="restarted"):
 
 
 class FactoryTrouble(_Event, frozen=True, array_like=True, tag="factory"):
-    """`reason`: why no factory is connected; empty if a factory is connected."""
+    """State of the factory, which submits blocks. `reason`: why none is connected, or empty."""
 
     reason: str
 
@@ -367,7 +367,7 @@ LONGEST_MESSAGE = 65_536  # Maximum bytes of a message to the advisor. Longer me
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """`found`: None if the advisor has no advice."""
+    """The advisor's answer. `found`: None without advice."""
 
     about: About
     found: AdviceArrived | None

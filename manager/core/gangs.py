@@ -81,7 +81,7 @@ def count_memory_killed_rank(manager: Manager, library: Library, call: Call, fai
 def _fail_if_broken_too_often(
     manager: Manager, call: Call, library: Library, outcome: CallEnd, *, by_ranks: bool
 ) -> bool:
-    """Count a broken run of a gang call. `by_ranks`: True if a rank reported the failure."""
+    """Count a broken run. Return True if the call now fails. `by_ranks`: True if a rank reported the failure."""
     state, last = manager.state, outcome.failure
     breaks = state.breaks[call.id] = state.breaks.get(call.id, 0) + 1
     if by_ranks:

@@ -29,7 +29,7 @@ def mark_special_placement_due(manager: Manager, context: Context) -> None:
 
 
 def get_or_create_trial(manager: Manager, call: Call) -> Trial:
-    """Return the losses, cuts and faults of a call since it last saved its progress."""
+    """Return a call's record of losses, walltime cuts and faults since it last saved its progress."""
     trial = manager.state.trials.setdefault(call.id, Trial())
     if call.spec.progress != trial.saved:
         trial = manager.state.trials[call.id] = Trial(saved=call.spec.progress, pilot=trial.pilot)
@@ -237,7 +237,7 @@ def requeue(manager: Manager, calls: Iterable[Call], *, why: str) -> None:
 
 
 def withdraw(manager: Manager, call: Call, *, running: bool) -> None:
-    """Withdraw a held call. The slot stays occupied until the pilot frees it."""
+    """Remove a call from its libraries. The slot stays occupied until the pilot frees it."""
     of_gang = isinstance(call.holder, Gang)
     for library in call.libraries:
         if library.held.pop(call.id, None) is not None:

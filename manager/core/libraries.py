@@ -114,7 +114,7 @@ def promise(library: Library, memory_bytes: int) -> None:
 
 
 def resize(manager: Manager, library: Library, memory_bytes: int, *, orders: bool = True) -> None:
-    """Change a library's promised memory. `orders`: False if another order tells the pilot."""
+    """Change a library's promised memory. `orders`: False if another order tells the pilot the new size."""
     promise(library, memory_bytes)
     library.resizing.append(memory_bytes)
     if orders:
@@ -418,7 +418,9 @@ def record_library_awake(manager: Manager, library: Library, message: to_manager
 
 
 def resume_sleeper(manager: Manager, library: Library, facts: to_manager.LibraryFacts) -> bool:
-    """Compare a library with its pilot's hello, and repeat unanswered orders. Return True if it sleeps or wakes."""
+    """Compare a library with its pilot's hello, and repeat an unanswered order. Return True if the library sleeps or
+    wakes.
+    """
     if facts.asleep and library.state in (LibraryState.READY, LibraryState.LOADING) and not library.is_waking:
         library.awake_bytes = facts.awake_bytes
         _mark_library_asleep(manager, library, library.promised_bytes, slept=False)

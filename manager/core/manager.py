@@ -1,4 +1,4 @@
-"""The state, the policies and the output of the current event, for all steps of the event."""
+"""Data that all steps of an event share: the state, the policies, and the output of the event."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from stoker.protocol.ids import CallId
 
 
 class Manager:
-    """`strict`: True if an illegal action of a policy raises. `watch`: ids of the calls whose records are kept."""
+    """The core's shared data. `strict`: True if an illegal action of a policy raises. `watch`: ids of the calls whose
+    records are kept.
+    """
 
     def __init__(self, state: State, policies: Policies, *, strict: bool, watch: frozenset[int]) -> None:
         self.state = state

@@ -101,7 +101,7 @@ class Group:
 
 @dataclass(slots=True, eq=False, repr=False)
 class CallPast:
-    """Notes and counts that few calls have."""
+    """Notes and counts that only few calls need."""
 
     notes: list[Note] = field(default_factory=list)
     kills: int = 0  # Number of libraries that died while they ran this call
@@ -109,8 +109,8 @@ class CallPast:
 
 
 class Call(msgspec.Struct, gc=False, eq=False):
-    """One invocation of a function. `holder`: None if the call waits. The field is cleared at the end, because the
-    garbage collector does not track calls.
+    """One invocation of a function. `holder`: the library or gang that holds the call, or None. The field is cleared at
+    the end, because the garbage collector does not track calls.
     """
 
     id: CallId
@@ -289,17 +289,17 @@ class Library:
         self.held: dict[int, Call] = {}  # Calls that were sent and have not ended, oldest first
         self.zombies: dict[int, bool] = {}  # Withdrawn calls that occupy a slot; True = stop the call even if it runs
         self.functions: set[FunctionKey] = set()  # Functions that were sent to this library
-        self.stuck = False  # True if its calls run so long that no call may wait for them (see `queues`)
+        self.stuck = False  # True if running calls take so long that no call may wait here (see `queues`)
         self.taking = 0  # Calls that the manager has requested back and that have not returned yet
         self.required_bytes = 0  # Device memory that the last refused call needed; 0 = refused for another reason
-        self.refusal = ""  # Why its pilot last refused a call
+        self.refusal = ""  # Why the pilot last refused a call
         self.over_s = 0.0  # Seconds by which the last refused call would exceed the limit of a decode step; 0 = none
         self.resizing: list[int] = []  # Resize orders without an answer, oldest first
-        self.sleeps = False  # True if its context can sleep
-        self.slept = False  # True if its pilot has answered the order to sleep
+        self.sleeps = False  # True if the context can sleep
+        self.slept = False  # True if the pilot has answered the order to sleep
         self.awake_bytes = 0  # Bytes promised on each device before the library slept
         self.host_bytes = 0  # Host memory promised to the library while it sleeps or wakes
-        self.printed_to = 0  # Byte offset in its log where the output of the ended calls ends
+        self.printed_to = 0  # Byte offset in the log after the output of the ended calls
         self.started_at = now
         self.ready_at = now
         self.used_at = now
@@ -329,7 +329,9 @@ class Library:
         return call if call.runs_alone else None
 
     def admits(self, call: Call) -> bool:
-        """Return False if a reservation, a call that runs alone, or a withdrawn run of the call prevents this run."""
+        """True unless the pilot is reserved for another call, a call must run alone, or an earlier run of this call
+        still occupies a slot.
+        """
         reserved = self.pilot.reserved
         if reserved is None and not self.held and not self.zombies:  # the most frequent case
             return True
@@ -397,7 +399,7 @@ class Pilot:
 
     @property
     def free_host_bytes_for_sleep(self) -> int:
-        """Bytes of host memory for sleeping contexts that are not promised, except to stopping libraries."""
+        """Unpromised bytes of host memory for sleeping contexts. Promises to stopping libraries count as free."""
         staying = (x for x in self.libraries.values() if x.state is not LibraryState.STOPPING)
         return self.sleeper_bytes - sum(library.host_bytes for library in staying)
 

@@ -250,7 +250,9 @@ def _choose_sources(manager: Manager, fetch: Fetch) -> None:
 
 
 def _ensure_reliable_source(transfers: Transfers, fetch: Fetch) -> bool:
-    """Add a sure source to a fetch, or replace a source of a full fetch. Return False if no sure source is free."""
+    """Ensure that a fetch has a peer that is sure to get the object; replace another peer if necessary. Return False if
+    none is free.
+    """
     if any(fetch.can_rely_on_source(source) for source in fetch.sources.values()):
         return True
     source = transfers.find(fetch, root=True) if len(fetch.failed) < transfers.patience else None
@@ -319,7 +321,7 @@ def _assign_free_transfer_slots(transfers: Transfers, peer: Peer) -> None:
 
 
 def replan_waiting_fetches(transfers: Transfers, peer: Peer) -> None:
-    """Plan the waiting fetches of a draining peer's objects again."""
+    """Plan the fetches that wait for objects of a draining peer again."""
     reads = (fetch.object for fetch in peer.fetches.values() if fetch.way is Way.READER)
     for object in chain(peer.has.values(), reads):
         transfers.unsettled.update(dict.fromkeys(islice(object.waiting.values(), _MOST_EXAMINED)))

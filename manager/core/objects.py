@@ -53,7 +53,9 @@ def pilot_cut(manager: Manager, pilot: Pilot) -> None:
 
 
 def exclude_draining_pilot(manager: Manager, pilot: Pilot) -> float:
-    """Let other pilots serve the fetches of a draining pilot. Return the most seconds that it stays to copy objects."""
+    """Let other pilots serve the fetches of a draining pilot. Return the maximum seconds that the draining pilot stays
+    to copy its objects.
+    """
     transfers = manager.state.transfers
     peer = transfers.peers.get(pilot.id)
     if peer is None:

@@ -32,7 +32,7 @@ def record_map_report(state: State, client: Client, report: MapReport) -> None:
         forget_oldest(client.maps, most=MOST_MAPS)
     else:
         before = known.report
-        if report.done > report.kept and before.done == before.kept:  # the first results need a loaded model
+        if report.done > report.kept and before.done == before.kept:  # exclude the load before the first results
             context = state.contexts.get(report.context)
             here = context.libraries.values() if context is not None else ()
             ready = (library.ready_at for library in here if library.state is LibraryState.READY)
@@ -86,7 +86,9 @@ _HERE = (PilotState.HERE, PilotState.CUT)
 
 
 def estimate_session_time_left(state: State) -> tuple[float, float]:
-    """Return the seconds that all calls need once a pilot has joined, and the seconds until one joins; 0 = unknown."""
+    """Return the seconds that all calls need once a pilot has joined, and the seconds until a pilot joins; 0 =
+    unknown.
+    """
     if not state.calls:
         return 0.0, 0.0
     devices, pilot_in_s = _count_present_devices(state), 0.0
@@ -152,7 +154,7 @@ def _open(state: State, context: Context) -> int:
 
 
 def _rate(state: State, context: Context) -> tuple[float, int]:
-    """Return how many calls of the context end per second (0 = unknown), and its number of libraries."""
+    """Return how many calls of the context end per second (0 = unknown), and the context's number of libraries."""
     usable = context.usable_libraries
     ready = [x for x in usable if x.state is LibraryState.READY]
     libraries = ready or usable

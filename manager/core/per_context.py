@@ -180,8 +180,8 @@ class Paces:
     def __init__(self) -> None:
         # Seconds per unit of work, mean deviation and number of measurements, by gang size
         self.measured: dict[int, tuple[float, float, int]] = {}
-        self._ends: dict[_Kind, list[float]] = {}  # By kind: the share of its items that each recent call processed
-        self.parts: dict[_Kind, float] = {}  # By kind with enough ended calls: the largest of these shares
+        self._ends: dict[_Kind, list[float]] = {}  # By kind: share of items that each recent call processed
+        self.parts: dict[_Kind, float] = {}  # Largest share in `_ends`, by kind; only kinds with enough ended calls
         self.meet_s = MEET_S
 
     def tell(self, seconds: Mapping[int, float], *, meet_s: float = MEET_S) -> None:
@@ -200,7 +200,7 @@ class Paces:
         self.measured[size] = (mean, deviation, count + 1)
 
     def end(self, features: Features | None, done: float) -> None:
-        """Learn which share of its items an ended call processed."""
+        """Record the share of its items that an ended call has processed."""
         if features is not None and features.items:
             kind = _kind(features)
             ends = self._ends.setdefault(kind, [])
@@ -214,7 +214,9 @@ class Paces:
                 self.parts.pop(oldest, None)
 
     def share_left(self, features: Features | None, done: float = 0.0, *, learn: bool = True) -> float:
-        """Return the largest share of its items that a call may still process. `learn`: use shares of ended calls."""
+        """Return the largest share of a call's items that may still be left to process. `learn`: use the shares of
+        ended calls.
+        """
         most = 1.0
         if learn and features is not None and (kind := _kind(features)) in self.parts:
             most = max((part for part in self._ends[kind] if part >= done), default=1.0)
@@ -299,7 +301,9 @@ class Runs(Protocol):
 
 
 class Speeds:
-    """`of`: speed of each device kind relative to the fastest kind; empty if all kinds are equally fast."""
+    """Measured speeds of device kinds. `of`: speed by kind, relative to the fastest kind; empty if all kinds are
+    equally fast.
+    """
 
     __slots__ = ("_advised", "_logs", "_open", "_present", "_unrecorded", "of")
 
@@ -334,7 +338,7 @@ class Speeds:
             return False
         if self._present != present:
             self._present = frozenset(present)
-            self._open.clear()  # calls from before a change of the present kinds cannot be compared with later calls
+            self._open.clear()  # other kinds are present now, so earlier calls cannot be compared
         kinds = self._open.get(work)
         if kinds is None:
             kinds = self._open[work] = {}

@@ -162,7 +162,7 @@ def _reconcile_library(manager: Manager, library: Library, facts: to_manager.Lib
 def _resume_library_after_hello(manager: Manager, library: Library, facts: to_manager.LibraryFacts) -> None:
     if library.state is LibraryState.STOPPING:
         manager.say(library.pilot, StopLibrary(library.id, "the manager ordered it to stop"))
-    elif library.is_waking and library.held and not facts.asleep:  # the journal lost that the library is awake
+    elif library.is_waking and library.held and not facts.asleep:  # the journal lost the record that the library woke
         library.host_bytes = 0
         _start_serving(manager, library)
     elif libraries.resume_sleeper(manager, library, facts):

@@ -70,7 +70,9 @@ def remove_ended_pilot(
     manager: Manager, id: PilotId, reason: str, *, loss: LossReason | None = LossReason.UNEXPLAINED,
     may_return: bool = True,
 ) -> None:  # fmt: skip
-    """Remove a pilot and requeue its calls. `loss`: None if it exited properly. `may_return`: readmit it later."""
+    """Remove a pilot and requeue its calls. `loss`: None if the pilot exited properly. `may_return`: True if it can be
+    readmitted.
+    """
     state = manager.state
     pilot = state.pilots.pop(id, None)
     if pilot is None:
@@ -134,7 +136,7 @@ def _drain(manager: Manager, pilot: Pilot, reason: str, *, why: str) -> float:
 
 
 _POLL_S = 1.0
-_TIMER_MARGIN_S = 0.001  # A timer may fire this early because of rounding; a new timer would fire again at once
+_TIMER_MARGIN_S = 0.001  # Seconds that a timer may fire early because of rounding; a new timer would fire at once
 
 
 def set_pilot_walltime(manager: Manager, pilot: Pilot, ends_in_s: float) -> None:
@@ -221,7 +223,7 @@ def _set_timer(manager: Manager, pilot: Pilot) -> None:
         manager.set_timer(f"{QUARANTINE_TIMER}/{pilot.id}", min(ends))
 
 
-KEPT_FORGOTTEN = 100_000  # Number of ended calls that are remembered, whose results the clients already have
+KEPT_FORGOTTEN = 100_000  # Number of remembered calls that have ended and whose results the clients have
 
 
 def begin_client_resubmission(manager: Manager, client: Client) -> None:
@@ -270,7 +272,7 @@ def record_orphan_call(manager: Manager, library: Library, id: CallId) -> None:
 
 
 def claim_orphans(manager: Manager, fresh: list[Call]) -> list[Call]:
-    """Continue or end new calls that are orphans. Return the other calls."""
+    """Continue or end new calls that a pilot ran already (orphans). Return the others."""
     orphans, rest = manager.state.orphans, []
     for call in fresh:
         orphan = orphans.pop(call.id, None)
@@ -295,7 +297,9 @@ def _claim(manager: Manager, orphan: Orphan, call: Call) -> bool:
 
 
 def end_orphan_call(state: State, outcome: CallEnd) -> bool:
-    """Keep the result of an orphan, or drop an orphan that had a fault. Return False if the call is no orphan."""
+    """Keep the result of an orphan (a call that only a pilot knows), or drop it after a fault. Return False if the call
+    is no orphan.
+    """
     if retries.is_fault(outcome):
         return state.orphans.pop(outcome.call, None) is not None
     if (orphan := state.orphans.get(outcome.call)) is not None:

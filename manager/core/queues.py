@@ -18,8 +18,8 @@ from stoker.manager.core.nouns import Call, Context, Group, Library
 from stoker.manager.core.per_context import CLOSED, FREE, FULL
 
 STUCK_TIMER = "stuck"
-STUCK_S = 1.0  # A library is stuck if its slots are all occupied this many seconds and `LINGERS` usual run times
-LINGERS = 4  # After this multiple of the usual run time, the end of a call cannot be predicted
+STUCK_S = 1.0  # A library is stuck if all its slots are busy for this many seconds and for `LINGERS` usual run times
+LINGERS = 4  # Number of usual run times after which the end of a running call is unpredictable
 
 
 def is_unlikely_to_free_slot(now: float, library: Library, *, load_s: float) -> bool:

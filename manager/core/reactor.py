@@ -79,7 +79,7 @@ class Core:
         return out
 
     def pass_on(self, event: FromPilot | FromClient, now: float) -> list[Command]:
-        """Return commands that forward pieces of results, which are not in the journal."""
+        """Return commands that forward pieces of results. The journal does not record these pieces."""
         return clients.forward_result_pieces(self.state, event, now)
 
     def start(self) -> list[Command]:
@@ -151,7 +151,7 @@ def react(manager: Manager, event: Event) -> None:
 
 def on_manager_restarted(manager: Manager) -> None:
     state = manager.state
-    if state.next_library > 1 or state.next_client:  # skip the ids whose use the journal may have lost
+    if state.next_library > 1 or state.next_client:  # skip ids that the lost end of the journal may have used
         state.next_library += 1000 - state.next_library % 1000
         state.next_client += 100 - state.next_client % 100
     if state.next_block > 1:
@@ -182,7 +182,7 @@ def on_pilot_frame(manager: Manager, event: FromPilot) -> None:
         manager.say(pilot, to_pilot.Ack(pilot.inbox.last))
         return
     for message in messages:
-        if pilot.state is PilotState.GONE:  # the pilot left in this frame
+        if pilot.state is PilotState.GONE:  # an earlier message ended the pilot
             break
         if wrong := bounds.describe_invalid_message(message):
             pilot_reports.reject_invalid_pilot(manager, pilot, wrong)
@@ -393,7 +393,7 @@ def on_submit(manager: Manager, client: Client, message: Submit) -> None:
 
 
 def on_program_blocks(manager: Manager, client: Client, message: to_manager.WantPilots) -> None:
-    """Record the blocks that a program starts without the manager."""
+    """Record the blocks that a client's program starts itself."""
     state = manager.state
     state.reported_blocks = dict(message.blocks)
     state.most_pilots[client.id] = message.most_pilots
@@ -471,7 +471,7 @@ def settle(manager: Manager) -> None:
 
 
 def _serve_queues_and_run_policies(manager: Manager) -> None:
-    """Serve queues of requeued calls, place calls that wait apart, and run policies until no work is left."""
+    """Serve requeued calls, place calls that wait outside a queue, and run policies until no work is left."""
     state = manager.state
     for _ in range(_SETTLE_TURNS):
         if manager.returned:
@@ -485,7 +485,7 @@ def _serve_queues_and_run_policies(manager: Manager) -> None:
             manager.supply_changed, manager.demand_changed = False, True
             manager.dirty.update(dict.fromkeys(state.waiting_contexts.values()))
         elif manager.dirty:
-            # Serve the context that has waited longest first, so that no other context gets the device freed for it.
+            # Serve the context that has waited longest first. Otherwise another could take the device freed for it.
             dirty, manager.dirty = sorted(manager.dirty, key=lambda x: x.lacking or _LACKS_NOTHING), {}
             for context in dirty:
                 if context.queue.count:

@@ -159,7 +159,7 @@ def recompute_client_limits(manager: Manager, client: Client) -> list[Context]:
 
 def _update_limits(manager: Manager, context: Context) -> bool:
     if not _are_limits_honoured(manager):
-        return False  # calls with limits are refused
+        return False  # the manager refuses calls with limits
     clients, before = manager.state.clients, context.limits
     here = [each for id, each in context.reported_limits.items() if id in clients and not clients[id].gone]
     context.limits = combine_limits(here) if here else msgspec.structs.replace(before, least=0)

@@ -114,7 +114,7 @@ def _context(state: State, context: Context) -> ContextStatus:
 
 MOST = 1000  # Maximum number of calls of each state in a list of calls
 _MOST_EXAMINED = 10_000  # Maximum number of queue entries that are examined for a list of calls
-FAILED = ("raised an exception in your code", "ended without a result")  # Beginnings of a failed call's last note
+FAILED = ("raised an exception in your code", "ended without a result")  # First words of a failed call's last note
 _CANCELLED = "ended without a result (cancelled)"
 
 

@@ -288,19 +288,19 @@ def _send_call(manager: Manager, library: Library, call: Call) -> None:
 
 
 SIGKILL = 9
-CUTS_BESIDE = 2  # A call runs alone after other calls ended its library this number of times
+CUTS_BESIDE = 2  # Number of times that other calls may end a call's library before the call runs alone
 
-# A call fails as poison after it killed this number of libraries. The node may have caused the first death.
+# A call that kills libraries is poison: it fails after this number of deaths. The node may cause the first death.
 POISON_KILLS = 2
 
 
 def blame_call_for_library_death(
     manager: Manager, library: Library, call: Call, failure: Failure, *, alone: bool
 ) -> bool:
-    """Count the death of a library against a call. Return True if the call fails as poison."""
+    """Count the death of a library against a call. Return True if the call fails because of such deaths."""
     text = f"its library died ({failure.message})"
     outside = failure.signal == SIGKILL or failure.kind is FailureKind.CONTEXT
-    beside = library.pilot.libraries.values()  # the ranks of this call do not count as other work
+    beside = library.pilot.libraries.values()  # the call's own ranks are not other work
     at_work = any(x.held.keys() - {call.id} or x.state is LibraryState.LOADING for x in beside)
     if alone:
         _record_loss(manager, library, call, alone=not at_work, failure=failure)

@@ -88,7 +88,7 @@ class SendGang(msgspec.Struct, frozen=True):
 
 
 class Drop(msgspec.Struct, frozen=True):
-    """End a waiting call without running it. `retry_after_s`: seconds until a new try may succeed; 0 = unknown."""
+    """End a waiting call without running it. `retry_after_s`: seconds until a resubmission may succeed; 0 = unknown."""
 
     call: CallId
     reason: str
@@ -243,7 +243,7 @@ class Dispatch(Rounds, Protocol):
         """Return a ready library with capacity for the call, or actions, or None to let the call wait. Runs in O(1)."""
 
     def pull(self, view: View, library: Library) -> int | Iterable[Action]:
-        """Return actions, or how many calls of its queue's first group the library gets now. Runs in O(1)."""
+        """Return how many calls of the first group in its queue a library gets now, or return actions. Runs in O(1)."""
 
     def dry(self, view: View, library: Library) -> Iterable[Action]:
         """Return actions for an idle library with an empty queue."""
@@ -265,14 +265,14 @@ class Dispatch(Rounds, Protocol):
 
     @property
     def honours(self) -> frozenset[str]:
-        """Wishes in `WISHES` that the policy honours. Calls with other wishes are refused."""
+        """Options in `WISHES` that the policy honours. The manager refuses calls with other options of `WISHES`."""
 
     def serve_order(self, view: View, context: Context) -> Iterable[Library]:
-        """Yield the libraries that may get waiting calls, in order, in O(1). Each gets calls before the next."""
+        """Yield the libraries that may get waiting calls, best first, in O(1). The core serves one before the next."""
 
     @property
     def places_one_by_one_up_to(self) -> int:
-        """If at most this many calls arrive together at an empty queue, they are placed one by one (`place`)."""
+        """Maximum number of calls that `place` handles one by one if they arrive together at an empty queue."""
 
     def pull_others(self, view: View, library: Library) -> Iterable[Action]:
         """Return `Send`s for calls of contexts that list this library's context as a variant (`context.listed_by`)."""
@@ -292,7 +292,7 @@ class Residency(Rounds, Protocol):
 
     @property
     def honours(self) -> frozenset[str]:
-        """Wishes about contexts that this policy honours, out of `max_libraries`, `min_libraries` and `keep_alive`."""
+        """Context options that this policy honours: any of `max_libraries`, `min_libraries` and `keep_alive`."""
 
 
 class Provisioning(Rounds, Protocol):
@@ -306,8 +306,9 @@ class Provisioning(Rounds, Protocol):
 
 
 class Policies(msgspec.Struct, frozen=True):
-    """`awareness`: limit on what contexts keep between calls; None = as in the recipe. `compares_kinds`: True if the
-    manager measures the speeds of device kinds."""
+    """`awareness`: the most that contexts keep between calls (None: as in the recipe). `compares_kinds`: True if the
+    manager measures the speeds of device kinds.
+    """
 
     dispatch: Dispatch
     residency: Residency
@@ -339,7 +340,7 @@ def refusal(
     options: CallOptions, honoured: frozenset[str], *, policy: str = "of the session", deadline: bool = False,
     features: Features | None = None, limits: LibraryLimits = NO_LIMITS,
 ) -> str:  # fmt: skip
-    """Return why calls with these options are refused, or an empty text. `deadline`: True if set later."""
+    """Return why calls with these options are refused, or an empty text. `deadline`: True if it is set later."""
     objective = options.objective
     has = {
         "priority": options.priority != 0,

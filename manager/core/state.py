@@ -31,12 +31,12 @@ class SourceState:
     short_lived: int = 0  # Number of blocks in a row whose pilots ended early and loaded nothing
     failed_at: float = 0.0
     last_failure: str = ""
-    useless: bool = False  # True if the pilots of the last failed block had no usable device
+    useless: bool = False  # True if the last block failed because its pilots had no usable device
     held_for: str = ""  # Why the batch system held the last block; empty if a later block ended without a hold
-    hold: str = ""  # Description of the hold by the batch system, with advice
+    hold: str = ""  # Why the batch system holds a job, with advice for the user
     stopped: str = ""  # Why no more blocks are requested, with advice; empty while blocks are requested
     trouble: str = ""  # Current error of the batch system, in its own words
-    spares_until: float = 0.0  # Until this time the source excludes no node, because no other node was left
+    spares_until: float = 0.0  # Time until which the source excludes no node, because no other node was left
 
     @property
     def room(self) -> int:
@@ -55,7 +55,7 @@ class SourceState:
 
     @property
     def filling(self) -> list[BlockId]:
-        """Blocks that lack some of their pilots."""
+        """Blocks of which some pilots have joined, but not all."""
         return [block.id for block in self.blocks.values() if block.filling]
 
 
@@ -93,7 +93,7 @@ class Block:
 
     @property
     def probes(self) -> str:
-        """Node that the block probes; empty if the block runs calls."""
+        """Name of the node that the block tests; empty if the block runs calls."""
         return self.allowed.only
 
     @property
@@ -126,7 +126,7 @@ class Loss:
 
     @property
     def counts(self) -> bool:
-        """False for losses with a harmless reason, and losses of pilots that returned."""
+        """True unless the loss has a harmless reason or its pilot returned."""
         return self.failure is not None or (self.pilot.loss is not None and not self.pilot.loss.explained)
 
     @property
@@ -140,14 +140,14 @@ class Cut:
 
     ran_s: float
     walltime_s: float
-    whole: bool  # True if the call had most of the walltime, so that no pilot could give it much more time
+    whole: bool  # True if the call had most of the walltime, so that a new pilot would hardly give it more time
     pilot: PilotId
     library: LibraryId
     log: str
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """A fault of devices, or of the node of a pilot if `devices` is empty."""
+    """A fault of devices. An empty `devices` means a fault of the pilot's node."""
 
     at: float
     pilot: PilotId
@@ -238,11 +238,11 @@ class State:
         self.transfers = Transfers()
         self.waiting_contexts: dict[str, Context] = {}  # Contexts with waiting calls, by recipe key
         self.reports: dict[int, CallProgress] = {}  # Last progress report of each running or evicted call
-        self.printed: dict[int, CallProgress] = {}  # Printed progress of running calls that send no reports
+        self.printed: dict[int, CallProgress] = {}  # Progress that running calls without reports have printed
         self.forecasts: dict[int, CallForecast] = {}  # Last forecast of each call
         self.trials: dict[int, Trial] = {}
         self.reserved: dict[PilotId, Pilot] = {}
-        self.breaks: dict[int, int] = {}  # By gang call: number of broken runs
+        self.breaks: dict[int, int] = {}  # Number of broken runs, by id of the gang call
         self.broken_runs: dict[int, float] = {}  # By gang call: send time of the last run whose failure a rank reported
         self.timers: dict[str, float] = {}
         self.sources: dict[str, SourceState] = {}  # Sites that provide pilots, by name
@@ -319,12 +319,12 @@ class StreamFacts:
     run: int
     sent: int = 0
     taken: int = 0
-    waits_since: float | None = None  # Time at which the call began to wait for its reader; None = it does not wait
+    waits_since: float | None = None  # Time since which the call waits until its client reads pieces; None = no wait
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Orphan:
-    """A running call without a record (see `pilots`)."""
+    """A call that runs although the manager has no record of it (see `pilots`)."""
 
     library: Library
-    end: CallEnd | None = None  # End of the call, if it ended before its client submitted it again
+    end: CallEnd | None = None  # How the call ended, if it ended before its client submitted it again

@@ -320,7 +320,7 @@ def waits_for(state: State, context: Context) -> str:
 
 
 def _reason_to_wait_for_faster(context: Context, ready: list[Library]) -> str:
-    """Return why a call waits although slower libraries are free, or an empty text."""
+    """Return why a call waits for a fast library although slower libraries are free, or an empty text."""
     speeds = context.speeds
     free = [x for x in ready if x.id in context.idle]
     fastest = max((speeds.get(x.kind) for x in ready), default=1.0)

@@ -46,7 +46,7 @@ class Way(enum.Enum):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Fetch:
-    """The transfer of an object to a pilot. `number`: position of this fetch in the order of all fetches."""
+    """The transfer of an object to a pilot. `number`: position in the order in which fetches began."""
 
     object: Object
     peer: Peer
@@ -57,7 +57,7 @@ class Fetch:
     failed: dict[PilotId, None] = field(default_factory=dict)
     unreadable: bool = False  # True if this pilot could not read the origin
     said: tuple[tuple[PilotId, ...], bool] | None = None
-    kept: bool = False  # True if a leaving pilot hands the object on (`object_plan`)
+    kept: bool = False  # True if the fetch saves the only copy of a leaving pilot (`object_plan`)
 
     @property
     def able(self) -> bool:
@@ -66,7 +66,7 @@ class Fetch:
 
     @property
     def rank(self) -> int:
-        """Rank of the fetch: pilots get the object in the order of their ranks, smallest first."""
+        """Position in the order in which pilots get the object, smallest first."""
         return _READER_RANK if self.way is Way.READER else self.number
 
     def can_rely_on_source(self, source: Peer) -> bool:
@@ -107,7 +107,7 @@ class Object:
         self.holders: dict[PilotId, Peer] = {}
         self.whole: dict[PilotId, Peer] = {}  # Holders of the whole object that serve other pilots
         self.open: OrderedDict[PilotId, Peer] = OrderedDict()  # Holders with a free slot, used round robin
-        self.relays: list[tuple[int, PilotId]] = []  # Heap (by rank) of fetching pilots that may have a free slot
+        self.relays: list[tuple[int, PilotId]] = []  # Heap (by rank) of pilots that fetch the object and may serve it
         self.queued: dict[PilotId, int] = {}
         self.fetches: OrderedDict[PilotId, Fetch] = OrderedDict()  # Fetches in the order of their numbers
         self.able: dict[PilotId, Fetch] = {}
@@ -130,7 +130,7 @@ class Object:
 
 
 class Transfers:
-    """A fetch and its source refer to each other, and each fetch is in the queue of its `Way`."""
+    """All peers, objects and fetches. Each fetch links to its sources and back, and is in the queue of its `Way`."""
 
     def __init__(self) -> None:
         self.limits = Limits()
@@ -142,7 +142,7 @@ class Transfers:
         self.unsettled: dict[Fetch, None] = {}  # Fetches that must be planned
         self.freed: dict[Peer, None] = {}
         self.changed: dict[Fetch, None] = {}  # Fetches whose pilots get a new plan
-        self.snapshots: dict[str, dict[str, dict[str, Snapshot]]] = {}  # By recipe key, device kind, and form
+        self.snapshots: dict[str, dict[str, dict[str, Snapshot]]] = {}  # Snapshots, by recipe key, device kind and form
         self.fetches = 0
         self.peer_bytes = 0
         self.lonely: dict[PilotId, None] = {}  # Pilots that found no peer for one of their objects
@@ -178,7 +178,7 @@ class Transfers:
             self._list_reliable_source(peer, object)
 
     def _list_reliable_source(self, peer: Peer, object: Object) -> None:
-        """List a new sure source of an object, and plan again the waiting fetches that the source serves."""
+        """List a new sure source (`object_plan`) of an object. Plan the waiting fetches from this source again."""
         for (name, _), child in peer.serves.items():
             if name == object.ref.name and child.way is Way.WAITING:
                 self.unsettled[child] = None
@@ -210,10 +210,10 @@ class Transfers:
             self.objects.pop(object.ref.name, None)
 
     def fetch(self, peer: Peer, object: Object) -> Fetch:
-        """Start a fetch, or follow an earlier fetch into the same cache."""
+        """Start a fetch, or let it wait for an earlier fetch into the same cache."""
         self.fetches += 1
         fetch = Fetch(object, peer, self.fetches)
-        fetch.leader = self._find_leading_fetch(fetch)  # find the leader before the new fetch is listed
+        fetch.leader = self._find_leading_fetch(fetch)  # the search must not find the new fetch itself
         object.fetches[peer.id] = peer.fetches[object.ref.name] = fetch
         if fetch.leader is None and self.near(fetch) is None:
             self.go(fetch)
@@ -228,7 +228,7 @@ class Transfers:
         self.send(fetch, Way.WAITING)
 
     def become_leader(self, fetch: Fetch) -> None:
-        """Make a following fetch the leader, because its pilot reported a failed source."""
+        """Let a waiting fetch transfer the object itself, because its pilot reported a failed source."""
         near = self._fetches_into_cache(fetch.peer.cache, fetch.object)
         self.go(fetch)
         for other in near:
@@ -236,7 +236,7 @@ class Transfers:
                 self._follow(other, fetch)
 
     def _follow(self, fetch: Fetch, leader: Fetch) -> None:
-        """Let a fetch follow another into the same cache. A later number prevents that fetches wait in a circle."""
+        """Let a fetch wait for another fetch into the same cache. A later number prevents circular waits."""
         object = fetch.object
         if fetch.way is not Way.FOLLOWING:
             for source in list(fetch.sources.values()):
@@ -249,7 +249,7 @@ class Transfers:
             fetch.number = self.fetches
             object.fetches.move_to_end(fetch.peer.id)
             self.unsettled.update(dict.fromkeys(object.waiting.values()))
-        fetch.leader, fetch.said = leader, None  # the last plan is invalid, so send the plan again
+        fetch.leader, fetch.said = leader, None  # forget the last sent plan, so that a new plan is sent
         self.changed.pop(fetch, None)
 
     def _find_leading_fetch(self, fetch: Fetch) -> Fetch | None:
@@ -373,14 +373,14 @@ class Transfers:
             heapq.heappush(object.relays, (fetch.rank, peer.id))
 
     def find(self, fetch: Fetch, *, root: bool) -> Peer | None:
-        """Return a peer that can serve this fetch now, or None. `root`: only a sure peer (`object_plan`)."""
+        """Return a peer that can serve this fetch now, or None. `root`: accept only a sure peer (`object_plan`)."""
         below = fetch.rank if root else self.fetches + 1
         found = self._find_peer_with_whole_object(fetch) or self._find_relay_peer(fetch, below=below)
         return found or self._find_leaving_peer(fetch)
 
     def _find_peer_with_whole_object(self, fetch: Fetch) -> Peer | None:
         candidates = fetch.object.open
-        for _ in range(len(candidates)):  # skips only current sources, and peers that failed this fetch
+        for _ in range(len(candidates)):  # skip only current sources, full peers, and peers that failed this fetch
             id, peer = next(iter(candidates.items()))
             if not self.has_room(peer, fetch.object):
                 del candidates[id]

@@ -66,7 +66,7 @@ _BLOCK_BYTES = 4 * 1024 * 1024
 _MOST_WORKERS = 8
 
 Progress = Callable[[int, int], None]
-"""Function that receives the bytes packed so far and in total."""
+"""Function that receives the number of packed bytes and the total number of bytes."""
 
 
 def write_archive(path: Path, members: Sequence[ArchiveMember], *, on_progress: Progress | None = None) -> None:
@@ -103,7 +103,7 @@ def _add(tar: tarfile.TarFile, member: ArchiveMember) -> None:
 
 
 def _make_script_relocatable(script: bytes) -> bytes:
-    """Make a script run with the Python in its folder. Python reads the added lines as a string."""
+    """Change a script's start so that the Python in its folder runs it. Python reads the added lines as a string."""
     first, _, rest = script.partition(b"\n")
     if b"python" not in first:
         return script

@@ -51,7 +51,7 @@ SKIPPED = frozenset({"__pycache__", ".git", ".hg", ".svn", ".mypy_cache", ".ruff
 
 
 class FoundFile(NamedTuple):
-    """`link`: target of a link within the folder; empty for other files."""
+    """A file in a folder. `link`: target of a link within the folder; empty for other files."""
 
     name: str
     path: str
@@ -104,8 +104,8 @@ _FORMAT = "stoker-environment-1"
 
 
 class Editable(msgspec.Struct, frozen=True):
-    """A package or module used from its source folder. `is_first`: True if this source hides the package in
-    `site-packages`.
+    """A package or module that Python imports from its source folder. `is_first`: True if Python finds it before the
+    same name in `site-packages`.
     """
 
     name: str
@@ -114,8 +114,8 @@ class Editable(msgspec.Struct, frozen=True):
 
 
 class Installed(msgspec.Struct, frozen=True):
-    """An environment. `scripts`: folder of its programs, or "" for the system's Python. `conda`: the conda prefix, or
-    "".
+    """An installed environment. `scripts`: folder of its programs, empty for the system's Python. `conda`: the conda
+    prefix, or empty.
     """
 
     folders: tuple[str, ...]
@@ -126,7 +126,7 @@ class Installed(msgspec.Struct, frozen=True):
 
 
 def inspect_environment() -> Installed:
-    """Raises ConfigError for an editable install without its sources."""
+    """Describe this environment. Raises ConfigError if an editable install's sources are not found."""
     known = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
     wanted = {os.path.realpath(folder) for folder in known}
     on_path = dict.fromkeys(os.path.realpath(place) for place in sys.path if place)
@@ -139,7 +139,7 @@ def inspect_environment() -> Installed:
 
 
 def _editables(folders: Iterable[str]) -> Iterator[Editable]:
-    """Yield packages of import hooks, of `.pth` files, and of `pip install --target`."""
+    """Yield packages found through import hooks, `.pth` files, and `pip install --target` folders."""
     for name, path in sorted(editable_modules().items()):
         suffix = os.path.splitext(path)[1] if os.path.isfile(path) else ""
         yield Editable(name.replace(".", "/") + suffix, os.path.realpath(path))
@@ -211,7 +211,7 @@ _OF_LIBC = re.compile(
 
 
 _CONDA_NOT_NEEDED = re.compile(r"(python\d|cmake|pkgconfig|man|doc|info|locale)(/|\d|$|\.)|.*\.a$")
-"""Files that are packed separately, or needed only for compiling or as documentation."""
+"""Files in a conda prefix that are documentation, needed only for compiling, or packed separately."""
 
 
 class MemberKind(enum.Enum):

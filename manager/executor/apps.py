@@ -241,7 +241,7 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         return self._timed[1]
 
     def _app_wants_for_call(self, function: Callable[..., Any], prepared: PreparedFunction, wants: Wants) -> AppWants:
-        """Pickle the function at submission, because the program may rebind captured names later."""
+        """Return a call's options and its function, pickled now because the program may rebind captured names later."""
         try:
             blob = prepared.blob(function, wants)
         except SerializationError:  # the call's future raises this error
@@ -278,7 +278,7 @@ class StokerApp(PythonApp):  # type: ignore[misc]  # parsl is untyped
         return bare(self.func)
 
     def __set_name__(self, owner: type, name: str) -> None:
-        """Put the context before `self`, because a library passes the context first."""
+        """Let a method take the context before `self`, because a library passes the context first."""
         if self.specification.wants.takes_context and not self._is_method and not self._is_static:
             self._is_method, method = True, self.function
 
@@ -323,7 +323,7 @@ _ELSEWHERE = {
     "gpus": "the site file asks for GPUs: [provider] gpus",
 }
 _OF_CALLS = frozenset({"features", "priority", "timeout", "deadline", "latency", "ttft", "tpot"})
-"""Options of single calls. If `with_options` changes only these options, the new app shares all other state."""
+"""Options that may differ between calls. An app from `with_options` that changes only these shares all other state."""
 _HERE = {name: name.removesuffix("_s") for name in ("timeout_s", "deadline_s", "latency_s", "ttft_s", "tpot_s")}
 
 

@@ -54,8 +54,8 @@ def fail_calls_if_all_blocks_failed(executor: BlockProviderExecutor, status: dic
     failed = [job for job in status.values() if job.state in (JobState.FAILED, JobState.MISSING)]
     if len(status) >= enough and len(failed) == len(status):
         answer = executor.ask_status()
-        # Without an answer (the manager restarts) the client cannot know whether a pilot joined. The next call of this
-        # function decides.
+        # The manager does not answer while it restarts. The client then cannot know whether a pilot joined, and the
+        # next call of this function decides.
         if answer is not None and not (answer.pilots or answer.gone_pilots):
             log = str(getattr(executor.provider, "script_dir", "") or "")
             executor.set_bad_state_and_fail_all(no_pilot(status, site=executor.site.name, log=log))
@@ -249,7 +249,7 @@ class QuotedLocalProvider(LocalProvider):  # type: ignore[misc]  # Parsl has no 
         return done
 
     def _read_job_file(self, script_path: str, suffix: str) -> str:
-        """Return "-" for a missing exit code, so that Parsl reads the job's state from the process."""
+        """Return `-` for a missing exit code, so that Parsl takes the job's state from the process."""
         try:
             return str(super()._read_job_file(script_path, suffix))
         except OSError:

@@ -45,13 +45,13 @@ logger = logging.getLogger(__name__)
 DIRECT_BELOW = 8
 """Below this number of calls in flight, the thread that submits a call also sends the call."""
 MANY, GATHER_S = 128, 0.001
-"""With `MANY` calls in flight, the I/O thread waits `GATHER_S` seconds, so that more calls share a frame."""
+"""From `MANY` calls in flight on, the I/O thread waits `GATHER_S` seconds, so that more calls share a frame."""
 SETTLE_LIMIT_S = 2.0
 """`close` stops waiting if no result has settled for this many seconds."""
 
 
 class Link:
-    """Any thread may call every method; only methods with a time limit block."""
+    """A client's connection to the manager. Every method is thread-safe. Only methods with a time limit block."""
 
     def __init__(self, folder: SessionFolder) -> None:
         self.folder = folder
@@ -211,7 +211,7 @@ class Link:
         )
         self.waiting.calls.clear()  # the child must not cancel calls of its parent
         self._lock = threading.Lock()
-        self._lock.acquire()  # a forked child must not use the socket
+        self._lock.acquire()  # never released: a forked child must not use the socket
 
     def _error(self, what: str) -> SessionError:
         return SessionError(f"session {self.session.session} {what}", session=self.session.session)
@@ -246,7 +246,7 @@ class Link:
             self.wake()
 
     def _flush(self) -> bool:
-        """Return True if a frame was sent. The caller must hold `_lock`."""
+        """Send the queued frames. Return True if any was sent. The caller must hold `_lock`."""
         if not self._joined.is_set() or self._socket.closed:
             return False
         sent = False
@@ -326,7 +326,7 @@ class Link:
                     self._socket.send(wire.encode([hello]))
             elif change is ConnectionChange.CUT_OFF:  # ZeroMQ reconnects
                 continue
-            # If the client has joined before, another process may now use the manager's old address.
+            # If the client has joined before, the manager may have moved, and another process may use its old address.
             elif change is ConnectionChange.BROKEN or self.membership.was_joined:
                 self.membership.connection_lost(time.monotonic())
             else:

@@ -55,7 +55,7 @@ def wait_for_starting_sessions(name: str = "") -> None:
 JOINS = "STOKER_SESSION"
 """Environment variable with the session that programs join if they name no site."""
 RUN = "STOKER_RUN"
-"""Environment variable with the run's folder in a detached program (`stoker run --detach`)."""
+"""Environment variable that tells a detached program (`stoker run --detach`) the folder of its run."""
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -121,8 +121,9 @@ def remove_session_links(folder: SessionFolder) -> None:
 
 
 def find(name: str) -> tuple[SessionFolder, Site]:
-    """Find a session by id or folder; restart its manager if needed. Return the session's folder, and a Site that is
-    named after the session's sites."""
+    """Find a session by id or folder, and restart its manager if needed. Return the session's folder, and a Site with
+    the joined names of its sites.
+    """
     wait_for_starting_sessions(name)
     folder = find_session(name)
     if not is_up(folder):
@@ -170,7 +171,7 @@ def start(folder: SessionFolder, *, waiting: Callable[[str], None], to_end: bool
                     if (process.returncode >= 0 and process.returncode != lease.TAKEN_OVER) or not tries_left:
                         what = f"the manager ended with exit code {process.returncode} before it listened"
                         raise error_with_log_tail(what, folder.manager_log, said_at=said_at)
-                    process = _spawn(folder, launch)  # this manager or a concurrent manager was killed
+                    process = _spawn(folder, launch)  # a signal killed this manager, or its successor died
             if time.monotonic() > until:
                 what = f"the manager did not listen within {patience_s:.0f} s"
                 raise error_with_log_tail(what, folder.manager_log, said_at=said_at)

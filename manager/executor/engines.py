@@ -1,4 +1,4 @@
-"""The executor's part of `engine = "taskvine"`. The session sees a TaskVine pool as one pilot on this machine."""
+"""The executor's part of the TaskVine engine. The session sees a TaskVine pool as one pilot on this machine."""
 
 from __future__ import annotations
 

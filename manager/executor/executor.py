@@ -106,7 +106,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         self.site = self.sites[0]
         engines.check(self.sites, provider=provider)
         self._honours = None if session is not None else policies_for(self.sites).honours
-        """Options of calls that the policies honour; None before the executor has joined a session."""
+        """Call options that the session's policies honour; None until the executor has joined a session."""
         self._joins = os.fspath(session) if session is not None else ""
         batch = len(self.sites) > 1 or not self.site.is_local
         self._by_factory = provider is None and batch and self.site.engine is Engine.STOKER
@@ -234,7 +234,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         joined = self._link is not None and self._link.membership.has_joined(within_s=JOIN_LIMIT_S)
         is_up = self._manager is not None and self._manager.is_running()
         if self._link is not None and joined and is_up and not self._link.wait_finished(0):
-            with suppress(Exception):  # without a status, all jobs are cancelled
+            with suppress(Exception):  # if the status request fails, cancel all jobs
                 status = wait_for_answer(self._link.ask_status(), timeout_s=STATUS_LIMIT_S)
                 told = {pilot.block for pilot in status.pilots}
             self._link.tell(EndSession("the program is done"))
@@ -382,7 +382,7 @@ class StokerExecutor(BlockProviderExecutor):  # type: ignore[misc]  # parsl is u
         return chosen
 
     def status(self) -> dict[str, JobStatus]:
-        """Return the state of every block. A completed block whose pilot never joined is MISSING."""
+        """Return the state of every block. MISSING: a block that completed although none of its pilots joined."""
         status: dict[str, JobStatus] = super().status()
         answer = self.ask_status()
         if answer is not None:
@@ -440,7 +440,7 @@ def check_labels(kernel: DataFlowKernel, labels: Iterable[str], *, name: str) ->
 
 
 def raise_gc_thresholds() -> tuple[int, int, int]:
-    """Return the earlier thresholds."""
+    """Make garbage collection rarer. Return the earlier thresholds."""
     before = gc.get_threshold()
     if 0 < before[0] < GC_THRESHOLDS[0]:  # keep a higher threshold; 0 means a disabled collector
         gc.set_threshold(*GC_THRESHOLDS)

@@ -38,11 +38,11 @@ _KINDS: dict[FailureKind, Callable[..., StokerError]] = {
 
 
 _NAMES_SOMETHING = b"\x93"
-"""The opcode STACK_GLOBAL. A pickle without this opcode contains only builtin types."""
+"""The opcode STACK_GLOBAL, which imports names. A pickle without this opcode contains only builtin types."""
 
 
 def can_unpickle_without_user_code(end: CallEnd) -> bool:
-    """Return True if unpickling this result runs only Stoker's code and reads no file."""
+    """Return True if unpickling this result runs no user code and reads no file."""
     payload = end.payload
     if end.failure is not None:
         return not payload
@@ -67,7 +67,7 @@ def outcome(end: CallEnd, *, session: str = "") -> Any:
             text = f"call {call} raised {error!r}, which would end the loop that receives the call's result"
             raise RuntimeError(text) from error  # as Python does for a StopIteration raised in a generator
         raise error
-    # Exceptions that do not inherit from Exception (SystemExit) would end this program.
+    # Exceptions that do not inherit from Exception, for example SystemExit, would end this program.
     call, kind = show_call(end.call), type(error).__name__
     text = f"call {call} raised {error!r}, which would have ended the library's process; return instead, or raise an"
     raise RemoteCallError(

@@ -142,7 +142,7 @@ class _KeptLineIndex:
         self.places.append(self.end)
 
     def sort(self, by: array[int]) -> None:
-        order = sorted(range(len(by)), key=by.__getitem__)  # stable sort: keeps the order of records
+        order = sorted(range(len(by)), key=by.__getitem__)  # stable sort: records with equal keys keep their order
         self.keys, self.items, self.places = (
             array("Q", map(each.__getitem__, order)) for each in (self.keys, self.items, self.places)
         )
@@ -240,7 +240,7 @@ class KeptFile:
         found = self._lines = _KeptLineIndex(self._reader, path)
         found.sort(found.keys)
         self._taken = array("Q", bytes(8 * len(found.keys)))
-        """Number of a key's records that were taken, at the index of the key's first record."""
+        """Number of records already taken for a key, at the index of the key's first record."""
         self.header, self.damaged, self._end = found.header, found.damaged, found.end
         if self.header is None and len(self):
             raise refused(path, "the first line is damaged, so the function of the results is unknown; name a new file")

@@ -121,7 +121,7 @@ def make_memoizer_safe(kernel: DataFlowKernel) -> None:
 
 
 def _check_picklable(result: Any) -> None:
-    """Raise SerializationError if pickle fails, because half a pickle would damage Parsl's checkpoint."""
+    """Raise SerializationError if the result cannot be pickled: half a pickle would damage Parsl's checkpoint."""
     try:
         with open(os.devnull, "wb") as nothing:
             pickle.dump(result, nothing)

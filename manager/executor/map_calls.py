@@ -27,7 +27,7 @@ _PLAIN = Wants()
 
 
 def unwrap_parsl_app(function: Callable[..., Any]) -> PythonApp | None:
-    """Return the app in `function`, also in a `functools.partial`; None for a plain function."""
+    """Return the app itself or the app inside a `functools.partial`; None for a plain function."""
     inner = function.func if isinstance(function, functools.partial) else function
     return inner if isinstance(inner, PythonApp) else None
 
@@ -106,7 +106,7 @@ class MapCalls:
         )  # fmt: skip
 
     def submission(self) -> Submission:
-        """Return the submission for calls that are sent now."""
+        """Return the submission for calls sent now; a deadline counts from now."""
         return self._due(self._submission)
 
     def submission_for_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Submission:

@@ -127,7 +127,7 @@ _JOIN_S = 0.2
 
 
 class ItemNotArrived(Exception):
-    """The next item has not arrived. Its arrival wakes the consumer."""
+    """The next item has not arrived yet. The consumer wakes when the item arrives."""
 
 
 class SlowItemCounter:

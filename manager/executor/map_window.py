@@ -30,8 +30,9 @@ _MEAN_OF = 64
 
 
 class Window:
-    """The calls in flight of one stream, and the bytes of its waiting results. The stream changes `in_flight` and
-    `held_bytes`."""
+    """Limits the calls in flight of a stream, and the bytes of its unread results. The stream updates `in_flight` and
+    `held_bytes`.
+    """
 
     def __init__(
         self, most_calls: int, *, most_bytes: int = WINDOW_BYTES, clock: Callable[[], float] = time.monotonic
@@ -45,7 +46,7 @@ class Window:
         self._ended = 0
         self._mean_bytes = 0.0
         self._more_calls = 0
-        """Permitted calls in flight beyond the limit set by result bytes."""
+        """Number of calls allowed in flight beyond the limit that result bytes set."""
         self._clock = clock
         self._began_at = 0.0
 
@@ -65,7 +66,7 @@ class Window:
             self._more_calls = min(self._more_calls + 1 + flying // 8, self.most_calls)
 
     def room(self, *, ready: int, together: bool = False) -> int:
-        """Return how many calls can be sent now. With `together`, return 0 instead of a small number."""
+        """Return how many calls can be sent now. `together`: return 0 instead of a small number."""
         most, flying = self._current_call_limit(), len(self.in_flight)
         if not flying and not ready:
             return most or 1
@@ -131,7 +132,7 @@ class MapReports:
 
     def sent(self, calls: int) -> None:
         self._sent += calls
-        if self._told_kept != self._kept:  # the number of results of earlier runs has changed
+        if self._told_kept != self._kept:  # more results of earlier runs were found since the last report
             self._told_at = None
         self._report()
 

@@ -116,8 +116,9 @@ class _UnsentItem(msgspec.Struct, eq=False):
 
 
 class _Batch(msgspec.Struct, eq=False):
-    """Packed calls that are sent together. `submissions`: one per call of a family. `last`: items in the last call.
-    `unsent`: the error or stored result that follows these calls."""
+    """Pickled calls that are sent together. `submissions`: one per call if contexts depend on inputs. `last`: number of
+    items in the last call. `unsent`: the error or stored result that follows these calls.
+    """
 
     packed: list[Payload] = []
     submissions: list[Submission] = []

@@ -26,7 +26,7 @@ AWAY_S = 30.0
 
 
 class Membership:
-    """`joined` is set from the manager's welcome until the connection is lost."""
+    """A client's connection state. `joined` is set from the manager's welcome until the connection is lost."""
 
     def __init__(self, folder: SessionFolder) -> None:
         self.joined = threading.Event()

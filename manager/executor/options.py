@@ -162,8 +162,9 @@ ANYWHERE = CallPlace()
 
 
 class Wants(msgspec.Struct, frozen=True):
-    """A parsed specification. `deadline_s`: seconds from submission (0: none). With a `family`, `recipe` is the longest
-    context until `chosen` selects the context of a call."""
+    """Parsed call options. `deadline_s`: seconds from submission (0: none). If contexts depend on the input (`family`),
+    `recipe` is the longest context until `chosen` selects one.
+    """
 
     recipe: Recipe = BARE
     options: CallOptions = CallOptions()
@@ -173,7 +174,7 @@ class Wants(msgspec.Struct, frozen=True):
     takes_context: bool = False
     family: Family | None = None
     of_lengths: dict[str, Wants] = msgspec.field(default_factory=dict)
-    """Options of calls of a family, by the key of the shortest sufficient context."""
+    """Options for calls of a family, by the key of the shortest context that fits the input."""
 
     def streaming(self, streams: bool) -> Wants:
         if self.options.stream is streams:

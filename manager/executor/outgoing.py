@@ -44,7 +44,7 @@ class Waiter(Protocol):
         """Receive the error of a call that the manager refused or whose session ended."""
 
     def flush(self) -> None:
-        """Called after the last `settle` call of a received frame."""
+        """Finish the work for a received frame, after its last `settle`."""
 
     def report(self, said: CallProgress | CallForecast) -> None:
         """Receive a running call's progress or forecast."""
@@ -83,8 +83,9 @@ class OpenCalls:
         self.calls: dict[CallId, OpenCall] = {}
         self._large = large
         self._given_up: set[CallId] = set()
-        """Cancelled calls whose result files are removed on arrival. (The file of any other call stays, because the
-        program may still read it.)"""
+        """Cancelled calls. If the result of such a call arrives in a file, the file is removed. (Other files stay,
+        because the program may still read them.)
+        """
         self._has_gangs = False
         self._warned_of: set[str] = set()
 
@@ -172,8 +173,9 @@ class OpenCalls:
 
 
 class Questions:
-    """Open questions to the manager: message, type of the answer, and future. The manager answers questions of a kind
-    in order. Callers hold the link's lock, except for `answer` and `fail_all`."""
+    """Unanswered requests to the manager: message, type of the answer, and future. Requests of one kind are answered in
+    order. Callers hold the link's lock, except for `answer` and `fail_all`.
+    """
 
     def __init__(self) -> None:
         self.unsent: list[tuple[Any, type[Any], Future[Any]]] = []
@@ -230,10 +232,10 @@ _MADE_ANEW = (
     to_manager.Submit, to_manager.DefineFunction, to_manager.DefineRecipe, to_manager.DefineManifest,
     to_manager.Received, to_manager.Resubmitted, to_manager.WantPilots,
 )  # fmt: skip
-"""Message types that old frames need not repeat, because resubmitting the calls creates them."""
+"""Types of messages that need not be sent again from old frames, because resubmitting the calls creates new ones."""
 _MOST_REPLACED = 10_000
 RECEIVED_DELAY_S = 0.2
-"""Seconds after which `Received` is sent in its own frame."""
+"""Seconds after which a waiting `Received` message is sent in its own frame."""
 
 
 class Replaced(msgspec.Struct, frozen=True):
@@ -244,7 +246,7 @@ class Replaced(msgspec.Struct, frozen=True):
 
 
 class Outgoing:
-    """The sending side of a link. Queued calls that are not in `calls` are dropped. `describe` returns manifests."""
+    """The sending side of a link. Queued calls that `calls` lacks are dropped. `describe` returns manifests."""
 
     def __init__(
         self, calls: Mapping[CallId, OpenCall], *, describe: Callable[[Recipe], list[to_manager.DefineManifest]]
@@ -256,7 +258,7 @@ class Outgoing:
         self._describe = describe
         self._outbox = Outbox()
         self._counted_at: dict[int, float] = {}
-        """Time at which the deadlines of an unacknowledged frame were computed."""
+        """Time at which a frame's deadlines were computed, by number of an unacknowledged frame."""
         self._limits: dict[str, LibraryLimits] = {}
         self._unused: list[FunctionKey] = []
         """Functions that the manager may forget; the next `Received` message lists them."""
@@ -269,7 +271,7 @@ class Outgoing:
         self._dequeued = 0
 
     def receive(self, results: to_client.Results, now: float) -> Sequence[CallEnd]:
-        """Return the new results. After a gap, return no result, because the manager sends all results again."""
+        """Return the new results. If earlier results are missing, return none, because the manager sends all again."""
         seen = self.received - results.first
         if seen < 0:
             return ()
@@ -398,7 +400,7 @@ class Outgoing:
         messages: list[Any] = []
         recipes: dict[str, Recipe] = {}
         for recipe in (submission.recipe, *submission.variants):
-            recipes.setdefault(recipe.key, recipe)  # of recipes with equal keys, the first sets the limits
+            recipes.setdefault(recipe.key, recipe)  # if recipes have equal keys, use the limits of the first
         for recipe in recipes.values():
             has_new_limits = recipe.limits != self._limits.get(recipe.key, NO_LIMITS)
             if recipe.key not in self.defined:

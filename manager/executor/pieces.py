@@ -25,16 +25,17 @@ from stoker.protocol.to_client import Pieces
 from stoker.protocol.to_manager import PiecesTaken
 
 MOST_PIECES, MOST_BYTES = 4_096, 16_000_000
-"""An inbox with more pieces or bytes sends no acknowledgement."""
+"""Number of unread pieces or bytes above which no acknowledgement is sent."""
 ACK_PIECES, ACK_BYTES = 64, 250_000
-"""An acknowledgement is sent after this many pieces or bytes, or if the call waits for it."""
+"""Numbers of pieces or bytes after which an acknowledgement is sent. If the call waits, it is sent immediately."""
 Taken = tuple[Any, bool, PiecesTaken | None]
-"""A piece, True if the piece is a value instead of bytes, and the acknowledgement to send now."""
+"""A piece; True if it is a value, False if it is bytes; and the acknowledgement to send now."""
 
 
 class PieceInbox:
-    """The received pieces of one call. With `keeps_all` the pieces stay for the call's result, without limit. With
-    `may_differ` a later run may yield other pieces."""
+    """The received pieces of one call. `keeps_all`: keep all pieces for the call's result, without limit. `may_differ`:
+    a repeated run may yield other pieces.
+    """
 
     def __init__(self, *, keeps_all: bool, may_differ: bool = False) -> None:
         self.keeps_all = keeps_all
@@ -48,7 +49,7 @@ class PieceInbox:
         self._digests: array[int] = array("Q")
         """Digests of read pieces; empty with `may_differ`."""
         self._next: dict[int, int] = {}
-        """Number of the next piece, by run."""
+        """Number of the next expected piece, by run of the call."""
         self._run = 0
         self._acknowledged = 0
         self._unacknowledged_bytes = 0
@@ -132,7 +133,7 @@ class PieceInbox:
     def finish(
         self, error: BaseException | None = None, *, end: CallEnd | None = None, values: list[Any] | None = None
     ) -> None:
-        """End the stream with the pieces that have arrived, or with these values."""
+        """End the stream after the pieces that have arrived, or replace the pieces by these values."""
         with self._changed:
             if values is not None:
                 self._items, self._holds_values = values, True
@@ -272,8 +273,9 @@ def unpickle_result_or_piece(data: Buffer, *, call: int | None, piece: int | Non
 
 
 class PieceReader(Iterator[Any], AsyncIterator[Any]):
-    """The pieces of a call in order, for `for` and `async for`. After the last piece, the reader raises the call's
-    error, perhaps by `at_end`."""
+    """The pieces of a call in order, for `for` and `async for`. After the last piece, the inbox or `at_end` may raise
+    the call's error.
+    """
 
     def __init__(
         self, inbox: PieceInbox, acknowledge: Callable[[PiecesTaken], None], *,

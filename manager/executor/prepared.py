@@ -179,13 +179,13 @@ class PreparedFunction:
         self._preparer = preparer
         self._lock = threading.RLock()
         self._captured: Captured | None = None
-        """None if a captured object may change in place."""
+        """Objects that the function captures; None if one of them may change in place."""
         self._blobs: dict[tuple[Any, ...], FunctionBlob] = {}
         self._before: dict[tuple[Any, ...], FunctionBlob] = {}
         self._submissions: dict[tuple[int, int], tuple[Wants, CallPlace, Submission]] = {}
-        """Keyed by the ids of the options and the place; the values keep these objects alive."""
+        """Keys are the ids of the options and the place. The values keep these objects alive, so ids stay unique."""
         self._spec_place: int | None = None
-        with suppress(TypeError, ValueError):  # the function has no signature or no such parameter
+        with suppress(TypeError, ValueError):  # the function has no signature or no parameter `parsl_spec`
             self._spec_place = list(inspect.signature(function).parameters).index(PARSL_SPEC)
         self._told: set[str] = set()
         self._has_warned = False
@@ -351,8 +351,9 @@ def _check_pickle_size(size: int, whose: str, *, what: str) -> None:
 
 
 class Preparer:
-    """Maps functions to prepared functions. `check` refuses options that the engine cannot honour. `on_replaced` gets
-    the keys of a changed function's old and new bytes."""
+    """Creates and caches the PreparedFunction of each function. `check` rejects options that the engine cannot honour.
+    `on_replaced` gets the keys of a changed function's old and new bytes.
+    """
 
     def __init__(
         self, check: Callable[[Wants], None] = lambda _wants: None, *,
@@ -389,7 +390,7 @@ class Preparer:
             return Wants(recipe=read_parsl_spec(spec))
         copied = [type(part)(part) if type(part) in (list, tuple, dict) else part for part in context]
         for known, wants in self._paper:
-            with suppress(Exception):  # a comparison of arrays raises; a new recipe has the same digest
+            with suppress(Exception):  # comparing arrays raises; if the recipe is made again, it has the same digest
                 if known == copied:
                     return wants
         wants = Wants(recipe=read_parsl_spec(spec))

@@ -176,7 +176,7 @@ class ManagerProcess:
     def _watch(self) -> None:
         while True:
             code = self._process.wait()
-            if self._stopping.is_set() or code == 0:  # code 0 without `end` means that a signal ended the session
+            if self._stopping.is_set() or code == 0:  # code 0 before `end` was called: a signal ended the session
                 return
             if not os.path.isdir(self._folder.path):
                 self._on_lost(removed(self._folder))

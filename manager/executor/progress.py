@@ -120,7 +120,7 @@ class MapProgress:
 logger = logging.getLogger("stoker.news")
 
 FIRST_S = 10.0
-"""Seconds that calls wait before the first line; minimum seconds between lines about a subject."""
+"""Seconds that calls wait before the first line is logged, and minimum seconds between lines about one subject."""
 AGAIN_S = 60.0
 CHECK_S = 2.0
 CHECK_SELDOM_S = 30.0

@@ -1,5 +1,6 @@
-"""`stoker.load`: Parsl with one StokerExecutor, and by default without logs of state changes, usage tracking and
-retries."""
+"""`stoker.load`: load Parsl with one StokerExecutor. By default, Parsl then logs no state changes, reports no usage and
+makes no retries.
+"""
 
 from __future__ import annotations
 
@@ -171,7 +172,7 @@ class Session:
         self._pid = os.getpid()
         self._log = _start_logging_to_file(os.fspath(self.folder / "client.log"))
         atexit.register(self.stop)
-        if run := os.environ.get(RUN):  # commands find the session of a detached program by this file
+        if run := os.environ.get(RUN):  # this file leads commands to the session of a detached program
             with contextlib.suppress(OSError):
                 Path(run, "session").write_text(os.path.abspath(self.folder))
 

@@ -90,7 +90,7 @@ MOST_MANIFEST_BYTES = 4_000_000
 
 
 def describe(recipe: Recipe, objects: Path) -> list[DefineManifest]:
-    """Publish a recipe's objects to the session's seed; return the manifests of unchanged objects."""
+    """Publish a recipe's files for pilots without a shared file system. Return the manifests of the unchanged files."""
     name, told = recipe.name, []
     try:
         publish(objects, recipe.objects)
@@ -128,7 +128,7 @@ class ProgramSources:
             if not isinstance(plain, types.FunctionType):
                 return
             file = plain.__code__.co_filename
-            text = "".join(linecache.getlines(file, plain.__globals__))  # also finds notebook cells
+            text = "".join(linecache.getlines(file, plain.__globals__))  # linecache also knows notebook cells
             if not text or len(text) > LONGEST_TEXT:
                 return
             data = text.encode(errors="replace")

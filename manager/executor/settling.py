@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 STUCK_S = 0.05
-"""If work waits and no thread has started work for this many seconds, another thread starts."""
+"""Seconds that work waits while no thread takes work; then another thread starts."""
 SLOW_S = 0.05
 MANY_THREADS = 64
 IDLE_S = 10.0
@@ -31,7 +31,7 @@ Work = Callable[[], object]
 
 
 class WorkerThreads:
-    """Threads for one kind of work. With `has_slow_callbacks` these threads set the results of all futures."""
+    """Threads for one kind of work. `has_slow_callbacks`: True if these threads must set the results of all futures."""
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -172,7 +172,7 @@ def callbacks_of(future: Future[Any]) -> list[Callback]:
 
 
 def add_callback(future: Future[Any], callback: Callback, *, register: Callable[[Callback], None]) -> None:
-    """Run a callback after the future has ended, on a callback thread if the callback may wait."""
+    """Run a callback after the future has ended. A callback that may wait runs on a callback thread."""
     if future.done() or not is_users_callback(callback):
         register(callback)
         return

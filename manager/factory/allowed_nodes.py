@@ -37,7 +37,7 @@ def placed(site: Site, allowed: AllowedNodes) -> Site:
 
 
 def _slurm(provider: Provider, allowed: AllowedNodes) -> Provider:
-    # Slurm also reads options at the start of worker_init, so Stoker's options must follow these options.
+    # Slurm also reads options at the start of worker_init. Move these options before Stoker's, which must come last.
     moved, rest = site_options.split_worker_init(provider.kind.value, provider.worker_init)
     options = (*provider.options, *moved)
     if allowed.only:
@@ -54,8 +54,8 @@ def _slurm(provider: Provider, allowed: AllowedNodes) -> Provider:
 
 
 def _names(value: str) -> list[str] | None:
-    """Return the nodes in a value of `--exclude`. A value with a slash names a file of nodes; return None if the file
-    is unreadable.
+    """Return the node names in an `--exclude` value. If the value contains a slash, read the names from that file;
+    return None if the file is unreadable.
     """
     if "/" not in value:
         return [value] if value else []

@@ -60,7 +60,7 @@ class BatchJobStatus(msgspec.Struct, frozen=True):
 
 
 class Batch(Protocol):
-    """A batch system. Every method may raise BatchTrouble."""
+    """Interface to a batch system. Every method may raise BatchTrouble."""
 
     def submit(self, block: BlockId, allowed: AllowedNodes = ANYWHERE) -> str:
         """Submit the job of a block, on the allowed nodes if the batch system can choose nodes. Return the job's id.
@@ -75,12 +75,12 @@ class Batch(Protocol):
         """Cancel jobs. Ignore unknown or ended jobs."""
 
     def find(self) -> Mapping[str, BlockId]:
-        """Return the blocks of the session's unfinished listed jobs, by job id."""
+        """Return the blocks of the session's unfinished jobs that the batch system lists, by job id."""
 
 
 @runtime_checkable
 class CancelsByName(Protocol):
-    """A batch system that can cancel jobs by name, even unlisted jobs."""
+    """A batch system that can cancel jobs by name, even jobs that it does not list."""
 
     def cancel_named(self, blocks: Sequence[BlockId]) -> None:
         """Cancel every job of these blocks. Raises BatchTrouble."""

@@ -107,7 +107,7 @@ def dry_run(site: Site, *, session: str, folder: SessionFolder, block: str = "b0
 
 
 def local_init(site: Site) -> str:
-    """Return `worker_init`; empty for TaskVine, whose workers run it."""
+    """Return `worker_init`; empty for TaskVine, whose workers run `worker_init` themselves."""
     return site.provider.worker_init if site.engine is Engine.STOKER else ""
 
 

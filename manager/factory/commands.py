@@ -25,7 +25,7 @@ log = logging.getLogger("stoker.factory")
 
 _HIDDEN = ("SLURM_", "SBATCH_", "SQUEUE_", "SACCT_", "SCANCEL_", "SRUN_")
 _SHOWN = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT"}
-"""Variables that select a Slurm installation."""
+"""Slurm variables that commands keep: they select an installation."""
 _AT_ONCE = 100
 _AFTER_KILL_S = 2.0
 _MOST_CHARACTERS = 600
@@ -38,7 +38,7 @@ _running: set[int] = set()
 
 
 def inherit(descriptor: int) -> None:
-    """Let every later command inherit a descriptor, and thereby the lock on the descriptor's file."""
+    """Let every later command inherit a file descriptor, so that the command also holds the lock on the file."""
     _inherited[:] = [descriptor]
 
 
@@ -54,7 +54,7 @@ class CommandResult(msgspec.Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """The last lines of the output, joined: why the command failed."""
+        """The reason of a failure: the last lines of the output, joined."""
         return _one_line(self.err) or _one_line(self.out) or f"exit code {self.code}, no output"
 
 

@@ -32,9 +32,9 @@ log = logging.getLogger("stoker.factory")
 
 _ANALYZE_EVERY_S = 300.0
 _ANALYZE_AGAIN_S = 60.0
-"""Seconds until an analysis without result is repeated."""
+"""Seconds after which an analysis that gave no result is repeated."""
 _UNSEEN_S = 180.0
-"""Seconds without a negotiation cycle, after which the reason of a waiting job mentions the delay."""
+"""Seconds that a job waits without a negotiation cycle before the reason for its wait mentions the delay."""
 _NO_NEGOTIATOR = "the pool has no negotiator at the moment, so no job starts"
 _GONE_FROM_QUEUE = BatchJobStatus(
     BlockPhase.ENDED, "gone from the queue, and condor_history does not list the job", absent=True
@@ -50,7 +50,7 @@ _NOT_NOW = re.compile(
 )
 """Temporary errors of condor_submit: the same job may be submitted later."""
 _ADDRESS = re.compile(r"(?<=\d)\?[^>\s]*>")
-"""The end of an address, starting at `?`: `<127.0.0.1:9618?addrs=127.0.0.1-9618&alias=submit.pool>`."""
+"""The part of an address from `?`, which is cut off: `<127.0.0.1:9618?addrs=127.0.0.1-9618&alias=submit.pool>`."""
 _GONE = re.compile(r"^(Job \S+ (not found|already marked for removal|not in `X' state.*)|Couldn't find/remove .*)$")
 
 
@@ -109,7 +109,7 @@ class CondorBatch:
         return job
 
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
-        """Also remove jobs that HTCondor holds permanently."""
+        """Return the states of jobs. Remove jobs that HTCondor holds permanently."""
         queued = self._queue()
         judge = partial(condor_ads.judge, held_s=self._held_s, memory_bytes=self._site.provider.memory_bytes)
         verdicts = {job: judge(queued[job], ran=job in self._ran) for job in jobs if job in queued}
@@ -136,7 +136,7 @@ class CondorBatch:
                 raise BatchTrouble(f"condor_rm: {in_short(said)}")
 
     def find(self) -> Mapping[str, BlockId]:
-        # A removed job is listed until its machine answers.
+        # HTCondor lists a removed job until the job's machine answers.
         return {
             job: BlockId(str(ad[condor_description.BLOCK]))
             for job, ad in self._queue().items()
@@ -231,7 +231,7 @@ def in_short(said: CommandResult) -> str:
 
 
 def failure(words: str) -> BatchTrouble | SubmissionRefused:
-    """Return the error for a failed submission, with the reason of a failed commit."""
+    """Return the error for the message of a failed submission: temporary or permanent."""
     why = words.partition("into the queue.; ERROR: ")[2] or words.removeprefix("ERROR: ")
     return BatchTrouble(why) if _NOT_NOW.search(why) else SubmissionRefused(why)
 

@@ -47,12 +47,12 @@ _NOT_STARTED = frozenset({1003, 1006, *range(1026, 1037)})
 """Codes of jobs that a slot did not start. A killed shadow also leaves one of these codes."""
 _OUT_OF_MEMORY = (34, 102)
 _OUT_OF_DISK = (34, 104)
-"""Code and subcode of the hold or eviction of a job that used more than its slot has."""
+"""Code and subcode if HTCondor held or evicted a job that used more disk than its slot has."""
 _BY_POLICY = frozenset({3, 21, 26, 34})
-"""Codes of holds by a policy. The text of the hold's reason may name the resource."""
+"""Hold codes for holds by a policy. The text of the reason may then name memory or disk."""
 _MEMORY = "memory"
 _NUMBER = re.compile(r"(?<![\w)\]}])\[\d+\]")
-"""The number of a condition (`[3]`), but not the index of a list: `split(TARGET.CondorVersion)[1]`."""
+"""The number of a condition, as in `[3]`. A list index does not match: `split(TARGET.CondorVersion)[1]`."""
 
 
 class JobStatus(enum.IntEnum):
@@ -157,8 +157,8 @@ def waits_s(ad: Ad) -> float:
 
 
 def was_evicted(ad: Ad, *, ran: bool) -> bool:
-    """True if an idle job has run and was not held afterwards. A slot that rejects the job also leaves a
-    VacateReasonCode.
+    """True if an idle job has run and was not held afterwards. VacateReasonCode alone is no proof: a slot that rejects
+    the job also leaves one.
     """
     if ad.get("LastJobStatus") != JobStatus.RUNNING:
         return False
@@ -167,7 +167,7 @@ def was_evicted(ad: Ad, *, ran: bool) -> bool:
 
 
 def loss_reason_of_eviction(ad: Ad) -> LossReason:
-    """HTCondor before 24 has no vacate codes, so the reason is VACATED."""
+    """Return why HTCondor evicted a job: VACATED before HTCondor 24, which has no vacate codes."""
     code = ad.get("VacateReasonCode")
     if code in _PREEMPTED:
         return LossReason.PREEMPTED
@@ -250,8 +250,8 @@ def is_every_slot_excluded(analysis: str) -> bool:
 
 
 def _unmet_conditions(rows: Mapping[str, str]) -> list[str]:
-    """Return the unmet conditions. Omit the parts of an `||`, and conditions without an `||` that contain an unmet
-    condition.
+    """Return the conditions that are not met. Omit the parts of an `||` condition. Omit other conditions that contain
+    an unmet condition.
     """
     parts = {number: set(_NUMBER.findall(row)) for number, row in rows.items()}
     choices = {part for number, row in rows.items() if "||" in row for part in parts[number]}
@@ -265,7 +265,7 @@ def _expand_condition(condition: str, text: str) -> str:
     parts |= dict(re.findall(r"^\s*(\[\d+\])\s+\d+\s+(?:\d+\s+)?(\S.*?)\s*$", text, re.MULTILINE))
 
     def part(number: re.Match[str]) -> str:
-        found = parts.pop(number[0], "")  # no condition contains itself
+        found = parts.pop(number[0], "")  # conditions are not recursive, so use each once
         return f"({found})" if re.search(r"&&|\|\||\?", found) else found or number[0]
 
     while parts:

@@ -43,10 +43,10 @@ END_LIMIT_S = 30.0
 _ANSWER_S = 5.0
 REFRESH_ADDRESS_S = 1.0
 OPEN_LIMIT_S = 60.0
-"""Seconds to open a batch system, after which the factory reports an error."""
+"""Seconds after which the factory reports that opening a batch system takes too long."""
 _LIST_ALL = (ProviderKind.LOCAL, ProviderKind.KUBERNETES)
 HELLO_LIMIT_S = 20.0
-"""Seconds until an unanswered hello is repeated."""
+"""Seconds until the factory repeats an unanswered hello."""
 
 
 class Ending(enum.IntEnum):
@@ -69,7 +69,9 @@ class FactoryLink:
         self.dealer = Dealer(self.session.address, name=f"factory-{uuid4().hex[:12]}", keys=keys, log=log)
 
     def came_back(self) -> bool:
-        """Return True if the connection is new. Raises SessionError if the manager rejects this factory's key."""
+        """Return True if the manager connection is new and needs a hello. Raises SessionError if the manager rejects
+        the factory's key.
+        """
         failed = self.dealer.failed_handshakes
         fresh = self.dealer.came_back()
         if failed == 0 < self.dealer.failed_handshakes and not self.dealer.refused:
@@ -111,14 +113,14 @@ class FactoryLink:
         """Read the manager's address again, because a restart may change it."""
         try:
             address = self._folder.read().address
-        except SessionError as error:  # the next call retries
+        except SessionError as error:  # the next call reads the file again
             log.debug("session file: %s", error)
             return
         self.dealer.move_to(address)
 
 
 class BatchThread(threading.Thread):
-    """Runs one keeper's steps and orders, so that a hanging batch system delays no other keeper. The last order returns
+    """Runs the `BlockKeeper` of one site, so that a hanging batch system delays no other site. The last order returns
     the jobs that still exist (`left`). Other orders return None.
     """
 
@@ -164,7 +166,9 @@ class BatchThread(threading.Thread):
 
 
 class Factory:
-    """A session's factory. `parent`: process id of the manager. `python_path`: import folders of pilots."""
+    """Submits the blocks of a session. `parent`: process id of the manager. `python_path`: folders from which pilots
+    import.
+    """
 
     def __init__(
         self,

@@ -58,9 +58,9 @@ _NEW = BatchJobStatus(BlockPhase.ASKED)
 
 @dataclass(slots=True)
 class KeptBlock:
-    """A block that has not ended. `told`: last report. `again`: why its job was requeued. `is_unknown`: True if the
-    manager did not name the block. `cancel`: why the block is cancelled. `tried`: True if the block was submitted
-    before.
+    """A block that has not ended. `told`: last update sent to the manager. `again`: why the batch system requeued the
+    job. `is_unknown`: True if the manager did not name the block. `cancel`: why the block is cancelled. `tried`: True
+    if the block was submitted before.
     """
 
     block: BlockId
@@ -92,7 +92,7 @@ class MissingJobCounter:
         self._lag_s = lag_s
         self._clock = clock
         self._missed: dict[Hashable, tuple[int, float]] = {}
-        """Number of listings that lack a job, and time of the first, by job."""
+        """By job: number of listings that lack the job, and time of the first of these."""
 
     def listed(self, job: Hashable) -> None:
         self._missed.pop(job, None)
@@ -109,8 +109,8 @@ class MissingJobCounter:
 
 
 class BlockKeeper:
-    """Manages one site's blocks, on one thread. `make` opens the batch system. `owners`: site of each block.
-    `was_tried`: True if an earlier factory may have submitted the block.
+    """Manages the blocks of one site in one thread. `make`: function that opens the batch system. `owners`: site name
+    by block. `was_tried`: True if an earlier factory may have submitted the block.
     """
 
     def __init__(
@@ -139,13 +139,13 @@ class BlockKeeper:
         """Last updates of ended blocks, in case the manager loses these updates."""
         self._updates: list[FactoryUpdate] = []
         self._told = False
-        """True after the manager has named its blocks, so that jobs can be matched with blocks."""
+        """True after the manager has sent its list of blocks, with which the keeper matches jobs."""
         self._sure = False
         self._search_at = self._query_at = self._not_before = 0.0
         self._pause = RetryPause(SOON_S, max(_LONGEST_PAUSE * poll_s, SOON_S))
         self._cancel_poll = RetryPause(SOON_S, math.inf)
         self._unanswered, self._no_answer = 0, ""
-        """Consecutive submissions without an answer, and their last output."""
+        """Number of consecutive submissions without an answer, and the output of the last."""
         self._was_tried = was_tried
         self._absences = MissingJobCounter(lag_s=lag_s, clock=clock)
         self._unresolved: set[BlockId] = set()
@@ -156,7 +156,7 @@ class BlockKeeper:
     # ---- orders
 
     def sync(self, known: Iterable[KnownBlock]) -> None:
-        """Compare blocks with the manager's, at its start or after a lost connection."""
+        """Match the keeper's blocks with the manager's `known` blocks after each new connection."""
         self._told = True
         theirs = {block.block: block for block in known}
         for id, block in theirs.items():
@@ -169,7 +169,7 @@ class BlockKeeper:
         for kept in self.blocks.values():
             kept.told, kept.is_unknown = None, kept.block not in theirs
         last = max(self._over, key=_number, default=None)
-        if last is not None and last not in theirs:  # report the last block's end, or the manager may reuse its number
+        if last is not None and last not in theirs:  # without this report, the manager may reuse the block's number
             self._updates.append(self._over[last])
         if self.trouble:
             self._updates.append(SourceTrouble(self.name, self.trouble))
@@ -228,7 +228,7 @@ class BlockKeeper:
         while True:
             try:
                 batch = self._open_batch_system()
-                if self._clock() - told_at >= CANCEL_AGAIN_S / 3:  # repeat, because listings may lack jobs
+                if self._clock() - told_at >= CANCEL_AGAIN_S / 3:  # try again, because listings may lack jobs
                     self._cancel_named(batch, self._unresolved)
                     cancelled, told_at = set(), self._clock()
                 if left - cancelled:

@@ -45,8 +45,8 @@ _BHIST_ENDS = (
 
 
 class ListedJob(msgspec.Struct, frozen=True):
-    """`expected_at`: wall-clock time of the expected start (0: unknown). `failed`: True if the job's output may show
-    the cause.
+    """`expected_at`: wall-clock time of the expected start (0: unknown). `failed`: True if the job failed and its
+    output may show the cause.
     """
 
     name: str
@@ -170,8 +170,8 @@ _ACCOUNTING: dict[ProviderKind, tuple[list[str], Callable[[str], ListedJob | Non
     ProviderKind.LSF: (["bhist", "-l"], read_bhist),
     ProviderKind.GRID_ENGINE: (["qacct", "-j"], read_qacct),
 }
-"""The command that shows how a job ended, and the reader of its output. PBS needs no entry, because it lists ended
-jobs.
+"""By provider: command that shows how a job ended, and function that reads its output. PBS needs no entry, because its
+listing includes ended jobs.
 """
 _ONE_BY_ONE = 3
 _PBS_ID = re.compile(r"\d+(\[\d*\])?(\.\S+)?")

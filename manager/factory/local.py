@@ -27,8 +27,8 @@ def shell_command_for_pilot(worker_init: str, command: str) -> str:
 
 
 class LocalBatch:
-    """Pilots on this machine. `folder`: folder for the output of pilots. `worker_init`: shell code that runs before a
-    pilot.
+    """Runs pilots as processes of this machine. `folder`: output files of pilots. `worker_init`: shell code that runs
+    before a pilot.
     """
 
     def __init__(self, *, session: str, folder: Path, command: Callable[[BlockId], str], worker_init: str = "") -> None:

@@ -103,7 +103,7 @@ def take_turn(file: Path, *, parent: int, limit_s: float = TURN_LIMIT_S) -> bool
 
 
 def acquire_command_lock(file: Path, *, limit_s: float) -> None:
-    """Wait for the commands of a killed factory, then take their lock for this factory's commands."""
+    """Wait until the commands of a killed factory end, or kill them after `limit_s`, then take their lock."""
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     if not locks.take(descriptor):
         age_s = min((_process_age_s(each.pid) for each in locks.holders(file)), default=0.0)

@@ -26,7 +26,9 @@ T = TypeVar("T")
 
 
 class Pacer:
-    """A token bucket for several threads. `listing`: the shared output of the command that lists all jobs."""
+    """Token bucket that limits the requests of several threads. `listing`: the shared output of the command that lists
+    all jobs.
+    """
 
     def __init__(
         self,
@@ -75,7 +77,7 @@ def unlimited() -> Pacer:
 
 
 def in_words(poll_s: float) -> str:
-    """Return the maximum rate as text: `3 requests a minute while its jobs run, …`."""
+    """Return the maximum request rate as text: `3 requests a minute while its jobs run, …`."""
     pacer = Pacer(poll_s=poll_s, clock=lambda: 0.0)
     at_rest = min(60.0 / (_STRETCH * poll_s) + 1.0, 60.0 * pacer.per_s)
     return (
@@ -85,7 +87,9 @@ def in_words(poll_s: float) -> str:
 
 
 class Listing(Generic[T]):
-    """The output of one command about all jobs. One thread runs the command, and other threads wait."""
+    """Shares the output of a command that lists all jobs: one thread runs the command, and other threads wait
+    for it.
+    """
 
     def __init__(self, *, fresh_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._fresh_s, self._clock = fresh_s, clock

@@ -30,7 +30,7 @@ _UNKNOWN = "Invalid job id"
 _TRIES = 3
 _VACATED = ("queued again by Slurm", LossReason.VACATED)
 _ONE_BY_ONE = 3
-"""Up to this number of jobs, each job gets its own `scontrol`."""
+"""Up to this number of jobs, the factory runs one `scontrol` per job."""
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class SlurmBatch:
             self._listing.forget()
 
     def query(self, jobs: Sequence[str]) -> Mapping[str, BatchJobStatus]:
-        """Also cancel jobs that Slurm holds permanently."""
+        """Return job states. Cancel jobs that Slurm holds permanently."""
         rows = self._listing.read(self._run_squeue)
         now = time.time()
         rows = rows | self._run_scontrol([job for job in jobs if self._needs_scontrol_check(job, rows.get(job))])
@@ -86,7 +86,7 @@ class SlurmBatch:
         return not row.over and (job in self._cancelled or (job in self._ran and row.is_waiting))
 
     def _with_requeue_reason(self, job: str, status: BatchJobStatus, row: AccountedJob | None) -> BatchJobStatus:
-        """Add why a job waits again after a run. Only `sacct` lists earlier runs."""
+        """Add why a pending job was requeued after a run. Only `sacct` lists earlier runs."""
         if row is not None and row.is_held_for_good and job in self._ran:
             words, loss = self._ran[job].again or self._requeue_reason(job, row) or _VACATED
             del self._ran[job]
@@ -102,7 +102,7 @@ class SlurmBatch:
         if run.again is None:
             run.tries += 1
             run.again = self._requeue_reason(job, row)
-            if run.again is None and run.tries < _TRIES:  # the accounting may list the run later
+            if run.again is None and run.tries < _TRIES:  # `sacct` may list the run later
                 return msgspec.structs.replace(status, again=_VACATED[0])
         words, loss = run.again = run.again or _VACATED
         return msgspec.structs.replace(status, loss=loss, again=words)

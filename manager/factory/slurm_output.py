@@ -200,7 +200,7 @@ def requeued(sacct: str, output: Iterable[str]) -> tuple[str, LossReason] | None
 
 
 def end_reason_in_job_output(output: list[str]) -> str:
-    """Return how a job ended, if Slurm has appended the reason to the output."""
+    """Return why a job ended if Slurm has appended the reason to the output; else empty."""
     found = next(filter(None, map(_CANCELLED.search, reversed(output))), None)
     return _DUE_TO.get(found[1], f"cancelled: {found[1].lower()}") if found else ""
 

@@ -78,7 +78,7 @@ _FULL = re.compile(
 
 
 _NO_NODE = re.compile(r"Requested node configuration is not available|Invalid node name", re.IGNORECASE)
-"""Errors if no node remains, or for an unknown node."""
+"""Errors about an unknown node, or if no node fits the request."""
 
 
 def is_temporary_submission_error(words: str) -> bool:
@@ -121,7 +121,7 @@ class Submitter:
         return job
 
     def output(self, job: str, name: str = "") -> list[str]:
-        """Return the last lines of a job's output. `name` is needed for jobs of other processes."""
+        """Return the last lines of a job's output. `name`: job name, needed for jobs that another process submitted."""
         name = self.names.get(job, name)
         return last_lines(self.folder, name) if name else []
 
@@ -175,9 +175,9 @@ def render(site: Site, *, job: str, command: str) -> str:
 
 
 def _launch(given: Provider, command: str) -> str:
-    """Return the shell command that starts one pilot per node. On one node, the pilot replaces the batch shell. Slurm
-    then sends SIGTERM KillWait seconds before SIGKILL. It sends no SIGTERM at the start of a GraceTime, during which
-    the pilot still works.
+    """Return the shell command that starts one pilot per node. On one node, the pilot replaces the batch shell, so that
+    Slurm sends it SIGTERM KillWait seconds before SIGKILL. At the start of a GraceTime, Slurm sends no SIGTERM, and the
+    pilot still works.
     """
     if given.nodes == 1:
         return f"exec {command}"

@@ -104,7 +104,7 @@ class KnownKeys:
 
 
 def foreign(state: State, pilot: PilotId, messages: Sequence[FromPilot], *, block: str) -> str:
-    """Return why the owner of a block's key may not act as this pilot, or ""."""
+    """Return why the owner of a block's key may not act as this pilot; empty if the owner may."""
     first = messages[0] if messages else None
     said = first.block if isinstance(first, PilotHello) else block
     known = state.pilots.get(pilot) or state.gone_pilots.get(pilot)
@@ -125,7 +125,9 @@ Peer = tuple[str, int]
 
 
 class UnprovenConnections:
-    """Connections without a proved key. Raises SessionError if this process may open too few files."""
+    """Connections whose peers have not proved their keys yet. Raises SessionError if this process may open too few
+    files.
+    """
 
     def __init__(self) -> None:
         limit = connections.descriptor_limit()

@@ -37,10 +37,10 @@ MOST_TRIES = 2
 LIMIT_S = 180.0
 GATHER_S = 10.0
 PAUSE_S = 2.0
-"""Seconds between two starts, doubled each time the advisor dies without an answer."""
+"""Seconds before a restart of the advisor, doubled after each exit without an answer."""
 LONGEST_PAUSE_S = 300.0
 _MOST_SENT, _MOST_SLOW_SENT = 16, 2
-"""Maximum number of questions, and of slow questions, at the advisor."""
+"""Maximum questions, and maximum slow questions, that the advisor has not answered."""
 
 
 def performance() -> PerformanceStore:
@@ -124,7 +124,9 @@ class _Question:
 
 
 class AdvisorLink:
-    """Sends questions to the advisor. `watch`, `unwatch`: add its descriptor to the manager's loop, and remove it."""
+    """Sends questions to the advisor. `watch`, `unwatch`: add the advisor's descriptor to the manager's event loop, and
+    remove it.
+    """
 
     def __init__(self, folder: SessionFolder, *, watch: Callable[[int], None], unwatch: Callable[[int], None]) -> None:
         self.limit_s = LIMIT_S
@@ -135,7 +137,7 @@ class AdvisorLink:
         self._sent: dict[About, _Question] = {}
         self._paces = 0
         self._heard_at = 0.0
-        """Time at which the advisor started, answered, or received a question while it had none."""
+        """Time at which the advisor last started, answered, or received a question while it was idle."""
         self._one_at_a_time = False
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
@@ -178,7 +180,7 @@ class AdvisorLink:
         return found
 
     def keep_up(self, now: float) -> None:
-        """Start the advisor for open questions, send them, and kill it if it does not answer."""
+        """Start the advisor if questions are open, send the questions, and kill an advisor that does not answer."""
         if not self.open or (self._channel is None and (now < self._start_at or not self._start(now))):
             return
         if self._sent and now - self._heard_at > self.limit_s and self._process is not None:

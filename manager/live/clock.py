@@ -24,7 +24,7 @@ Ack = to_pilot.Ack | to_client.Ack
 
 
 class _StoredOffset(msgspec.Struct, frozen=True):
-    """Offset to a monotonic clock, and that clock's identity."""
+    """`ahead_s`: epoch time minus the time of the clock with id `monotonic`."""
 
     monotonic: str
     ahead_s: float

@@ -62,11 +62,11 @@ BRIEFS: dict[type, _Brief] = {
     events.DiscardObject: lambda c: ("discard", c.path),
     events.EndManager: lambda _: ("end",),
 }  # fmt: skip
-"""The checked parts of messages and commands, except RunCalls and Results."""
+"""The parts of messages and commands that checksums cover, except for RunCalls and Results."""
 
 
 def decision_checksum(commands: Sequence[Command]) -> int:
-    """Return the checksum of the commands for one event; 0 without a decision."""
+    """Return the checksum of the commands for one event; 0 if none of these is checked."""
     said: list[object] = []
     for command in commands:
         if type(command) is ToPilot:

@@ -33,7 +33,7 @@ PAUSE_S = 2.0
 LONGEST_PAUSE_S = 60.0
 TOLD_S = 20.0
 HELLO_S = 120.0
-"""A factory has these seconds for its hello, plus the time limit of batch commands."""
+"""Seconds in which a factory must send its hello, in addition to the time limit of batch commands."""
 _TAIL_BYTES = 4096
 _TIME_AND_LEVEL = re.compile(r"^\d{4}-\S+ \S+ [A-Z]+ ")
 
@@ -76,7 +76,7 @@ class HelperSupervisor:
         """Start the process if it does not run. Kill it if it has been silent too long."""
         if self._is_heard():
             self._quiet_since = None
-            if self._hello_limit_s < math.inf:  # the process works, so its start did not fail
+            if self._hello_limit_s < math.inf:  # this process works, so the start succeeded
                 self._pause.reset()
         elif self._quiet_since is None:
             self._quiet_since = now
@@ -135,7 +135,7 @@ class HelperProcesses:
         self._check_at = now + CHECK_S
         for attendant in self._each:
             attendant.keep_up(now)
-        trouble = "".join(attendant.trouble(now) for attendant in self._each)  # only a factory can lack a hello
+        trouble = "".join(attendant.trouble(now) for attendant in self._each)  # only a factory must send a hello
         self.factory_trouble = f"blocks are not submitted: {trouble}" if trouble else ""
 
     @property
@@ -148,7 +148,7 @@ def sites_of(folder: SessionFolder) -> tuple[Site, ...]:
 
 
 def source_of(site: Site, *, kept: bool) -> Source:
-    """`kept`: True if the session continues without programs."""
+    """`kept`: True if the session continues without connected programs."""
     provider, pilot, policy = site.provider, site.pilot, site.policy
     slots = pilot.cpu_count or provider.gpu_count
     if site.engine is Engine.TASKVINE:  # TaskVine's pool is one permanent pilot, which manages its own workers

@@ -75,7 +75,7 @@ def is_listening(address: str) -> bool:
 
 
 def explain_missing_route(address: str) -> str:
-    """Return why this host has no route to a ZeroMQ endpoint, or ""."""
+    """Return why this host has no route to a ZeroMQ endpoint; empty if a route exists or the check fails."""
     where = urlsplit(address)
     host = where.hostname or ""
     try:

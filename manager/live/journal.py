@@ -43,10 +43,10 @@ CHECKS_S = 0.2
 """Checksums are written after this many decisions or seconds."""
 RETRY_S = 0.25
 SLOW = "its disk has not confirmed the last records"
-"""The disk reports no error, but a sync takes too long."""
+"""Message if the disk reports no error but a sync takes too long."""
 TELL_S = 3.0
 ENDING_S = 2.0
-"""Seconds that an ending session waits until its journal is safely on disk."""
+"""Maximum seconds that an ending session waits for the disk to confirm its journal."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -65,14 +65,14 @@ class Syncing:
         self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="stoker-sync")
         self._sync: Future[SyncResult] | None = None
-        """The sync that runs, or whose result `done` has not returned."""
+        """The running sync, or a finished sync whose result `done` has not returned."""
 
     def begin(self, fd: int, *, position: int, turns: int) -> None:
         self._sync = self._thread.submit(_sync, fd, position=position, turns=turns)
         self._sync.add_done_callback(lambda _: os.eventfd_write(self.wake_fd, 1))
 
     def done(self) -> SyncResult | None:
-        """Return the result of the last sync once, then an empty result, or None while a sync runs."""
+        """Return None while a sync runs, its result once after it ends, and otherwise an empty result."""
         if self._sync is None:
             return SyncResult(0, 0)
         try:
@@ -108,8 +108,9 @@ class JournalEnd(NamedTuple):
 
 
 class Journal:
-    """The journal of a session. Raises SessionError if another manager has the journal. `position`: journal bytes of
-    this process. `written`: bytes that survive its death. `safe`: synced bytes (without `sync`, written bytes).
+    """The journal of a session. Raises SessionError if another manager uses the journal. `position`: bytes that this
+    process has added. `written`: bytes that survive if the process dies. `safe`: bytes synced to disk (without `sync`,
+    written bytes).
     """
 
     def __init__(self, path: Path, *, sync: bool = False, end: JournalEnd | None = None) -> None:
@@ -306,7 +307,7 @@ class JournalTrouble:
         self._told = ""
 
     def changes(self, now: float) -> tuple[str, bool]:
-        """Return a notice about a change, or "", and True if connected programs must be told of a change now."""
+        """Return a notice about a change (empty if none), and True if connected programs must be informed now."""
         notice = ""
         if self._journal.trouble and not self.text:
             self._since, self.text = now, explain_journal_trouble(self._journal, self._folder)
@@ -373,7 +374,7 @@ class HeldCommands:
         return now, later
 
     def may_leave(self, now: float, *, ending: bool) -> bool:
-        """True if the oldest batch is safe, or an `ending` session has waited `ENDING_S`."""
+        """True if the oldest batch may be sent: it is safe, or an `ending` session has waited `ENDING_S`."""
         if not self._batches:
             return False
         if ending:

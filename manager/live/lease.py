@@ -37,9 +37,9 @@ TAKEN_OVER = 3
 """Exit status of a manager that another manager has replaced."""
 RENEW_S = 3.0
 PATIENCE_S = 30.0
-"""Seconds without a change after which a manager on another machine may take the lease."""
+"""Seconds without a renewal after which a manager on another machine may take the lease."""
 SURE_S = 15.0
-"""Without its own token in the file for these seconds, a holder handles no more frames."""
+"""A holder that has not confirmed its own token in the lease file for these seconds handles no more frames."""
 _POLL_S = 0.02
 SETTLE_S = 2.0
 ROOM_S = 60.0
@@ -48,7 +48,7 @@ _MOST_BYTES = 1 << 16
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _NO_NEW_FILE = (errno.EMFILE, errno.ENFILE, *_NO_ROOM)
-"""After these errors, the manager overwrites its open lease file."""
+"""Errors that prevent a new lease file, so that the open file is overwritten."""
 
 
 class TakenError(SessionError):
@@ -61,7 +61,8 @@ class NoRoomError(SessionError):
 
 class LeaseHolder(msgspec.Struct, frozen=True):
     """The process that may run the session. `machine`: equal for processes that can see each other's process ids.
-    `started`: ticks since boot. `over`: why the session ended. `unwritten`: why the journal lacks its last records.
+    `started`: start of the process, in clock ticks since boot. `over`: why the session ended. `unwritten`: why the
+    journal lacks its last records.
     """
 
     host: str
@@ -91,7 +92,7 @@ class Lease:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._file = -1
-        """The open lease file, overwritten if no descriptor is left or the disk is full."""
+        """Descriptor of the open lease file, which is overwritten if no new file can be created."""
 
     @property
     def has_remote_predecessor(self) -> bool:
@@ -278,7 +279,7 @@ def _write_initial_lease(lease: Lease, *, room_s: float) -> None:
 
 
 def read(path: Path) -> LeaseHolder | None:
-    """Return the holder, or None without a lease. Raises OSError, or SessionError for damage."""
+    """Return the holder, or None without a lease. Raises OSError, or SessionError for a damaged lease."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:

@@ -18,7 +18,7 @@ from stoker.manager.live.admission import Role
 
 CHECK_S = 0.5
 _FIRST_CLIENT = (Role.CLIENT, "")
-"""The first client, before its name is known."""
+"""Key of the first client, before its name is known."""
 
 PeerKey = tuple[Role, str]
 
@@ -56,7 +56,7 @@ class PeerWatch:
                 self._back_by.pop(_FIRST_CLIENT, None)
 
     def cut(self, role: Role, name: str, now: float) -> bool:
-        """Start the time limit of a disconnected peer. Return False if it is unknown."""
+        """Start the time limit of a disconnected peer. Return False if the peer is unknown."""
         if (role, name) not in self._heard_at:
             return False
         self._back_by[role, name] = now + self._reconnect_limit_s(role)
@@ -74,7 +74,9 @@ class PeerWatch:
         self._back_by[_FIRST_CLIENT] = now + self._patience.first_client_s
 
     def restart_silence_limits(self, now: float, *, may_be_back: bool = True) -> None:
-        """Restart the limits after a pause in reading. `may_be_back`: extend the limits of disconnected peers too."""
+        """Restart the silence limits after the manager paused reading. `may_be_back`: also extend the limits of
+        disconnected peers.
+        """
         self._heard_at = dict.fromkeys(self._heard_at, now)
         if may_be_back:
             for peer, until in self._back_by.items():

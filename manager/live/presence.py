@@ -32,7 +32,7 @@ from stoker.protocol.session import SessionFile, SessionFolder
 log = logging.getLogger("stoker.manager")
 
 SIGN_S = 2 * lease.RENEW_S + 1
-"""A manager on another machine renews its lease twice in these seconds."""
+"""Seconds in which a manager on another machine renews its lease twice."""
 _POLL_S = 0.25
 _RECONNECT_MS = (500, 1000)
 
@@ -41,7 +41,7 @@ def write_session_file(folder: SessionFolder, file: SessionFile, *, before: Sess
     """Write `session.json`. `before`: the file of an earlier manager. Raises OSError."""
     try:
         folder.write(file)
-    except OSError:  # on a full disk, an equal file stays; its new time shows that a manager listens
+    except OSError:  # on a full disk, keep an equal file; its new time shows that a manager listens
         if before != file:
             raise
         os.utime(folder.file)

@@ -53,7 +53,7 @@ WRITER = f"{RELEASE} (protocol {VERSION})"
 
 
 class Decided(msgspec.Struct, frozen=True, tag="decided", array_like=True):
-    """Checksums of the decisions about events from number `first` (from 0) on, 4 bytes each."""
+    """Checksums (4 bytes each) of the decisions about events. `first`: number of the first event, from 0."""
 
     first: int
     checks: bytes
@@ -73,7 +73,7 @@ class SegmentHead(msgspec.Struct, frozen=True, tag="segment", array_like=True):
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """`cut`: a killed process wrote part of the last record."""
+    """`cut`: True if a process died while it wrote the last record."""
 
     at: int
     length: int
@@ -108,7 +108,7 @@ def scan(path: Path) -> Iterator[tuple[int, float, Record | Damage]]:
             if _OTHER_MAGIC.match(magic):
                 raise SessionError(f"{path} is not a journal of this version")
             whole = _next_intact_record_offset(path, 0)
-            # The first line may be damaged, or zeros, the content of an unwritten page.
+            # The first line may be damaged. A page that was never written contains zeros.
             is_first_line = not any(magic) or sum(map(operator.eq, magic, MAGIC)) > len(MAGIC) // 2
             if whole is None and not is_first_line:
                 raise SessionError(f"{path} is not a journal")
@@ -189,7 +189,7 @@ def list_snapshots(journal: Path) -> list[tuple[int, Path]]:
 
 
 def read_segment_head(path: Path) -> SegmentHead | None:
-    """Return a segment's head, with only a number if it is damaged, or None without any record."""
+    """Return the head of a segment: only a number if the head is damaged, None if the file has no record."""
     is_empty = True
     for _, _, record in scan(path):
         is_empty = False

@@ -57,7 +57,7 @@ def story_of_ended_session(folder: SessionFolder, subject: str) -> to_client.Sto
 
 
 def complete_story_from_journal(folder: SessionFolder, subject: str, told: to_client.Story) -> to_client.Story:
-    """Return what the manager `told`, or the history of a forgotten call from the journal."""
+    """Return the manager's answer (`told`), or the journal's history of a call that the manager has forgotten."""
     if told.found:
         return told
     try:
@@ -89,7 +89,7 @@ def _replay_session(folder: SessionFolder, watch: frozenset[int] = frozenset()) 
 
 
 class FirstDifference(msgspec.Struct, frozen=True):
-    """The first event with another decision in the replay."""
+    """The first event for which a replay decided differently."""
 
     event: int
     after_s: float

@@ -60,10 +60,11 @@ class EventFailed(Exception):
 
 
 class JournalReplay:
-    """The newest readable snapshot of a journal, or its first segment, and the later records. `since`: time of the
-    snapshot (0 = none). `unreadable`: unreadable snapshots, with the reason. `lost`: damaged bytes so far.
-    `is_comparable`: False from a damaged record until the restart of a manager that also lacked the event. `checked`,
-    `difference`: number of equal decisions, and the first different one."""
+    """Replays a journal from its newest readable snapshot, or from its first segment. `since`: time of the snapshot (0
+    = none). `unreadable`: unreadable snapshots, with the reason. `lost`: damaged bytes so far. `is_comparable`: False
+    after a damaged record, until the restart of a manager that had lost the same events. `checked`, `difference`:
+    number of equal decisions, and the first different one.
+    """
 
     def __init__(
         self, journal: Path, session: str = "", policies: Policies | None = None, *, watch: frozenset[int] = frozenset()
@@ -299,7 +300,7 @@ def _keep_damaged(past: JournalReplay) -> list[str]:
 
 
 def _keep_file(path: Path, name: Path) -> str:
-    """Keep a file by a hard link or a copy. Return why this failed, or ""."""
+    """Keep a file by a hard link or a copy. Return why this failed; empty on success."""
     try:
         name.hardlink_to(path)
         return ""

@@ -45,7 +45,7 @@ from stoker.units import show_seconds
 log = logging.getLogger("stoker.manager")
 
 FULL_BYTES = 256 << 20
-"""Above this size of unwritten journal data, the manager reads no messages."""
+"""Bytes of unwritten journal data above which the manager reads no messages."""
 FULL_S = 0.1
 MOST_FAILURES, FAILURES_S = 20, 600.0
 """The session ends after this many failures of the core within these seconds."""
@@ -54,7 +54,7 @@ _discard_log = RateLimitedLog(log)
 
 
 class CoreFailedError(Exception):
-    """The core raised an exception. A refusal may replace the event in the journal."""
+    """The core raised an exception. The journal may record a refusal instead of the event."""
 
 
 class ManagerServer:
@@ -202,7 +202,7 @@ class ManagerServer:
 
     def _handle_client_event(self, event: events.FromClient, now: float, commands: list[Command]) -> None:
         self._report_refused_frames(now, commands, at_once=True)
-        if not event.sequence and is_from_observer(event.messages):  # send a welcome even if the disk is full
+        if not event.sequence and is_from_observer(event.messages):  # observers get a welcome even if the disk is full
             welcome: list[Command] = []
             self._handle_event(event, now, welcome)
             self._carry_out(welcome)
@@ -325,7 +325,7 @@ class ManagerServer:
             self._carry_out(ready)
         self._held.hold(commands)
         self._report_journal_to_clients()
-        self._wait_until_sure()  # the journal write may have hung
+        self._wait_until_sure()  # check again, because the journal write may have hung
         while self._held.may_leave(self.clock.now(), ending=bool(self.core.state.ending)):
             self._carry_out(self._held.release())
 
@@ -434,7 +434,7 @@ def discard_result(folder: SessionFolder, path: str) -> None:
 
 def _modified_ns(file: Path) -> int:
     try:
-        with file.open("rb") as opened:  # on a network file system, opening the file refreshes its time
+        with file.open("rb") as opened:  # on a network file system, opening the file refreshes its cached time
             return os.fstat(opened.fileno()).st_mtime_ns
     except OSError:
         return 0

@@ -59,7 +59,7 @@ SEAMS = {
     "residency": _members(seams.Residency),
     "provisioning": _members(seams.Provisioning),
 }
-"""Members by seam. A policy with a seam's first member must have all members of the seam."""
+"""Member names by seam (policy interface). A policy with a seam's first member must have all of its members."""
 _OURS = "stoker."
 _NEAR = 0.8
 """A name with this similarity (`difflib`) to a known name counts as misspelled."""
@@ -189,7 +189,7 @@ def find(name: str, *, folder: Path | None = None, seam: str = "") -> Named:
 def _policies(
     name: str, what: Callable[..., Any], provisioning: Provisioning | None, settings: dict[str, Any], *, seam: str
 ) -> Policies:
-    """Call the named object. Default policies serve the seams that its result lacks."""
+    """Call `what` to create policies. Default policies serve the seams that the result lacks."""
     asked = provisioning or KeepBlocks()
     try:
         takes = "provisioning" in inspect.signature(what).parameters

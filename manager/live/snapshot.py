@@ -187,7 +187,7 @@ class _NounUnpickler(pickle.Unpickler):
 
 
 def new_noun(kind: type) -> object:
-    """Represents a new object of this class in a pickle."""
+    """Mark a new object of this class in a pickle. Raises Unreadable."""
     raise Unreadable(f"{kind} can be created only from a snapshot")
 
 
@@ -236,7 +236,7 @@ class CoreSnapshot(msgspec.Struct, frozen=True):
 
 
 class _File(msgspec.Struct, frozen=True, array_like=True):
-    """The file after its first line. `facts`: snapshot without the core. `sums`: CRC-32 of each part."""
+    """A snapshot file after its first line. `facts`: encoded snapshot without the core. `sums`: CRC-32 of each part."""
 
     facts: bytes
     core: bytes

@@ -35,7 +35,7 @@ log = logging.getLogger("stoker.manager")
 _ZAP = "inproc://zeromq.zap.01"
 _WATCHED = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 FRAME_LIMIT_BYTES = 64 * 1024 * 1024
-"""Payloads over 1 MB are sent as objects."""
+"""Maximum frame size. Payloads over 1 MB are sent as objects."""
 HANDSHAKE_MS = 5_000
 PORTS = (21000, 21999)
 TELL_S = 5.0
@@ -48,7 +48,7 @@ class PortsTakenError(SessionError):
 
 
 def ports_taken_error(folder: SessionFolder, *, interface: str, ports: tuple[int, int]) -> PortsTakenError:
-    """A restarted manager keeps its range, because compute nodes may reach no other ports."""
+    """Return the error. A restarted manager keeps its range, because compute nodes may reach no other ports."""
     names = list(_sessions_using_ports(ports, but=folder))
     by = f" (by session{'s' * (len(names) != 1)} {', '.join(names[:_MOST_NAMED])})" if names else ""
     text = f"the manager cannot listen on {interface}: ports {ports[0]}-{ports[1]} are all taken{by}"
@@ -79,7 +79,7 @@ def name_of(identity: bytes) -> bytes:
 
 
 def text_of(name: bytes) -> str:
-    """Return a peer's name as text, or "" if it is not printable UTF-8."""
+    """Return a peer's name as text; empty if it is not printable UTF-8."""
     try:
         text = name.decode()
     except UnicodeDecodeError:
@@ -97,7 +97,7 @@ class ManagerSockets:
         ports: tuple[int, int] = PORTS,
         any_port: bool = False,
     ) -> None:
-        """Listen on `address`, or else on a free port of `ports`. With `any_port`, the last choice is any port of
+        """Listen on `address` or, if that fails, on a free port of `ports` or, with `any_port`, on any port of
         `interface`.
         """
         self._context = zmq.Context()
@@ -105,9 +105,9 @@ class ManagerSockets:
         self._zap.bind(_ZAP)
         self._keys = KnownKeys(folder)
         self._users: dict[str, User] = {}
-        """Key owners by their text form, which ZeroMQ attaches to every frame."""
+        """Key owners by the text that ZeroMQ attaches to every frame."""
         self._identities: dict[bytes, bytes] = {}
-        """Identities of connections by peer name, if they differ."""
+        """By peer name: connection identity, if it differs from the name."""
         server = folder.read_key("server")
         self.router = self._context.socket(zmq.ROUTER)
         for option, value in (
@@ -146,7 +146,7 @@ class ManagerSockets:
             except zmq.ZMQError as error:
                 log.warning("cannot listen on %s again (%s); peers will find the new address", address, error)
         first, last = ports
-        start = os.getpid()  # so that managers of one host start with different ports
+        start = os.getpid()  # so that managers on one host try different ports first
         for turn in range(last - first + 1):
             address = f"tcp://{interface}:{first + (start + turn) % (last - first + 1)}"
             try:
@@ -171,8 +171,8 @@ class ManagerSockets:
         self._poller.unregister(fd)
 
     def wait(self, timeout_ms: int) -> list[str]:
-        """Wait for messages or `timeout_ms`. Return peers whose connection broke. Handle them before `frames`, because
-        frames may come from a new connection.
+        """Wait for messages or `timeout_ms`. Return peers whose connection broke. Handle these peers before `frames`,
+        because frames may come from a new connection.
         """
         broken = [peer for peer in dict.fromkeys(self._read_after_break) if peer not in self._fds]
         self._read_after_break.clear()

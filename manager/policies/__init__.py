@@ -74,7 +74,7 @@ SHIPPED: dict[str, Named] = {
 
 
 def named(name: str) -> Named:
-    """Return a shipped policy. Raise ConfigError, with the nearest name, if unknown."""
+    """Return a shipped policy. Raises ConfigError, with the nearest name, if the name is unknown."""
     found = SHIPPED.get(name)
     if found is None:
         raise ConfigError(f"policy {name!r} {describe_unknown_policy(name)}")

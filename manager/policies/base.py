@@ -19,7 +19,9 @@ _MOST_COMPARED = 8  # Free libraries compared per speed
 
 
 def free_libraries_fastest_first(context: Context) -> Iterator[Library]:
-    """Yield free libraries, the fastest first if speeds are known, else the last used. Shared devices are slower."""
+    """Yield free libraries: fastest first if speeds are known, else last used first. Libraries on shared devices count
+    as slower.
+    """
     by_speed = context.index.free_libraries_by_speed()
     if not by_speed:
         return context.index.hottest()
@@ -44,7 +46,7 @@ def libraries_hottest_first(view: View, context: Context) -> Iterator[Library]:
     for some in (_MOST_EXAMINED, len(index.free)) if index.free else ():  # usually the first libraries take all calls
         for library in tuple(islice(free_libraries_fastest_first(context), some)) if queue.count else ():
             yield library
-            if queue.single() is None:  # only gangs wait, and they need no further library
+            if queue.single() is None:  # only gangs wait, and gangs need no further library
                 return
     before = -1
     # With several slots, the last calls are sent to the least loaded libraries.
@@ -53,7 +55,7 @@ def libraries_hottest_first(view: View, context: Context) -> Iterator[Library]:
         yield from tuple(islice(free_libraries_fastest_first(context), _MOST_EXAMINED))
     while queue.count:
         before = queue.count
-        yield from tuple(islice(index.least_loaded(), SATED))  # a library that takes calls moves in the index
+        yield from tuple(islice(index.least_loaded(), SATED))  # a copy, because a library that takes calls moves
         if queue.count == before:
             return
 

@@ -54,7 +54,9 @@ class HottestFirst(Quiet):
         self.busy_per_s = busy_per_s
 
     def window(self, view: View, library: Library) -> int:  # noqa: ARG002
-        """Return the slots plus a backlog of short calls. A library that retires gets at most its remaining calls."""
+        """Return how many calls a library may hold: its slots, and more if calls are short; at most its remaining calls
+        if it will retire.
+        """
         context = library.context
         most = context.recipe.calls_per_library
         if most:
@@ -120,7 +122,7 @@ class HottestFirst(Quiet):
         return min(room, max(free, share - max(0, -free)))
 
     def dry(self, view: View, library: Library) -> Iterable[Action]:
-        """Take back half of the backlog of another library, if this saves time."""
+        """Take calls back from the backlog of another library, if this saves time."""
         context = library.context
         most = list(islice(context.index.libraries_by_backlog(), _MOST_COMPARED))
         if not most or _next_gang(context) is not None:
@@ -130,7 +132,7 @@ class HottestFirst(Quiet):
         if victim is library or waiting <= 0:
             return ()
         run_s, there_s = (run_s_on(context.speeds, context, each.kind) for each in (library, victim))
-        if waiting * there_s < max(self.prefetch_s / 4, self._burst_limit_s(view)):  # too little work for a frame
+        if waiting * there_s < max(self.prefetch_s / 4, self._burst_limit_s(view)):  # too little work for a message
             return ()
         share = there_s / (run_s + there_s) if context.speeds.of and run_s else 0.5
         return (TakeBack(victim.id, math.ceil(waiting * share)),)
@@ -181,7 +183,7 @@ def _call_quota_by_speed(library: Library) -> int:
 
 
 def _call_quota_by_load(library: Library) -> int:
-    """Return how many calls a library may take without having more calls than other free libraries."""
+    """Return how many queued calls a library may take, so that free libraries get about equal loads."""
     context = library.context
     others = [each.load for each in islice(context.index.hottest(), _MOST_COMPARED) if each is not library]
     if not others:
@@ -216,7 +218,7 @@ class ShortestFirst(HottestFirst):
 # ---- waits for a faster device kind
 
 LEAST_GAIN_S = 0.05
-_ROUNDS = 2.0  # Number of run times without a new call after which no more calls are expected
+_ROUNDS = 2.0  # No more calls are expected after this number of run times without a new call
 
 
 def faster_device_wait_s(view: View, library: Library, call: Call) -> float:
@@ -240,7 +242,7 @@ def faster_device_wait_s(view: View, library: Library, call: Call) -> float:
 
 
 def _remaining_calls(view: View, context: Context, call: Call) -> int | None:
-    """Return the number of calls to come after this call; None if unknown."""
+    """Return how many calls will run after this call; None if unknown."""
     waiting = max(0, context.queue.count - 1)
     if context.unsent is None:
         recent = view.now - context.submitted_at < _ROUNDS * call.group.cost.run_s

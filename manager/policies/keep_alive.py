@@ -18,11 +18,11 @@ from stoker.protocol.ids import LibraryId
 
 _PREFIX = "keep-alive/"
 _ROUNDING_S = 1e-6  # Seconds by which a timer may fire early
-_SPARED_CHECK_S = 10.0  # Seconds between two checks of a library that its context's minimum keeps loaded
+_SPARED_CHECK_S = 10.0  # Seconds between two checks of an idle library that its context's minimum keeps loaded
 
 
 class IdleTimers:
-    """Unloads libraries that were idle for `keep_alive_s`. `sleeps`: put GPU libraries to sleep."""
+    """Unloads libraries that were idle for `keep_alive_s`. `sleeps`: put GPU libraries to sleep instead."""
 
     def __init__(self, keep_alive_s: float, *, sleeps: bool = False) -> None:
         if keep_alive_s < 0:
@@ -43,7 +43,7 @@ class IdleTimers:
         self._set.discard(id)
         library = view.libraries.get(id)
         if library is None or not is_idle(library):
-            return ()  # `idle` is called again when the library is idle
+            return ()  # `idle` is called again when the library becomes idle
         return self._unload_or_set_timer(view, library)
 
     def _unload_or_set_timer(self, view: View, library: Library) -> tuple[Timer | Unload | Sleep, ...]:
@@ -126,7 +126,7 @@ class KeepAlive:
 
     def idle(self, view: View, library: Library) -> tuple[Timer | Unload | Sleep, ...]:
         context, limits = library.context, library.context.limits
-        is_extra = context.apart_lacks and context.queue.apart  # a library was loaded above the limit
+        is_extra = context.apart_lacks and context.queue.apart  # one library may exceed the limit
         if limits.most and not is_extra:
             here = (x for x in context.libraries.values() if x.pilot.state is not PilotState.CUT)
             if sum(x.state is not LibraryState.STOPPING for x in here) > limits.most:

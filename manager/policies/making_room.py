@@ -30,7 +30,7 @@ _Rank = Callable[[Library], tuple[float, ...]]
 def idle_libraries_to_stop(
     view: View, context: Context, *, minimum: Minimum, keeper: IdleKeeper | None, sleeper: Library | None = None
 ) -> list[Library]:
-    """Return the idle libraries and sleepers to stop so that a context can be loaded, or its `sleeper` can wake."""
+    """Return the idle and sleeping libraries to stop so that a context can be loaded, or its `sleeper` can wake."""
 
     def may_go(library: Library) -> bool:
         if library.context is context:
@@ -98,7 +98,9 @@ def _libraries_to_stop_for_context(
 def libraries_to_stop_on_one_pilot(
     view: View, context: Context, way_on: Callable[[Device], Way | None], *, desperate: bool = False
 ) -> list[Library]:
-    """Return libraries of lowest rank to stop so that a context fits on a pilot; empty if impossible or needless."""
+    """Return the libraries of lowest rank to stop so that a context fits on a pilot; empty if impossible or
+    unnecessary.
+    """
     best: Way | None = None
     for pilot in view.pilots.values():
         if pilot.state is not PilotState.HERE:

@@ -234,7 +234,9 @@ class KeepBlocks(Quiet):
 
 
 def _needed_slots(context: Context, room: int | None) -> int:
-    """Return the slots that waiting calls need beyond loading libraries. `room`: maximum of further libraries."""
+    """Return how many slots waiting calls need in addition to loading libraries. `room`: maximum number of new
+    libraries.
+    """
     head = context.queue.head()
     if head is None:
         return 0

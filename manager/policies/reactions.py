@@ -15,7 +15,7 @@ SURE = 0.75
 CALLS = 2  # Number of failed calls or loads that lead to a quarantine
 WITHIN_S = 600.0
 FOR_S = 600.0
-OF_DEVICES = frozenset({"gpu", "nvlink"})  # Components of a device; all other components are parts of the node
+OF_DEVICES = frozenset({"gpu", "nvlink"})  # Components that belong to a device. All other components belong to the node
 
 
 def quarantines(view: View, about: OfFailure, verdict: VerdictAdvice) -> Iterable[Action]:

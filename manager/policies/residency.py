@@ -49,7 +49,7 @@ class LoadWhereWanted(Quiet):
     """The default residency policy."""
 
     honours = keep_alive.HONOURS
-    lets_sleep = True  # False: idle libraries stop instead of sleeping
+    lets_sleep = True  # If False, idle libraries stop instead of sleeping
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class LoadWhereWanted(Quiet):
         return self._unpacking.plan(view, about, pace, places=places, reservation=self.reservation)
 
     def measured(self, view: View, library: Library) -> int:  # noqa: ARG002
-        """Return the library's declared size, or its measured size plus 10 %, or its promised size."""
+        """Return the bytes to reserve for a library: declared, or measured plus 10 %, or promised."""
         needs, facts = library.context.recipe.needs, library.devices[0].facts
         declared = declared_bytes(needs, facts)
         took = library.memory_bytes if facts.on_host else library.device_bytes
@@ -205,7 +205,9 @@ class LoadWhereWanted(Quiet):
         return any(True for _ in self.open_places(view, context, desperate=False))
 
     def _unload_for_able_pilot(self, view: View, context: Context) -> list[Action]:
-        """If a context is at its limit, unload a library that cannot run the next call if another pilot could."""
+        """If a context is at its limit, unload a library that cannot run the next call, so that another pilot can load
+        the context.
+        """
         awake = sleeping.wakeable_libraries(view, context)
         leaving = [
             *keep_alive.libraries_unfit_for_next_call(view, context),

@@ -75,7 +75,9 @@ def plan_stops_and_sleeps(
     ended = set[int]()
 
     def make_host_room(library: Library) -> list[Action] | None:
-        """Reserve host memory for a library. Return the unloads of sleepers for this, or None if impossible."""
+        """Reserve host memory for a library. Return the unloads of sleeping libraries that free it, or None if
+        impossible.
+        """
         pilot, needed = library.pilot, host_bytes(library)
         free = free_host_bytes.get(pilot, pilot.free_host_bytes_for_sleep)
         others = (x for x in pilot.libraries.values() if is_asleep(x) and x.host_bytes and x.id not in ended)

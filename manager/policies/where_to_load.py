@@ -103,7 +103,7 @@ def load_on(context: Context, devices: tuple[Device, ...], memory_bytes: int) ->
 
 
 def device_sets(devices: Iterable[Device], count: int) -> Iterator[tuple[Device, ...]]:
-    """Yield disjoint sets of `count` devices: first those within an island, in the order of their last devices."""
+    """Yield disjoint sets of `count` devices: first sets within one `island`, in the order of their last devices."""
     if count == 1:
         yield from zip(devices)
         return

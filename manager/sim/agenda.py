@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 _Act = Callable[..., None]
-Entry = list[Any]  # Time, number, function (None = cancelled), arguments; Python compares lists faster than objects
+Entry = list[Any]  # Time, number, function (None = cancelled), arguments; a list, which Python compares fast
 
 
 def cancel(entry: Entry | None) -> None:
@@ -45,7 +45,9 @@ class Agenda:
         return entry
 
     def steps(self, most: int, *, until_s: float = math.inf) -> int:
-        """Run up to `most` entries, or until `until_s` or a call of `halt`. Return the number of entries that ran."""
+        """Run at most `most` entries. Stop earlier at time `until_s` or after a call of `halt`. Return the number of
+        entries that ran.
+        """
         heap, pop = self._heap, heapq.heappop
         self._halted = False
         for count in range(most):

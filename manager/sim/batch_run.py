@@ -16,7 +16,7 @@ from stoker.contexts.step_times import StepModel, StepTimes, mean_attended_token
 
 
 class TimedRequest(msgspec.Struct, frozen=True):
-    """A request with its arrival time, and its prompt and output in tokens (at least 1 each)."""
+    """A request: its arrival time, and the lengths of its prompt and its output in tokens (at least 1 each)."""
 
     at: float
     prompt: int

@@ -37,7 +37,7 @@ Steps = list[tuple[float, float]]  # Pairs of a time and the value from then on;
 
 
 def limited(capacity: Iterable[tuple[float, int]], *, most: int, from_s: float) -> Steps:
-    """Return how many blocks may run: the capacity, at most `most`, and 0 before `from_s`."""
+    """Return the number of blocks that may run over time: the capacity, at most `most`, and 0 before `from_s`."""
     return clipped([(at, float(min(blocks, most))) for at, blocks in capacity], from_s=from_s)
 
 
@@ -60,7 +60,7 @@ def useful(steps: Steps, *, setup_s: float) -> Steps:
 
 
 class DeviceTimeSupply:
-    """The work that devices can do over time: a sum of rates, each multiplied by a price."""
+    """Computes how much work devices can do by a given time. Their rates are summed, each multiplied by a price."""
 
     def __init__(self, parts: Sequence[tuple[Steps, float]]) -> None:
         events = sorted((at, number, value) for number, (steps, _) in enumerate(parts) for at, value in steps)
@@ -84,7 +84,7 @@ class DeviceTimeSupply:
         return self._amounts[place] + self._rates[place] * (at - self._times[place])
 
     def when(self, amount: float) -> float:
-        """Return the earliest time at which this amount of work is done; infinity = never."""
+        """Return the earliest time by which the devices can have done `amount` of work; infinity = never."""
         if amount <= 0:
             return 0.0
         place = bisect_left(self._amounts, amount) - 1
@@ -98,7 +98,7 @@ _STEPS = 10  # Maximum number of simulator steps from the order to load a contex
 
 
 class _Call(NamedTuple):
-    """A call, and its run time divided by the mean (`factor`)."""
+    """A call. `factor`: its run time divided by the mean run time."""
 
     arrival: Arrival
     factor: float
@@ -134,7 +134,7 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 def places_of(world: World, first_at: Mapping[str, float]) -> list[Placement]:
-    """Return the possible placements of contexts. `first_at`: arrival of the first call of each context."""
+    """Return the possible placements of contexts. `first_at`: time at which the first call of each context arrives."""
     pilots_at = {
         number: at for number, source in enumerate(world.sources) if (at := _earliest_pilot_start(source)) < math.inf
     }
@@ -231,7 +231,7 @@ class Limit(enum.Enum):
 
 
 class Bound(msgspec.Struct, frozen=True):
-    """Earliest end of the last call in seconds; infinity = never."""
+    """A lower bound of the time at which the last call ends, in seconds; infinity = never."""
 
     ends_at: float
     limit: Limit

@@ -16,10 +16,12 @@ from stoker.manager.sim.world import ContextModel, EngineFloor, SourceModel, Wor
 from stoker.units import show_bytes, show_seconds
 
 ImpossibleSetting = tuple[tuple[str, ...], str, tuple[str, ...]]
-"""Path of the setting in the file, a problem that begins with the setting's name, and the path with source names."""
+"""Path of the setting in the file; problem text, which begins with the setting's name; path with names of sources
+instead of numbers.
+"""
 
 
-_Problems = Iterator[tuple[tuple[str, ...], str]]  # A table's path, and a problem that begins with a setting's name
+_Problems = Iterator[tuple[tuple[str, ...], str]]  # Path of a table, and problem text that begins with a setting's name
 
 
 def refuse_impossible(world: World, *, wanted: Iterable[str] = (), until_s: float = 0.0) -> None:

@@ -42,7 +42,9 @@ class SimulatedDevice:
         self._wanted = 0.0
         self._busy_s = self._busy_since = 0.0
         self.before_more_work: Callable[[], None] | None = None
-        """Called before other work begins on this device, while one engine simulates several steps at once."""
+        """Function to call before other work begins on this device; set while one engine simulates several steps at
+        once.
+        """
         self._holders = 0
         self._held_s = self._held_since = 0.0
 
@@ -124,8 +126,8 @@ class SimulatedDevice:
 def begin_work(
     devices: Sequence[SimulatedDevice], seconds: float, *, part: float, then: Callable[..., None], args: tuple[Any, ...]
 ) -> RunningWork:
-    """Start work that takes `seconds` at full speed, on a `part` of each device. It stops or ends on all devices
-    together. At the end of the work, `then` runs and must call `done`.
+    """Start work that takes `seconds` at full speed and the share `part` of each device. The work stops or ends on all
+    devices together. At its end, `then` runs and must call `done`.
     """
     agenda = devices[0]._agenda
     work = RunningWork(devices, seconds, part, agenda.now, agenda.now, seconds, then, args)
@@ -155,12 +157,14 @@ class TurnTaker(Protocol):
 class DeviceTurns:
     def __init__(self, agenda: Agenda) -> None:
         self._agenda = agenda
-        self._waiting: dict[TurnTaker, float] = {}  # Waiting engines, with the time of their request
+        self._waiting: dict[TurnTaker, float] = {}  # Waiting engines, each with the time of its request
         self._computing: dict[TurnTaker, None] = {}
         self._is_choosing = False
 
     def ask(self, taker: TurnTaker) -> None:
-        """Request a turn, unless the engine already waits or computes. Requests at the same time share a step."""
+        """Request a turn, unless the engine already waits or computes. Requests made at the same time are considered
+        together.
+        """
         if taker in self._waiting or taker in self._computing:
             return
         self._waiting[taker] = self._agenda.now

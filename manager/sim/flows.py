@@ -53,7 +53,7 @@ class Network:
         self._planned = False
 
     def start(self, size: float, paths: Sequence[Iterable[SharedLink]], done: Callable[[], None]) -> Transfer:
-        """Move `size` units over all paths in parallel. Without paths, the transfer waits."""
+        """Move `size` units over all paths in parallel. If `paths` is empty, the transfer waits."""
         transfer = Transfer(float(size), done, self._agenda.now)
         self.lead(transfer, paths)
         return transfer
@@ -142,7 +142,7 @@ class Network:
     def _arrived(self, transfer: Transfer) -> None:
         transfer.entry = None
         self._settle(transfer)
-        if transfer.left > 0 and transfer.flows:  # rounding, or a path without limited links, may leave units
+        if transfer.left > 0 and transfer.flows:  # left by rounding, or if a path has no limited links
             quickest = max(range(len(transfer.flows)), key=lambda place: transfer.flows[place].rate)
             transfer.moved[quickest] = transfer.moved.get(quickest, 0.0) + transfer.left
         transfer.left = 0.0

@@ -178,7 +178,7 @@ class SimLibrary(RunningLibrary):
                 turns.add(spec.call, (spec, part))
 
     def resize_s(self, size: int) -> float:
-        """Return the seconds of a resize. The weights of an engine are not moved."""
+        """Return the seconds that a resize to `size` bytes takes. A resize does not move an engine's weights."""
         moved = size - self.engine.weights_bytes if self.engine is not None else size
         return float(self.model.resize_s) * moved / _GB
 
@@ -240,7 +240,7 @@ class SimLibrary(RunningLibrary):
         sim, call = self.sim, spec.call
         if self.batch is not None:
             joined = self.batch.begin(spec)
-            if isinstance(joined, str):  # the engine can never serve the call
+            if isinstance(joined, str):  # a text, which says why the engine can never serve the call
                 self.say(to_agent.RunsEnded([CallEnd(call, False)]))
                 return
             self.running[call] = joined

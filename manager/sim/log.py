@@ -22,7 +22,9 @@ from stoker.protocol.calls import CallSpec
 
 
 class Happened(enum.IntEnum):
-    """Events of a run, each with the `value` of its rows. `CALLS_...` count calls since the last row of their kind."""
+    """Kinds of log rows. A comment states what `value` means in rows of a kind. `CALLS_...` rows count calls since the
+    last row of their kind.
+    """
 
     CALL_CAME = 0  # Number of items
     CALL_BEGAN = 1  # Number of items
@@ -36,7 +38,7 @@ class Happened(enum.IntEnum):
     BLOCK_ASKED = 9
     BLOCK_STARTED = 10
     BLOCK_OVER = 11
-    CAPACITY = 12  # New maximum of blocks of a source, whose number is in `block`
+    CAPACITY = 12  # New maximum number of blocks of a source; `block` holds the source's number
     BYTES_SHARED = 13  # Bytes read from the shared file system
     BYTES_PEER = 14  # Bytes received from another pilot
     CALLS_CAME = 15  # Number of calls
@@ -48,12 +50,12 @@ class Happened(enum.IntEnum):
     SECONDS_LOST = 21  # Device-seconds of interrupted calls
     WAITED = 22  # Seconds that `call` calls waited before they began
     TOOK = 23  # Seconds from arrival to end, for `call` calls
-    CALL_DUE = 24  # Deadline in seconds; the row follows the row of the arrival
+    CALL_DUE = 24  # Deadline of the call in seconds; this row follows the call's arrival row
     CALL_LEFT = 25  # Useful seconds of an interrupted run; 0 = the call starts again
     PART_BEGAN = 26  # Rank of a gang member other than rank 0
     PART_ENDED = 27  # Rank of the gang member
     PART_LEFT = 28  # Useful seconds, as for CALL_LEFT
-    TOKEN_FIRST = 29  # Time to first token in seconds; written, as the next rows, when a call to an engine ends
+    TOKEN_FIRST = 29  # Time to first token in seconds; token rows are written when a call to an engine ends
     TOKEN_MEAN = 30  # Mean seconds per output token after the first token
     TOKEN_GAP = 31  # Longest time between two tokens, in seconds
     TOKEN_LATE = 32
@@ -138,7 +140,7 @@ class TokenTimes(msgspec.Struct):
         return self.seen >= self.output and self.late_s <= self.load_grace_s + _ROUNDING_S
 
     def add(self, ends: Sequence[float], *, made: int) -> None:
-        """Add tokens that a run wrote at times `ends`, after its first `made` tokens."""
+        """Record tokens that a run wrote at the times `ends`. The run wrote `made` tokens before them."""
         new = ends[max(0, self.seen - made) :]
         if not new:
             return
@@ -210,7 +212,7 @@ class EachCallLog:
 
 
 class CountedCallsLog:
-    """Writes sums per second of virtual time, and histograms of times at the end."""
+    """Writes sums for each second of virtual time and, at the end of the run, histograms of times."""
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
@@ -278,7 +280,7 @@ class CountedCallsLog:
         if self._open.pop(call, None) is None:
             return
         if call not in self._running:
-            self._add(at_s, Happened.CALLS_BEGAN)  # the call must no longer count as waiting
+            self._add(at_s, Happened.CALLS_BEGAN)  # otherwise the failed call would count as waiting
         self._fresh.discard(call)
         self._add(at_s, Happened.CALLS_FAILED)
 
@@ -309,7 +311,7 @@ class CountedCallsLog:
 
     def _write(self, at_s: float) -> None:
         if len(self._log):
-            at_s = max(at_s, self._log.at_s[-1])  # calls of a frame arrived before the frame
+            at_s = max(at_s, self._log.at_s[-1])  # keep rows in time order: calls arrive before their frame
         for what, value in zip(Happened, self._sums, strict=True):
             if value:
                 self._log.note(at_s, what, call=self._ends if what is Happened.CALLS_ENDED else -1, value=value)
@@ -326,7 +328,7 @@ def items_of(spec: CallSpec) -> int:
 
 
 class _TimeHistogram:
-    """A histogram of times, which adds values in bulk."""
+    """A histogram of times. New values are collected and counted in bulk."""
 
     def __init__(self) -> None:
         self.new: list[float] = []

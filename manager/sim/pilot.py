@@ -134,7 +134,7 @@ class PilotFetches:
                 sim.log.note(sim.agenda.now, what, pilot=self._pilot.number, value=float(size))
 
     def vanish(self) -> None:
-        """Stop all fetches. Other pilots fetch again the bytes that this pilot sent but did not have."""
+        """Stop all fetches. Pilots that fetched from an incomplete copy on this pilot fetch the missing bytes again."""
         for fetch in self._fetches.values():
             if fetch.transfer is not None:
                 self._pilot.sim.network.stop(fetch.transfer)
@@ -150,7 +150,9 @@ class PilotFetches:
                 other.fetching._refetch_missing(fetch, self._pilot, left=left.get(name, 0.0))
 
     def _refetch_missing(self, fetch: _Fetch, giver: SimPilot, *, left: float) -> None:
-        """Fetch again the bytes that a lost source lacked, or all its bytes if it had only incomplete sources."""
+        """Fetch again the `left` bytes that the lost pilot `giver` lacked; if it lacked none, all bytes that it
+        sent.
+        """
         given = fetch.moved.get(giver, 0.0)
         missing = min(left, given) or given
         if not fetch.bytes_here:
@@ -165,8 +167,8 @@ _UNLIMITED_BYTES = 1 << 62
 
 
 class PilotSurroundings(Surroundings):
-    """A simulation with pilots. `busy_s`, `warm_s`: device-seconds in which ended pilots ran calls, and had libraries.
-    `pilots`: pilots that have not ended.
+    """A simulation with pilots. `busy_s`, `warm_s`: device-seconds in which ended pilots ran calls (`busy_s`) or had
+    libraries (`warm_s`). `pilots`: pilots that have not ended.
     """
 
     pilots: dict[PilotId, SimPilot]
@@ -175,7 +177,7 @@ class PilotSurroundings(Surroundings):
     def new_pilot(self, source: SourceModel, *, block: str, ends_at: float) -> SimPilot:
         raise NotImplementedError
 
-    def pilot_ended(self, pilot: SimPilot) -> None: ...  # The job of the pilot may still run
+    def pilot_ended(self, pilot: SimPilot) -> None: ...  # Handle the end of a pilot, whose job may still run
 
     def factory_says(self, update: to_manager.BlockUpdate) -> None: ...
 
@@ -227,7 +229,7 @@ class SimPilot:
     def handle(self, event: Event) -> None:
         handled = self._queue.handle(event)
         while handled and self.core.state.leaving and self.here:
-            handled = self._queue.handle(events.Tick()) - 1  # without the tick; if the tick caused events, tick again
+            handled = self._queue.handle(events.Tick()) - 1  # without the tick itself; repeat while ticks cause events
 
     def _carry_out(self, command: commands.Command) -> None:
         match command:

@@ -54,8 +54,9 @@ class Surroundings:
         self.frame_s = world.delays.frame_s + world.delays.message_s  # Delay of a pilot's message to the manager
         self.client_gathers_s = float(world.delays.frame_s) if counted else 0.0
         self.progress_s = float(world.delays.progress_s)
-        self.gathering: dict[CallId, CallRun] = {}  # By call: its latest run that waits for members of its gang
-        # Hidden from policies: the number of items of calls that end early, and token times of open calls to engines
+        self.gathering: dict[CallId, CallRun] = {}  # For each call, its latest run that waits for gang members
+        # Values that policies must not see: the true number of items of calls that end early, and token times of open
+        # calls to engines
         self.really: dict[CallId, int] = {}
         self.tokens: dict[CallId, TokenTimes] = {}
         self.engine_steps = StepCounts()
@@ -86,7 +87,9 @@ def best_speedup(gang: tuple[int, int], *, efficiency: float) -> float:
 
 
 class WorkDone(NamedTuple):
-    """The completed part of a call: share of the time before its first item (`head`), and number of items."""
+    """The completed part of a call. `head`: completed share of the time before the first item. `items`: completed
+    items.
+    """
 
     head: float = 0.0
     items: float = 0.0
@@ -100,7 +103,9 @@ def parse_completed_work(spec: CallSpec) -> WorkDone:
 
 
 class RunSchedule(msgspec.Struct, frozen=True, gc=False):
-    """Seconds until the gang has connected, the next item begins, and the run ends. `before`: work done."""
+    """Seconds until the gang has connected, the next item begins, and the run ends. `before`: work that earlier runs
+    completed.
+    """
 
     before: WorkDone
     items: int
@@ -120,8 +125,8 @@ class RunSchedule(msgspec.Struct, frozen=True, gc=False):
 def plan_run_schedule(
     model: ContextModel, spec: CallSpec, *, call_s: float, item_s: float, items: int, factor: float, size: int = 1
 ) -> RunSchedule:
-    """Return the schedule of a run. `call_s`, `item_s`: seconds of the slowest member. `factor`: run time divided by
-    the mean.
+    """Return the schedule of a run. `call_s`, `item_s`: seconds per call and per item of the slowest member. `factor`:
+    run time divided by the mean.
     """
     before = parse_completed_work(spec)
     before_s = spec.features.seconds_before_first_item(size) if spec.features is not None else 0.0
@@ -139,7 +144,9 @@ def least_s(model: ContextModel, call_s: float, items_s: float, *, gang: tuple[i
 
 
 class RunningLibrary:
-    """The process of a library. `compute` starts work on its devices. A call uses the share `part` of each device."""
+    """The process of a library. `compute` starts work on the library's devices. A call uses the share `part` of each
+    device.
+    """
 
     def __init__(
         self, sim: Surroundings, ordered: StartLibrary, devices: tuple[SimulatedDevice, ...], *, kind: str, pilot: int
@@ -241,7 +248,7 @@ class CallRun:
             return
         self._done = self._course.after(reached_s)
         self._say()
-        if self.over:  # the pilot has ended the run after the report
+        if self.over:  # the pilot has ended the run in reply to the report
             return
         self._kept_at = self._sim.agenda.now
         self._next = self._sim.agenda.after(self._sim.progress_s, self._tell)
@@ -292,7 +299,9 @@ class CallRun:
 
 
 def get_or_create_run(sim: Surroundings, spec: CallSpec, *, size: int) -> CallRun:
-    """Return the run that a library joins now. All libraries of a run receive their orders at the same time."""
+    """Return the run that a library joins now. Libraries that receive orders for a call at the same time join the same
+    run.
+    """
     run = sim.gathering.get(spec.call)
     if run is None or run.ordered_at != sim.agenda.now:
         run = sim.gathering[spec.call] = CallRun(sim, spec, size=size)

@@ -66,7 +66,7 @@ def _object(transfers: Transfers, object: Object) -> Iterator[str]:
     if by_way[Way.READER] != ({object.reader.peer.id} if object.reader is not None else set()):
         yield f"{name}: its reader is wrong"
     brings = [x.peer.cache for x in object.fetches.values() if x.way is not Way.FOLLOWING]
-    if len(set(brings)) < len(brings):  # FOLLOWING includes pilots that find the object in their cache
+    if len(set(brings)) < len(brings):  # ignore FOLLOWING: such pilots may find the object in their cache
         yield f"{name}: several pilots fetch it into one cache"
     numbers = [fetch.number for fetch in object.fetches.values()]
     if numbers != sorted(numbers):

@@ -53,11 +53,11 @@ class VirtualEngine:
         self._times: dict[int, TokenTimes] = {}
         self._is_full = False  # True if requests still waited after the last step was planned
         self._step: Step | None = None
-        self._takes: list[float] = []  # Durations of those steps of the burst that have not begun yet
+        self._takes: list[float] = []  # Durations of the steps of the burst that have not begun yet
         self._ahead: list[float] = []  # End times of the steps that the engine is computing
         self._behind: list[float] = []  # End times of computed steps that the batch has not recorded yet
         self._dues: list[tuple[float, float]] = []
-        """At the start of the burst: the earliest deadline of a next token for each TPOT, and the TPOT."""
+        """For each TPOT: the earliest deadline of a next token when the burst started, and the TPOT."""
 
     def __len__(self) -> int:
         return len(self.batch)

@@ -46,8 +46,8 @@ def _check_gang(gang: tuple[int, int]) -> None:
 
 
 class TokenObjective(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Deadlines of a call's tokens. The first is the larger of `ttft` and `ttft_per_token` per input token, at most
-    `ttft_most`.
+    """Deadlines of a call's tokens. For the first token: the larger of `ttft` and `ttft_per_token` times the input
+    tokens, but at most `ttft_most`.
     """
 
     ttft_s: Duration = msgspec.field(default=NO_TIME, name="ttft")
@@ -313,8 +313,8 @@ def expand_family_names(world: World, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def of_lengths(world: World, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
-    """Yield the calls. A call to a family gets the context with the shortest sufficient input. Longer contexts become
-    the call's variants.
+    """Yield the calls. A call to a context family gets the context with the smallest sufficient `longest_input`.
+    Contexts with a larger limit become the call's variants.
     """
     families = _families(world)
     if not families:

@@ -184,7 +184,7 @@ class ContextModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Preempt(enum.Enum):
-    """Which blocks are preempted first if the capacity of a source shrinks."""
+    """The rule that chooses which blocks are preempted first if a source's capacity shrinks."""
 
     NEWEST = "newest"
     OLDEST = "oldest"
@@ -227,7 +227,9 @@ class SourceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Delays(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Delays in seconds. If calls are counted, a program also collects its calls for the time `frame`."""
+    """Delays in seconds. `frame`: time for which a pilot, and a program if calls are only counted, collects
+    messages.
+    """
 
     message_s: Duration = msgspec.field(default=Duration(0.0005), name="message")
     frame_s: Duration = msgspec.field(default=NO_TIME, name="frame")

@@ -183,7 +183,7 @@ class RecordedSession:
         )
 
     def _on_calls_ended(self, now: float, library: _LoadedLibrary, ends: list[CallEnd]) -> None:
-        known = [end for end in ends if end.call in library.sent]  # ignore the calls of repeated reports
+        known = [end for end in ends if end.call in library.sent]  # ignore ends that the pilot reported before
         if not known:
             return
         busy_s = sum(end.run_s for end in known)

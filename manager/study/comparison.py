@@ -18,8 +18,8 @@ from stoker.manager.study.statistics import MeanEstimate, estimate
 
 
 class Column(msgspec.Struct, frozen=True):
-    """A column: one number per run. `of_all`: no mean is shown if a run lacks the number. `may_lack`: the column is
-    hidden if all its values are 0.
+    """A column of a table: one number per run. `of_all`: show no mean if a run lacks the number. `may_lack`: hide the
+    column if all its values are 0.
     """
 
     key: str

@@ -79,7 +79,7 @@ class MeasuredTime(msgspec.Struct, frozen=True):
         return math.hypot(self.cv, ANOTHER_DAY) / math.sqrt(self.count) if self.count else 0.0
 
 
-LOCAL_PILOT_START = MeasuredTime(1.0, 0.5)  # Assumed time until a local pilot has started; no record contains it
+LOCAL_PILOT_START = MeasuredTime(1.0, 0.5)  # Assumed time until a local pilot starts; no record contains this time
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -117,7 +117,9 @@ def gather(
     site: Site, work: Work, *, performance: MeasuredCosts, availability: Availability, kind: str = "",
     similar: Sequence[str] = (),
 ) -> Evidence:  # fmt: skip
-    """Return the measurements for a forecast. `kind`: of device. `similar`: recipes from which times are estimated."""
+    """Return the measurements for a forecast. `kind`: the device kind. `similar`: recipes from which times are
+    estimated.
+    """
     found, measured = _measured(performance, work)
     waits, stays = availability.waits, availability.stays
     seen = waits[-1].devices if waits else None

@@ -100,7 +100,7 @@ MOST_CALLS = 200_000  # Maximum number of calls in a run for which each call has
 
 _RUN, _BLOCKS, _FIRST_PILOT = 1, 2, 10
 _OWN_ROW = 0
-_SHORT_GAP_S = 0.002  # Seconds; a longer gap between calls is drawn if it also exceeds a tenth of a call
+_SHORT_GAP_S = 0.002  # Seconds; a gap between calls is drawn if it is longer than this and than a tenth of a call
 
 TraceEvent = dict[str, Any]
 
@@ -150,7 +150,7 @@ class _Span:
 
 @dataclass(slots=True)
 class _LibraryRows:
-    """`busy`: row, start and rank of each running call. `spans`: open bars by row."""
+    """The timeline rows of one library. `busy`: row, start and rank of each running call. `spans`: open bars by row."""
 
     pilot: int
     ordered_at: float

@@ -83,7 +83,7 @@ class Measures(msgspec.Struct, frozen=True):
 
 
 def measure(log: EventLog, *, until_s: float | None = None) -> Measures:
-    """`until_s`: time at which the run was stopped."""
+    """Compute a run's measures from its log. `until_s`: time at which the run was stopped."""
     return _MeasuringPass(log).result(until_s)
 
 
@@ -104,7 +104,7 @@ class _MeasuringPass:
         self.again: set[int] = set()
         self.devices_of: dict[int, float] = {}  # Number of devices of each library that uses several devices
         self.due: dict[int, float] = {}
-        self.late: dict[int, bool] = {}  # By call with a known outcome: True if the deadline was missed
+        self.late: dict[int, bool] = {}  # For each call with a known outcome: True if the deadline was missed
         self.loading: dict[int, float] = {}
         self.here: dict[int, float] = {}  # Number of devices of each connected pilot
 
@@ -273,7 +273,7 @@ class TokenFigures(msgspec.Struct, frozen=True):
 
 def token_figures(log: EventLog) -> TokenFigures | None:
     """Return the quantiles of token times, or None if no call to an engine ended."""
-    counted = Happened.CALLS_CAME in log.what  # if the log counts calls, a row has a time and the number of such calls
+    counted = Happened.CALLS_CAME in log.what  # if the log counts calls, a token row has a time and a number of calls
     kinds = (Happened.TOKEN_FIRST, Happened.TOKEN_MEAN, Happened.TOKEN_GAP, Happened.TOKEN_LATE)
     found = {what: array("d") for what in kinds}
     for what, call, value in zip(log.what, log.call, log.value, strict=True):
@@ -323,7 +323,7 @@ def compute_run_figures(
     waits = measured.waits_s or [0.0]
     return Figures(
         items_per_s=outcome.items / outcome.ended_at if outcome.ended_at else 0.0, held_s=measured.held_s,
-        busy=min(1.0, outcome.busy_s / measured.held_s) if measured.held_s else 0.0,  # a rounding error may exceed 1
+        busy=min(1.0, outcome.busy_s / measured.held_s) if measured.held_s else 0.0,  # rounding may give more than 1
         lost_s=measured.lost_s, loads=log.what.count(Happened.LIBRARY_READY),
         wait_p50_s=quantile(waits, 0.5), wait_p95_s=quantile(waits, 0.95), shared_bytes=measured.shared_bytes,
         peer_bytes=measured.peer_bytes, bound_s=bound_s, in_time=None if violations is None else 1.0 - violations,

@@ -47,7 +47,9 @@ class Range(msgspec.Struct, frozen=True):
 
 
 class PlanForecast(msgspec.Struct, frozen=True):
-    """Forecast of a run on at most `blocks` blocks of `walltime_s` seconds (0: no limit); infinite times = no end."""
+    """Forecast of a run on at most `blocks` blocks of `walltime_s` seconds (0 = no limit). Infinite times: the run
+    never ends.
+    """
 
     blocks: int
     walltime_s: float
@@ -152,7 +154,7 @@ def _simulate(
         idle_s=Duration(source.idle_s), finish_within_s=Duration(source.finish_within_s),
     )  # fmt: skip
     context = ContextModel(
-        device_memory_bytes=Size(evidence.memory_bytes // 2 + 1),  # only one library fits on a device
+        device_memory_bytes=Size(evidence.memory_bytes // 2 + 1),  # so that only one library fits on a device
         load_s={"": Duration(load.mean_s)}, load_cv=load.cv, call_s={"": Duration(each_s * calls_each)},
         item_cv=run.cv / math.sqrt(shares),
     )  # fmt: skip
@@ -168,7 +170,7 @@ def _simulate(
 
 
 def _policies(site: Site, alone_s: float) -> Policies:
-    """Return the site's policies, which reconsider waiting calls about 1,000 times per run at most."""
+    """Return the site's policies, changed so that they reconsider waiting calls at most about 1,000 times per run."""
     policies = policies_for([site])
     residency = policies.residency
     residency = residency.default if isinstance(residency, WarmPools) else residency

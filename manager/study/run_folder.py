@@ -44,7 +44,7 @@ class WrittenFiles(msgspec.Struct, frozen=True):
 
 
 class RunFacts(msgspec.Struct, frozen=True):
-    """A run in `results.json`. `log` is a path relative to the folder."""
+    """The facts about one run in `results.json`. `log`: path of the event log, relative to the folder."""
 
     policy: str
     seed: int

@@ -48,7 +48,7 @@ class Workers(Generic[Task, Result]):
     """Processes that call `do(task, tell)`, which may raise only StokerErrors. The `with` block ends the processes."""
 
     def __init__(self, do: Callable[[Task, Tell], Result], *, count: int) -> None:
-        spawning = multiprocessing.get_context("spawn")  # a fork would share locks with threads of this process
+        spawning = multiprocessing.get_context("spawn")  # a forked process would inherit locks that other threads hold
         self._processes: dict[Connection, BaseProcess] = {}
         self._tasks: dict[Connection, Task] = {}
         with _block_interrupts():
@@ -190,7 +190,7 @@ def _simulate_run(run: _PlannedRun, tell: TellProgress, *, scenario: Scenario, f
         raise SimulationError(f"{run}: {error}", policy=run.policy, seed=run.seed) from error
     except StokerError:
         raise
-    except Exception as error:  # a user's policy may raise anything
+    except Exception as error:  # a user's policy may raise any exception
         lines = "\n".join(user_traceback_lines(error)) or traceback.format_exc()
         raise SimulationError(f"{run} failed:\n{lines}", policy=run.policy, seed=run.seed) from error
 
@@ -199,7 +199,7 @@ def simulate_once(
     scenario: Scenario, *, policy: str, seed: int, folder: Path, bound: bool = False,
     tell: TellProgress = _ignore_progress,
 ) -> FinishedRun:  # fmt: skip
-    """Raises SimulationError and ConfigError."""
+    """Simulate one policy with one seed. Raises SimulationError and ConfigError."""
     began = time.perf_counter()
     policies = find(policy).make()
     world = limited(scenario.world, policies.awareness)

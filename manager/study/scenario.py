@@ -41,7 +41,7 @@ _NAMED = (("world", "contexts"), ("world", "devices"))  # Tables with named entr
 
 
 def apply_override(data: dict[str, Any], text: str) -> Override:
-    """Change one setting of `data` in place."""
+    """Apply one `key=value` change to `data` in place. Raises ConfigError."""
     key, equals, value = text.partition("=")
     written = [part.strip() for part in key.split(".")]
     if not equals or not all(written):
@@ -190,7 +190,7 @@ def load_scenario(path: str | os.PathLike[str], *, changes: Sequence[str] = ()) 
 
 
 def parse_scenario(text: str, *, file: str, folder: Path, changes: Sequence[str] = ()) -> Scenario:
-    """`file`: the file's name in error messages."""
+    """Return the scenario in `text`, with `changes` applied. `file`: the file's name in error messages."""
     data = parse_toml(text, file=file)
     made = [apply_override(data, change) for change in changes]
     _make_absolute(data, folder)
@@ -309,7 +309,7 @@ def _toml_value(value: Any) -> str:
             return f"{{ {', '.join(f'{_key(name)} = {_toml_value(inner)}' for name, inner in value.items())} }}"
         case tuple():
             return f"[{', '.join(map(_toml_value, value))}]"
-        case msgspec.Struct():  # a struct that is written as a list
+        case msgspec.Struct():  # a struct, written as a list of its fields
             return _toml_value(msgspec.structs.astuple(value))
         case _:  # a number, true or false
             return json.dumps(value)

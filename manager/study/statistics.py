@@ -62,7 +62,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 @lru_cache(maxsize=256)
 def t_quantile(share: float, *, degrees: int) -> float:
-    """`share`: at least 0.5, below 1."""
+    """Return a quantile of Student's t-distribution. `share`: at least 0.5, below 1."""
     if not (0.5 <= share < 1.0 and degrees >= 1):
         raise ValueError(f"no quantile {share} of t with {degrees} degrees of freedom")
     low, high = 0.0, math.pi / 2

@@ -69,7 +69,7 @@ class TableRow:
         return float(text)
 
     def date(self, field: str) -> float:
-        """Return a field's date as seconds since 1970, by default in UTC. Raises ConfigError."""
+        """Return a field's date as seconds since 1970. A date without a time zone is in UTC. Raises ConfigError."""
         text = self.cells[self.columns[field]].strip()
         try:
             when = datetime.fromisoformat(text)
@@ -165,7 +165,9 @@ _COLUMNS = (*(name for name in Arrival.__struct_fields__ if name not in _OTHERWI
 
 
 def read_trace(trace: Trace, *, folder: Path, contexts: Collection[str] = ()) -> Iterator[Arrival]:
-    """Return the calls of a trace in order of time. Raises ConfigError, for a wrong later row during the iteration."""
+    """Return the calls of a trace in order of time. Raises ConfigError; for a faulty later row, during the
+    iteration.
+    """
     path = (folder / Path(trace.file).expanduser()).absolute()
     is_plain = trace.format is TraceFormat.CSV
     found = _plain(path, trace, contexts) if is_plain else _READERS[trace.format](path, trace, _TraceContexts(trace))

@@ -15,13 +15,15 @@ from stoker.site import ProviderKind, Site
 _WALLTIME_MARGIN_S = 30
 """A worker exits this many seconds before its job ends."""
 WORKER = "worker"
-"""Replaces the block's name in worker jobs."""
+"""The name that worker jobs carry instead of a block name."""
 
 
 def make_vine_plan(
     site: Site, *, session: str = "", kept: bool = False, python: str = "", search_path: str = ""
 ) -> VinePlan:
-    """`session`: session id in names or attributes of worker jobs. `kept`: True if the session outlives programs."""
+    """Return a site's TaskVine plan. `session`: id in names or attributes of worker jobs. `kept`: True if the session
+    outlives programs.
+    """
     provider, pilot = site.provider, site.pilot
     is_local = provider.kind is ProviderKind.LOCAL
     least = max(1, pilot.min_blocks, pilot.init_blocks)

@@ -147,7 +147,7 @@ class ManagerLink:
         return events.ManagerAway(now - self.dealer.lost_at, refuses_key=refuses_key, session_over=session_over)
 
     def part(self, handle: Callable[[events.Event], None], *, pause: Callable[[], object]) -> None:
-        """Send the last frames, and wait up to 1 s for their acknowledgement."""
+        """Send the last frames before the exit, and wait up to 1 s for their acknowledgement."""
         if not self.dealer.connected:
             return
         self.flush()
@@ -216,7 +216,7 @@ class Peers:
         return self._server is not None and bool(self._server.serving)
 
     def seed(self) -> str:
-        """Return the address of the session's seed, if one runs."""
+        """Return the address of the session's seed; empty if no seed runs."""
         try:
             return (self._session.path / SEED_FILE).read_text().strip() if self.key else ""
         except OSError:
@@ -228,7 +228,7 @@ class Peers:
 
 
 class OngoingFetch:
-    """The fetch of one object (see `objects`)."""
+    """A fetch of one object that is in progress (see `objects`)."""
 
     def __init__(self, order: FetchObject) -> None:
         self.order = order
@@ -270,7 +270,7 @@ class Agent:
         self.search_path = working_folder_if_exists()  # the program's folder, if the pilot was started there
         self.processes: dict[LibraryId, LibraryProcess] = {}
         self.fetches: dict[str, OngoingFetch] = {}
-        self.arrived: dict[str, Pin] = {}  # pins of arrived objects, held until the waiting libraries have own pins
+        self.arrived: dict[str, Pin] = {}  # pins of arrived objects, until the waiting libraries have their own pins
         self.offers = OfferInspector(self.core.state, board=scratch.path / BOARD)
         self.is_over = False  # True once the core has issued the command `Leave`
         self.carry_out: Callable[[commands.Command], None] = lambda _command: None

@@ -134,7 +134,7 @@ class Loop:
         return has_frames, has_changes
 
     def _report_suspension(self, waited_s: float) -> None:
-        """Report a suspension of this process before the loop checks time limits."""
+        """Tell the core if this process was suspended, before the loop checks time limits."""
         now, before = time.monotonic(), self._wait_ended_at
         self._wait_ended_at = now
         stopped_s = now - before - waited_s

@@ -53,7 +53,7 @@ def fetch(agent: Agent, order: FetchObject) -> None:
     """Fetch an object from the sources in `order`, which replace earlier sources."""
     fetching = agent.fetches.setdefault(order.object.name, OngoingFetch(order))
     fetching.order = order
-    if order.origin:  # look for the origin in a thread, because the file system may not answer
+    if order.origin:  # search for the origin in a thread, because the file system may hang
         threading.Thread(target=_find_origin, args=(agent, fetching, order), name="objects-origin", daemon=True).start()
     else:
         _offer(agent, fetching, order, [])
@@ -119,7 +119,7 @@ def _start(agent: Agent, fetching: OngoingFetch, ref: ObjectRef) -> CacheFetch:
 
 
 def _arrived(agent: Agent, fetching: OngoingFetch, ref: ObjectRef, here: Pin, outcome: FetchOutcome) -> None:
-    if agent.fetches.get(ref.name) is fetching:  # False if the fetch was stopped just now
+    if agent.fetches.get(ref.name) is fetching:  # otherwise the fetch was stopped in the meantime
         del agent.fetches[ref.name]
         agent.peers.served.settled(ref.name)
     agent.arrived[ref.name] = here
@@ -177,7 +177,7 @@ def pin_objects(agent: Agent, library: LibraryId, refs: Sequence[ObjectRef]) -> 
 
 def _pinned(agent: Agent, library: LibraryId, found: dict[str, Pin], lack: events.FetchFailure | None = None) -> None:
     process = agent.processes.get(library)
-    if process is None or lack is not None:  # None: the library has ended in the meantime
+    if process is None or lack is not None:  # `process` is None if the library has ended in the meantime
         for one in found.values():
             one.release()
         found = {}

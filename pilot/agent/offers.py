@@ -25,14 +25,14 @@ from stoker.protocol.to_pilot import RunCalls
 
 log = logging.getLogger("stoker.pilot")
 
-BOARD = "turns"  # name of the board's file in the pilot's scratch folder
+BOARD = "turns"  # name of the board, a file in the pilot's scratch folder with the engines' open requests
 _BEFORE_READY = frozenset({Stage.FETCHING, Stage.WAITING, Stage.STARTING, Stage.LOADING})
 _LONGEST_STEP_S = 60.0  # a row of the board is invalid if its step ends more than 60 s from now
 _READS = 3  # attempts to read a row of the board while an engine writes the row
 
 
 class OfferInspector:
-    """Evaluates offered calls with the board of turns."""
+    """Evaluates offered calls from the board, the file to which each engine writes its open requests."""
 
     def __init__(self, state: CoreState, *, board: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._state = state
@@ -134,8 +134,8 @@ class OfferInspector:
         return found[1]
 
     def _required_bytes(self, order: RunCalls, library: PilotLibrary, work: list[EngineWork]) -> tuple[int, str]:
-        """Return the bytes per device at expected lengths (SLINFER eq. 2; 0 = unknown), and why a cache of fixed size
-        is full.
+        """Return the bytes that the engine needs per device at expected lengths (SLINFER eq. 2; 0 = unknown), and the
+        reason if a cache of fixed size is full.
         """
         facts = self._state.devices_of(library)[0]
         measured = library.resident_bytes if facts.on_host else library.device_bytes

@@ -27,7 +27,7 @@ _decode = wire.to_agent_decoder()
 
 
 class LibraryProcess:
-    """The process of a library, until the core forgets the library."""
+    """The process of a library. The agent keeps this object until the core forgets the library."""
 
     def __init__(self, library: LibraryId, *, folder: Path, log: str) -> None:
         self.library = library
@@ -237,7 +237,7 @@ class Zygotes:
         processes.kill_stray_children({other.pid for other in self}, of_main=True)
 
     def idle(self) -> list[Zygote]:
-        """Return the zygotes with preloaded modules and without libraries that were unused for 10 minutes."""
+        """Return the zygotes that have preloaded modules, have no libraries, and were unused for 10 minutes."""
         now = time.monotonic()
         return [z for z in self if not z.libraries and z.preload and now - self._used_at[z.preload] > _IDLE_S]
 

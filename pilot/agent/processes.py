@@ -115,7 +115,7 @@ def kill_zygote(agent: Agent, number: LibraryId) -> None:
 
 
 def forget(agent: Agent, number: LibraryId, ran: Sequence[CallId]) -> None:
-    for call in ran:  # a call that was killed while it wrote a large result leaves a partial file
+    for call in ran:  # a call that was killed while it wrote a large result may leave a partial file
         for draft in agent.session.objects.glob(f"result-{call:x}-*"):
             draft.unlink(missing_ok=True)
     process = agent.processes.pop(number, None)

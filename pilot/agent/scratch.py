@@ -40,7 +40,7 @@ class Scratch:
             sweep(base)
             self.path = base / f"pilot-{pilot}"
             self.path.mkdir(mode=0o700)
-            # No new folder gets the inode number of an open folder.
+            # Keep the folder open, so that no new folder gets its inode number.
             self._pinned = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             locks.take(self._pinned)  # in case a cleanup job removes the file of the other lock
             self._lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)

@@ -120,7 +120,7 @@ class ServedCache:
 
     @contextmanager
     def lend(self, name: str) -> Iterator[ObjectCopy | None]:
-        """Yield a partial object, a cached object that stays pinned, or None."""
+        """Yield a partial copy of the object, a cached copy that stays pinned meanwhile, or None."""
         growing = self._coming.get(name)
         if growing is not None:
             yield growing

@@ -22,7 +22,9 @@ from stoker.whole_files import draft_of
 
 
 def link(source: Path, draft: Path, ref: ObjectRef) -> str:
-    """Link a file that is unchanged since the recipe was made. Return the file's signature, or "" on failure."""
+    """Hard-link `source` to `draft` if the file is unchanged since the recipe was made. Return the file's signature;
+    empty on failure.
+    """
     try:
         facts = source.stat()
         if not stat.S_ISREG(facts.st_mode) or not _has_recorded_stat(facts, ref):

@@ -47,7 +47,7 @@ log = logging.getLogger("stoker.pilot")
 
 KEPT_S = 14 * 86400.0  # default seconds after which an unused object is removed
 _DRAFT_KEPT_S = 3600.0
-_SYNC_PAUSE_S = 0.5  # seconds between the arrival of objects and their sync
+_SYNC_PAUSE_S = 0.5  # seconds between the arrival of objects and their sync to disk
 
 
 class CacheError(ContextError):
@@ -226,7 +226,7 @@ class ObjectCache:
             raise self._error(InUseError, ref, what)
 
     def lacks_bytes(self, refs: Sequence[ObjectRef]) -> int:
-        """Return the bytes of pinned objects that must be evicted before the objects `refs` fit."""
+        """Return the bytes of cached objects in use that must be released before the objects `refs` fit."""
         with self._locked():
             listed = self._read_entries()
             here = {entry.facts.name for entry in listed}
@@ -263,7 +263,7 @@ class ObjectCache:
         try:
             return file.read_text() or name
         except FileNotFoundError:
-            with suppress(OSError):  # without disk space, this pilot uses an id of its own
+            with suppress(OSError):  # if the disk is full, this pilot uses an id that no other pilot shares
                 write_file_atomically(file, name.encode())
             return name
 

@@ -67,7 +67,7 @@ class Prepare(_Command, frozen=True):
 
 
 class StartProcess(_Command, frozen=True):
-    """`objects`: paths of objects by cache name, and paths of snapshots by form."""
+    """Start a library's process. `objects`: paths of objects by cache name, and paths of snapshots by form."""
 
     ordered: StartLibrary
     objects: Mapping[str, str]
@@ -75,7 +75,7 @@ class StartProcess(_Command, frozen=True):
 
 
 class KillProcess(_Command, frozen=True):
-    """`ProcessEnded` reports the end."""
+    """Kill a library's process. `ProcessEnded` reports the end of the process."""
 
     library: LibraryId
 
@@ -100,7 +100,9 @@ class Observe(_Command, frozen=True):
 
 
 class InspectOffer(_Command, frozen=True):
-    """Collect the state of the engines on a library's devices for an offered call. `OfferInspected` reports it."""
+    """Collect the state of the engines on a library's devices for an offered call. `OfferInspected` reports the
+    state.
+    """
 
     order: RunCalls
 

@@ -116,7 +116,7 @@ class ManagerAway(_Event, frozen=True):
 
 # ---- a library's process
 class LibraryPrepared(_Event, frozen=True):
-    """`error`: why the library's folder could not be created."""
+    """The attempt to create a library's folder has ended. `error`: why the attempt failed; empty if it succeeded."""
 
     library: LibraryId
     free_disk_bytes: int = 0
@@ -215,7 +215,7 @@ class OfferInspected(_Event, frozen=True):
 
 
 class UsageMeasured(_Event, frozen=True):
-    """Usage for a heartbeat that is due, and the last log lines of slow loads."""
+    """The usage of libraries for a heartbeat that is due, and the last log lines of slow loads."""
 
     resident_bytes: Mapping[LibraryId, int]
     cpu_s: Mapping[LibraryId, float]
@@ -276,7 +276,7 @@ class ArgumentsFetched(_Event, frozen=True):
 
 
 class ResultsUploaded(_Event, frozen=True):
-    """`ends` refer to the written result files."""
+    """Large results are in the session's folder. `ends`: ends of calls, which refer to the result files."""
 
     library: LibraryId
     ends: list[CallEnd]
@@ -312,7 +312,7 @@ class DriverReported(_Event, frozen=True):
 
 
 class DeviceAway(_Event, frozen=True):
-    """`reason`: why the device is absent; empty if it is present again."""
+    """A device has become absent, or present again. `reason`: why the device is absent; empty if it is present."""
 
     device: DeviceId
     reason: str = ""
@@ -346,7 +346,7 @@ class TimerFired(_Event, frozen=True):
 
 
 class Tick(_Event, frozen=True):
-    """`serves_peers`: True while other pilots fetch objects from this pilot."""
+    """Time has passed. `serves_peers`: True while other pilots fetch objects from this pilot."""
 
     serves_peers: bool = False
 

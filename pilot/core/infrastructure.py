@@ -18,7 +18,7 @@ import msgspec
 class Proof(enum.Enum):
     """The condition under which an exception is a fault of the infrastructure."""
 
-    NONE = "none"  # the text of the exception is enough
+    NONE = "none"  # no proof is needed: the text of the exception is enough
     DISK_IS_FULL = "disk is full"  # the file is on a local disk that other programs have filled
     FILE_IS_THERE = "file is there"  # the named file exists: a new attempt opens it, or the file server fails again
     WITHIN_BUDGET = "within budget"  # with the failed allocation, the library would still use less memory than declared
@@ -41,7 +41,7 @@ class Symptom(msgspec.Struct, frozen=True):
 
 
 _OS = ("builtins.OSError",)
-_ANY_ERROR = ("builtins.Exception",)  # for error texts of Rust and C++ libraries, which define their own exceptions
+_ANY_ERROR = ("builtins.Exception",)  # any exception type, because Rust and C++ libraries define their own types
 _RUNTIME = ("builtins.RuntimeError", "pynvml.NVMLError")  # the exception types of PyTorch
 _DEVICE_MEMORY = ("torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError", "torch.AcceleratorError")
 _CUDA = "NVIDIA's CUDA runtime API, cudaError_t; PyTorch writes `CUDA error: ` before it"
@@ -146,8 +146,8 @@ DEVICE_FAILED = 119  # a device failed during a call, so the process of the libr
 NODE_FAILED = 120  # several calls in a row failed because of a fault of the node
 NOT_CLEARED = 121  # the library could not remove data of a call
 
-OF_ITS_PILOT = frozenset({FOLDER_GONE, NOT_SETTLED, DEVICE_FAILED, NODE_FAILED})  # the context is not at fault
-OF_THE_INFRASTRUCTURE = frozenset({DEVICE_FAILED, NODE_FAILED})  # the calls are not at fault
+OF_ITS_PILOT = frozenset({FOLDER_GONE, NOT_SETTLED, DEVICE_FAILED, NODE_FAILED})  # faults of pilots, not of contexts
+OF_THE_INFRASTRUCTURE = frozenset({DEVICE_FAILED, NODE_FAILED})  # faults that the calls did not cause
 
 SAID_BY_CODE = {
     SOCKET_LOST: "lost its connection to the pilot: user code closes files that it did not open",

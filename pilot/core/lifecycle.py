@@ -32,7 +32,7 @@ _REMEMBERED = 10_000
 
 
 def move_to(library: PilotLibrary, stage: Stage) -> None:
-    """Raises ValueError if the transition is not in `NEXT`."""
+    """Move a library to the next stage. Raises ValueError if the transition is not in `NEXT`."""
     if stage not in NEXT[library.stage]:
         raise ValueError(f"library {library.number} cannot go from {library.stage.value} to {stage.value}")
     library.stage = stage
@@ -201,7 +201,9 @@ def leave(state: CoreState, reason: str, *, within_s: float, code: int = 0, loss
 
 
 def drain(state: CoreState, reason: str, *, within_s: float, code: int = 0, loss: LossReason | None = None) -> None:
-    """Start the pilot's exit. Running calls may finish within `within_s` seconds. Unstarted calls are returned."""
+    """Start the pilot's exit. Running calls may finish within `within_s` seconds. Unstarted calls return to the
+    manager.
+    """
     leave(state, reason, within_s=within_s, code=code, loss=loss)
     for number in list(state.libraries):
         stop_library(state, number, drain=within_s > 0, reason=reason)

@@ -134,7 +134,7 @@ def device_bytes_being_freed(state: CoreState, device: DeviceId) -> int:
 
 # ---- size changes
 def resize_library(state: CoreState, number: LibraryId, size: int) -> None:
-    """Resize a library to `size` bytes on each device. Drop an earlier claim of the library to grow."""
+    """Resize a library to `size` bytes on each device. Drop the library's earlier claim for more memory."""
     library = state.libraries.get(number)
     if library is None:
         return

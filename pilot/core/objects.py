@@ -40,14 +40,16 @@ def request_objects(state: CoreState, library: PilotLibrary, refs: Iterable[Obje
 
 
 def plan_objects(state: CoreState, library: PilotLibrary) -> None:
-    """Record objects whose sources the manager will name. No fetch starts before the cache has been searched."""
+    """Record the library's objects whose sources the manager will name. No fetch starts until the pilot has searched
+    its cache.
+    """
     for ref in library.recipe.objects:
         if ref.name in library.ordered.planned:
             state.wants.setdefault(ref.name, Want(ref, is_begun=False)).libraries[library.number] = None
 
 
 def report_cached_objects(state: CoreState, names: Iterable[str]) -> None:
-    """Report cached objects for which the manager planned a fetch."""
+    """Tell the manager which objects with a planned fetch are already in the cache."""
     for name in names:
         found = state.wants.get(name)
         if found is not None and not found.is_begun:
@@ -82,7 +84,7 @@ def set_sources(state: CoreState, order: FetchObject) -> Want | None:
 
 
 def report_arrival(state: CoreState, event: ObjectArrived) -> Want | None:
-    """Return the object's `Want` if a library waited for the object."""
+    """Tell the manager that an object has arrived. Return the object's `Want` if a library waited for the object."""
     found = state.wants.pop(event.name, None)
     state.told.add(event.name)
     took_s = round(event.seconds, 3)
@@ -101,7 +103,7 @@ def report_failed_source(state: CoreState, name: str, reason: str, peer: PilotId
 
 
 def abandon_object_fetch(state: CoreState, name: str) -> Want | None:
-    """Return the object's `Want` if a library waited for the object."""
+    """Stop the fetch of an object. Return the object's `Want` if a library waited for the object."""
     found = state.wants.pop(name, None)
     if found is not None:
         state.out.append(StopFetch(name))
@@ -110,7 +112,7 @@ def abandon_object_fetch(state: CoreState, name: str) -> Want | None:
 
 
 def remove_library_from_wants(state: CoreState, library: PilotLibrary) -> None:
-    """Running fetches continue without the library."""
+    """Remove a library from all wanted objects. Fetches that have started continue."""
     for name, found in list(state.wants.items()):
         found.libraries.pop(library.number, None)
         if not found.is_begun and not found.libraries:

@@ -17,7 +17,7 @@ from stoker.units import show_seconds
 
 WELCOME_S = 5.0  # seconds without an answer after which the pilot sends its hello again
 FIRST_CONTACT_S = 60.0  # minimum seconds that a pilot waits for its first welcome
-MOST_DRAIN_S = 12.0  # maximum seconds that a drain starts before the walltime ends; at most a fifth of the time left
+MOST_DRAIN_S = 12.0  # seconds before the walltime's end at which a drain starts; if shorter, a fifth of the time left
 _EXIT = 0.25  # last fraction of the drain, in which the pilot kills libraries
 _WALLTIME_TOLERANCE_S = 2.0  # two walltimes count as equal if they differ by at most this many seconds
 FIRST_LINE_S = 4.0  # seconds after which a load counts as slow and its log lines are reported

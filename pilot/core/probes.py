@@ -56,7 +56,7 @@ def probed(state: CoreState, event: Probed) -> None:
 
 
 def record_device_absence(state: CoreState, device: DeviceId, reason: str) -> None:
-    """`reason`: why the device is absent; empty if it is present."""
+    """Record that a device is absent or present. `reason`: why the device is absent; empty if it is present."""
     if _watched(state, device).health.silent(reason):
         _set_fault(state, device, reason)
 

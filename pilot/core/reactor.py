@@ -293,7 +293,7 @@ def on_offer_inspected(state: CoreState, event: events.OfferInspected) -> None:
     grows = order.reserve_bytes > coming
     refused, case, required, over = "", RefusalCase.MEMORY, 0, 0.0
     leaving = frozenset(number for number in order.preempts if number in state.libraries)
-    gone = leaving.union(LibraryId(-1 - number) for number in leaving)  # the library's other engines (see `offers`)
+    gone = leaving.union(LibraryId(-1 - number) for number in leaving)  # plus their other engines (see `offers`)
     engines = [engine for engine in event.engines if engine.library not in gone]
     if library.number in state.claims:
         refused = f"lib-{library.number} waits for memory on its devices"
@@ -341,7 +341,8 @@ def on_cancel(state: CoreState, order: to_pilot.CancelCalls) -> None:
     if library is None:
         return
     held = library.held
-    # Calls that have left the library get no second answer: the library may get them again before it arrives.
+    # Send no second answer for calls that have left the library: the library may get them again before the answer
+    # arrives.
     dropped = running.drop_waiting(library, held.keys() & order.calls)
     if dropped:
         state.tell(to_manager.CallsReturned(order.library, tuple(dropped)))

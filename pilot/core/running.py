@@ -50,14 +50,14 @@ def hold_calls(library: PilotLibrary, calls: Iterable[CallId], *, limit_s: float
 
 
 def drop_ended(library: PilotLibrary, calls: Iterable[CallId]) -> list[CallId]:
-    """Return those of `calls` that the library held."""
+    """Remove ended calls from a library. Return the calls that the library held."""
     here = drop_returned(library, calls)
     library.served += len(here)
     return here
 
 
 def drop_all(library: PilotLibrary, running: Iterable[CallId]) -> tuple[tuple[CallId, ...], tuple[CallId, ...]]:
-    """Return the running calls and the other calls."""
+    """Remove all calls from a library. Return its running calls and its other calls."""
     begun = tuple(call for call in dict.fromkeys(running) if call in library.held)
     unstarted = tuple(call for call in library.held if call not in begun)
     library.held.clear()
@@ -89,7 +89,7 @@ def remove_newest_waiting_calls(library: PilotLibrary, count: int) -> list[CallI
 
 
 def drop_waiting(library: PilotLibrary, calls: Collection[CallId]) -> list[CallId]:
-    """Remove calls that were not sent to the library yet."""
+    """Remove and return calls that were not sent to the library's process yet."""
     out: list[CallId] = []
     for order in (*library.waiting, *library.orders_waiting_for_arguments.values()):
         out += [spec.call for spec in order.calls if spec.call in calls]
@@ -99,13 +99,13 @@ def drop_waiting(library: PilotLibrary, calls: Collection[CallId]) -> list[CallI
 
 
 def drop_returned(library: PilotLibrary, calls: Iterable[CallId]) -> list[CallId]:
-    """Return those of `calls` that the library held."""
+    """Remove calls from a library. Return the calls that the library held."""
     held = library.held
     left = [call for call in calls if held.pop(call, None) is not None]
     if library.streams:
         for call in left:
             library.streams.pop(call, None)
-    if library.stopping:  # a later run of the call must not be stopped
+    if library.stopping:  # forget the stop, so that a later run of the call is not stopped
         for call in left:
             library.stopping.pop(call, None)
     if library.stuck:

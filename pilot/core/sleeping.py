@@ -27,7 +27,7 @@ MOVE_LIMIT_S = 120.0  # maximum seconds for a context to fall asleep or wake
 def sleep_library(state: CoreState, order: SleepLibrary) -> None:
     library = state.libraries.get(order.library)
     if library is None or library.told_to_end or library.stage in (Stage.SLEEPING, Stage.WAKING):
-        return  # the manager receives the end of the library or the answer to the first order
+        return  # the manager learns the result from the library's end or the first order's answer
     number = library.number
     if library.stage is Stage.ASLEEP:
         state.tell(LibraryAsleep(number, state.ledger.held(number), state.host.held(number)))
@@ -102,7 +102,7 @@ def slept(state: CoreState, library: PilotLibrary, message: Slept) -> None:
 def wake_library(state: CoreState, order: WakeLibrary) -> None:
     library = state.libraries.get(order.library)
     if library is None or library.told_to_end or library.stage is Stage.WAKING:
-        return  # the manager receives the end of the library or the answer to the first order
+        return  # the manager learns the result from the library's end or the first order's answer
     if library.stage is Stage.SLEEPING:
         library.wake_to = order.device_memory_bytes
     elif library.stage is Stage.ASLEEP:
@@ -145,8 +145,8 @@ def end_unwakeable_library(state: CoreState, library: PilotLibrary, why: str) ->
 
 # ---- ends
 def end_sleepers_for_claim(state: CoreState, library: PilotLibrary) -> bool:
-    """End the longest unused sleeping libraries to grant a library's memory claim. Return False if sleeping libraries
-    cannot free enough memory.
+    """End sleeping libraries, the longest unused first, to grant a library's memory claim. Return False if this cannot
+    free enough memory.
     """
     ledger = state.ledger
     more = state.claims[library.number] - ledger.held(library.number)

@@ -124,7 +124,9 @@ def object_arrived(state: CoreState, event: ObjectArrived) -> None:
 
 
 def on_object_lost(state: CoreState, name: str, lack: FetchFailure) -> None:
-    """Handle an object without a source: the waiting libraries fail, or start without a snapshot."""
+    """Fail the libraries that wait for an object without a source. If the object is a snapshot, start them
+    without it.
+    """
     found = objects.abandon_object_fetch(state, name)
     for number in tuple(found.libraries) if found is not None else ():
         library = state.libraries.get(number)
@@ -209,8 +211,8 @@ def grant_memory_claims(state: CoreState) -> None:
 
 
 def check_memory_claim(state: CoreState, library: PilotLibrary) -> None:
-    """End sleeping libraries to grant a memory claim. Refuse the claim if no library on its devices sleeps, will end or
-    will shrink.
+    """End sleeping libraries if a memory claim needs their memory. Refuse the claim if no library on its devices
+    sleeps, will end or will shrink.
     """
     wanted = state.claims.get(library.number)
     if wanted is None:

@@ -29,7 +29,7 @@ from stoker.units import show_bytes
 # ---- stages
 class Stage(enum.Enum):
     FETCHING = "fetching"
-    WAITING = "waiting"  # the objects are present; the devices lack memory, or accept no other process (`memory`)
+    WAITING = "waiting"  # the objects are present; the devices lack memory or accept no further process (see `memory`)
     STARTING = "starting"  # the process is being created
     LOADING = "loading"
     READY = "ready"
@@ -54,7 +54,7 @@ NEXT = {
 }
 SERVES = frozenset({Stage.READY, Stage.DRAINING})  # stages in which the process runs calls
 SLEEPS = frozenset({Stage.SLEEPING, Stage.ASLEEP, Stage.WAKING})
-REFUSES = SLEEPS | {Stage.DRAINING}  # stages after the load in which a library accepts no calls
+REFUSES = SLEEPS | {Stage.DRAINING}  # stages of a loaded library that accepts no calls
 
 
 # ---- ledger
@@ -157,7 +157,7 @@ class Timers:
 
     @property
     def next_at(self) -> float:
-        """Time of the next timer; infinite without timers."""
+        """Time when the next timer is due; infinity if no timer is set."""
         return min(self._timers.values(), default=NEVER)
 
 
@@ -195,7 +195,9 @@ class PilotFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """Why the pilot ends a library. `printed`: True if the failure should include the last log lines."""
+    """Reason why the pilot ends a library. `printed`: True if the reported failure should include the last log
+    lines.
+    """
 
     failure: Failure
     printed: bool = False
@@ -211,7 +213,7 @@ class StoppingCall(msgspec.Struct, frozen=True):
 
 
 class PilotLibrary:
-    """One library of the pilot, from its start order until the pilot reports its end."""
+    """A library of this pilot, from the order to start it until the report of its end."""
 
     def __init__(self, ordered: StartLibrary, now: float) -> None:
         self.ordered = ordered
@@ -245,7 +247,7 @@ class PilotLibrary:
         self.told_to_end = False
         self.garbled = ""  # reason why the library's socket is no longer read, after an invalid message
         self.hung_up_at = 0.0  # when the socket closed while the process was alive
-        self.cache_lacks_bytes = 0  # pinned cache bytes that other libraries must release first
+        self.cache_lacks_bytes = 0  # cache bytes that other libraries must unpin before this library can start
 
         self.is_killed = False  # True once the pilot has ordered the kill of the process
         self.stopping: dict[CallId, StoppingCall] = {}
@@ -264,8 +266,8 @@ class PilotLibrary:
         self.wake_to = -1  # bytes to reserve if the library must wake as soon as it sleeps; -1 = it stays asleep
         self.moving_since = 0.0  # when the order to sleep or wake was sent; 0 = no open order
 
-        self.slots = 0  # number of concurrent calls, from the library; 0 = not ready, or as in the recipe
-        self.cache: TokenCache | None = None  # sizes of weights and token cache, from the library
+        self.slots = 0  # number of concurrent calls that the library reported; 0 = not ready, or as in the recipe
+        self.cache: TokenCache | None = None  # sizes of weights and token cache that the library reported
         self.resident_bytes = 0
         self.device_bytes = 0  # measured bytes on the GPU with the highest use; 0 = unknown
         self.is_settled = False  # True once the device reservation is based on a measurement or an order
@@ -278,13 +280,13 @@ class PilotLibrary:
 
     @property
     def is_loaded(self) -> bool:
-        """True if the library has its context, awake or asleep."""
+        """True if the context is loaded, on a device or asleep in host memory."""
         return self.stage in SERVES or self.stage in SLEEPS
 
 
 @dataclass
 class PieceWindow:
-    """The pieces of one call that the client has not acknowledged."""
+    """The pieces (yielded results) of one call that the client has not acknowledged."""
 
     run: int = -1  # number of the call's run; -1 = no piece yet
     first: int = 0  # number of the oldest kept piece
@@ -298,7 +300,7 @@ class Want:
     ref: ObjectRef
     is_begun: bool = True  # False while the pilot searches its cache for an object whose fetch the manager has planned
     libraries: dict[LibraryId, None] = field(default_factory=dict)
-    order: FetchObject | None = None  # the manager's last message about sources
+    order: FetchObject | None = None  # the manager's last order to fetch the object, with its sources
     trouble: str = ""  # why this pilot could not read the object's origin; empty without an error
 
 
@@ -340,7 +342,7 @@ class CoreState:
         self.faults: dict[DeviceId, str] = {device.device: device.fault for device in facts.devices if device.fault}
 
         self.hellos = 0
-        self.answered = 0  # number of the last answered hello
+        self.answered = 0  # number of the last hello that the manager answered
         self.hello_is_due = False
         self.greeted_at = 0.0
         self.welcomed_at = 0.0

@@ -86,7 +86,7 @@ PATIENCE_S = 8.0  # seconds; upper limit of the headroom: SLINFER's longest time
 
 
 class TurnRequest(NamedTuple):
-    """`due_at`: due time of the library's most urgent token."""
+    """A library's request for its turn to compute. `due_at`: due time of the library's most urgent token."""
 
     library: LibraryId
     devices: tuple[DeviceId, ...]
@@ -112,17 +112,19 @@ def _rank(request: TurnRequest) -> tuple[float, float, LibraryId]:
 OVERESTIMATE = 1.1  # factor on measured step times (SLINFER §VI-C)
 
 _MOST_TURNS = 64  # maximum turns of a simulation: with more prompts, some tokens are always late
-_MOST_LAST_TURNS = 512  # maximum turns until the answers end; case 3 decides for longer answers
+_MOST_LAST_TURNS = 512  # maximum simulated turns until all answers end; for longer answers, case 3 decides
 
 
 class StepCost(Protocol):
     """Step times of a model on a kind of device, in seconds."""
 
     def prefill_s(self, tokens: int, length: float) -> float:
-        """Return the seconds to read `tokens` of a prompt. Each token attends to `length` tokens on average."""
+        """Return the seconds to read `tokens` tokens of a prompt, if each attends to `length` tokens on average."""
 
     def decode_s(self, rows: int, length: float) -> list[float]:
-        """Return a list with the seconds of one step: a token for each of `rows` requests of mean length `length`."""
+        """Return a list whose first element is the seconds of one decode step, for `rows` requests of mean length
+        `length`.
+        """
 
 
 class UnreadPrompt(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -260,7 +262,7 @@ def _make_decode_round_refusal(cycle_s: float, tpot_s: float) -> LateRefusal:
 
 
 def decode_excess_s(engines: Iterable[EngineOutlook], to: LibraryId, new: UnreadPrompt) -> float:
-    """Return the seconds by which one decode step of every engine exceeds the time per output token (case 3)."""
+    """Return the seconds by which a round of one decode step per engine exceeds the time per output token (case 3)."""
     players, tpot_s = _simulated_engines(engines, to, new, now=0.0)
     return max(0.0, sum(player.decode_step_s_after_prompts() for player in players) - tpot_s) if tpot_s else 0.0
 
@@ -268,7 +270,9 @@ def decode_excess_s(engines: Iterable[EngineOutlook], to: LibraryId, new: Unread
 def _simulated_engines(
     engines: Iterable[EngineOutlook], to: LibraryId, new: UnreadPrompt, *, now: float
 ) -> tuple[list[_SimulatedEngine], float]:
-    """Return the engines with work, including the new request, and their shortest time per output token (0: none)."""
+    """Return the engines that have work once the new request joins, and the shortest time per output token (0:
+    none).
+    """
     players, tpot_s = list[_SimulatedEngine](), new.tpot_s
     for outlook in engines:
         prompts = list(outlook.prompts)
@@ -285,9 +289,11 @@ def _simulated_engines(
 def _simulate_prompts(
     players: list[_SimulatedEngine], new: UnreadPrompt, *, at: float
 ) -> tuple[float, LateRefusal | None]:
-    """Simulate until each engine had a turn after the last prompt. Return the end time and any refusal (case 1, 2)."""
+    """Simulate until each engine has had a turn after the last prompt is read. Return the end time, and a refusal (case
+    1 or 2) or None.
+    """
     unread, started = sum(len(player.prompts) for player in players), at
-    left = players  # engines without a turn after the last prompt
+    left = players  # engines that have had no turn since the last prompt was read
     for _ in range(_MOST_TURNS):
         ready = [each for each in left if each.ready_at <= at]
         if not ready:
@@ -360,7 +366,7 @@ def _simulate_until_end(players: list[_SimulatedEngine], tpot_s: float, *, at: f
     """Check case 3 for answers of known length: simulate the turns until all answers have ended."""
     playing: list[tuple[_SimulatedEngine, list[_EqualSteps]]] = []
     for player in players:
-        if player.prompts:  # too many prompts for the simulation
+        if player.prompts:  # the simulation ended before all prompts were read
             return _make_decode_round_refusal(sum(each.decode_step_s_after_prompts() for each in players), tpot_s)
         if stretches := _equal_steps(player):
             player.since = at

@@ -54,5 +54,5 @@ def find_devices(
 
 
 def visible(devices: tuple[PilotDevice, ...]) -> dict[str, str]:
-    """Return the environment variables that show a library only these devices."""
+    """Return the environment variables that make only these devices visible to a library."""
     return {"CUDA_VISIBLE_DEVICES": ",".join(device.uuid for device in devices if device.uuid)}

@@ -156,7 +156,7 @@ def cgroups(root: Path, controller: str) -> Iterator[Path]:
 
 
 def read_value(path: Path, name: str, *, none: int = 0) -> int:
-    """Return the number after a name in a file of the kernel; `none` if the name is missing."""
+    """Return the number that follows `name` in a file of the kernel, or `none` if the name is missing."""
     with suppress(OSError), path.open() as file:
         for line in file:
             words = line.split()
@@ -176,7 +176,7 @@ def read_number_from_file(path: Path) -> int:
 
 # ---- spare cores next to GPUs
 
-_MOST_KEPT = 0.5  # largest share of host memory to keep for contexts on GPUs
+_MOST_KEPT = 0.5  # largest share of host memory that CPU devices leave to contexts on GPUs
 
 
 def add_spare_cpu_devices(
@@ -199,7 +199,7 @@ def add_spare_cpu_devices(
     return kept + share(left, count, memory_bytes=memory - for_gpus, spare=True), ""
 
 
-_SLEEPER_SHARE = 0.5  # share of the host memory left by CPU devices, in which GPU contexts may sleep
+_SLEEPER_SHARE = 0.5  # GPU contexts may sleep in this share of the host memory that CPU devices do not get
 
 
 def sleeper_bytes(devices: tuple[PilotDevice, ...]) -> int:

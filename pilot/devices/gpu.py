@@ -58,7 +58,9 @@ JOB_VARIABLES = {
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """The granted GPUs. `of_node`: True if `names` are indices on the node; `refusal`: why no GPU was granted."""
+    """The GPUs granted to this job. `of_node`: True if `names` are the node's GPU indices; `refusal`: why no GPU was
+    granted.
+    """
 
     variable: str = ""
     names: tuple[str, ...] = ()
@@ -284,8 +286,8 @@ def _memory_bytes(nvml: Any, handle: Any) -> int:
 
 
 def gpu_island_numbers(nvml: Any, handles: Sequence[Any], *, root: Path = Path("/")) -> list[int]:
-    """Return each GPU's island number from 1 (0 = unknown). GPUs with NVLink form an island; without NVLink, the GPUs
-    of a NUMA node do.
+    """Return the number of each GPU's island, from 1 (0 = unknown). GPUs connected by NVLink, or else the GPUs of one
+    NUMA node, form an island.
     """
     if len(handles) < 2:
         return [0] * len(handles)

@@ -229,7 +229,7 @@ class GpuMonitor:
         return fault
 
     def hangs(self, now: float) -> str:
-        """Return a message if the driver has not answered within the limit."""
+        """Return a message if the driver has not answered within the limit; empty otherwise."""
         asked_at = self._asked_at
         if asked_at is None or now - asked_at < self._limit_s:
             return ""

@@ -33,7 +33,7 @@ NOWHERE = -1  # log offset if the position of a call's output is unknown
 
 
 class Running(NamedTuple):
-    """A running call. A `slot` above the library's slots means that the call has ended (see `suspect`)."""
+    """A running call. If `slot` is not one of the library's slots, the call has already ended (see `suspect`)."""
 
     call: int
     start_ns: int
@@ -69,7 +69,7 @@ class Marker:
 
 
 def running(path: Path) -> list[Running]:
-    """Return the calls in the marker file that were running."""
+    """Return the running calls that a process recorded in its marker file."""
     try:
         data = path.read_bytes()
     except OSError:
@@ -90,7 +90,7 @@ _clock = time.perf_counter
 
 
 class LogTail:
-    """Finds the output of calls in a library with one slot."""
+    """Finds the output of each call in the log of a library with one slot."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -130,7 +130,7 @@ class LogTail:
 
 
 class ThreadTail:
-    """Collects the output of one of several slots in a file."""
+    """Collects the output of one slot in a file, for libraries with several slots."""
 
     _lock = threading.Lock()
 
@@ -142,7 +142,9 @@ class ThreadTail:
         route()
 
     def begin(self) -> int:
-        """Route this thread's output to the slot's file. Return where output of C code begins in the log."""
+        """Send this thread's Python output to the slot's file. Return the log offset at which output of C code
+        begins.
+        """
         _local.stream = self._stream
         try:
             return os.fstat(1).st_size
@@ -167,7 +169,7 @@ def call_output_path(folder: str | os.PathLike[str], slot: int) -> str:
 
 
 def recover_call_output(log: str, kept: str) -> None:
-    """Move the output of a dead process's call into the log."""
+    """Append the output of a dead process's call, from the file `kept`, to the log."""
     with suppress(OSError), open(kept, "r+b", buffering=0) as file, open(log, "ab", buffering=0) as target:
         _move(file.fileno(), target.fileno(), log)
 
@@ -215,7 +217,7 @@ def open_log_stream(descriptor: int) -> io.TextIOWrapper:
 
 
 class _Router:
-    """Forwards to the stream of the current thread."""
+    """Forwards each access to the current thread's stream, or to the original stream."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -31,8 +31,8 @@ _TAIL_LINES = 20
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """`objects`: folder for large results. `host`: address of this machine for other pilots. `turns`: file of the turn
-    board. `probe`: command that tests a device.
+    """`objects`: folder for large results. `host`: address of this machine for other pilots. `turns`: file in which
+    engines request turns (`TurnBoard`). `probe`: command that tests a device.
     """
 
     pilot: str
@@ -73,7 +73,7 @@ encode_settings = msgspec.msgpack.Encoder().encode
 
 _HEAD = struct.Struct("<Q")
 _LENGTH_BITS = 40
-_MARK = 0xD7A5C1 << _LENGTH_BITS  # three bytes that no UTF-8 text contains
+_MARK = 0xD7A5C1 << _LENGTH_BITS  # 3 marker bytes in the head of each frame, which no UTF-8 text contains
 MOST_BYTES = 1 << 32  # maximum frame length, as in MessagePack
 _ROOM = 1 << 18
 _encode_into = msgspec.msgpack.Encoder().encode_into
@@ -232,8 +232,8 @@ class BatchReports:
         self._sent_at = -_EVERY_S
 
     def send_if_due(self, now: float) -> None:
-        """Send a profiler's times immediately. Send a changed batch every 10 s, or immediately if the cache will be too
-        small.
+        """Send new step times of a profiler immediately. Send a changed load at most every 10 s, or immediately if the
+        token cache will be too small.
         """
         times, load = self._times(urgent=True), self._context.batch_load()
         if not isinstance(load, EngineLoad) or (load == self._load and not times.samples):

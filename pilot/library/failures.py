@@ -77,7 +77,7 @@ def is_there(path: str) -> bool:
 _NOT_COMPILED = frozenset(
     opcode.opmap[op] for op in ("RAISE_VARARGS", "RETURN_GENERATOR", "YIELD_VALUE", "SEND") if op in opcode.opmap
 )
-"""Instructions at which a traceback ends if Python code raised the exception or passed it on."""
+"""Opcodes at the end of a traceback if Python code raised the exception or a generator passed the exception on."""
 _MOST_LINKS = 20
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _REQUEST_PATTERN = re.compile(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB|TiB)")
@@ -131,7 +131,7 @@ def _text(error: BaseException) -> str:
 
 
 def _is_raised_by_compiled_code(error: BaseException) -> bool:
-    """True if the exception comes from compiled code, or from Python code in the package of its type."""
+    """True if compiled code raised the exception, or Python code of the package that defines the exception's type."""
     trace = error.__traceback__
     if trace is None:
         return False

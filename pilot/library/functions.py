@@ -83,7 +83,7 @@ class RunnableCall(msgspec.Struct, frozen=True):
 
 
 class Functions:
-    """A cache of at most `_ROOM` functions and `_ROOM_BYTES` bytes. A single function may be larger."""
+    """A cache of functions: at most `_ROOM` functions and `_ROOM_BYTES` bytes, or one larger function."""
 
     def __init__(self) -> None:
         self._bytes = 0
@@ -161,7 +161,9 @@ class Packer:
     # ---- results and exceptions
 
     def parts(self, value: Any, *, what: str) -> list[Any]:
-        """Return the pickled parts of a result or of a piece of a result (`what`). Raises TransferError."""
+        """Return the pickled parts of a result or of a yielded piece. `what` names the value in errors. Raises
+        TransferError.
+        """
         try:
             if type(value) in _SMALL:
                 return [payloads.dumps(value, what=what)]

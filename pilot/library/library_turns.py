@@ -125,7 +125,7 @@ class TurnBoard:
 
     @property
     def changes(self) -> int:
-        """Number of joins and leaves of engines."""
+        """Number of times that an engine joined or left the board."""
         found: int = _HEADER.unpack_from(self._memory, 0)[0]
         return found
 
@@ -157,7 +157,7 @@ class TurnBoard:
         self._memory[at : at + len(data)] = data
 
     def join(self, library: LibraryId, devices: Sequence[DeviceId]) -> TurnRow | None:
-        """Occupy a free row; None if the board is full or the device names are too long."""
+        """Occupy and return a free row. Return None if the board is full or the device names are too long."""
         names = b"\0".join(device.encode() for device in devices)
         if len(names) > 64:
             return None
@@ -301,7 +301,7 @@ class LibraryTurns:
         self._wake(next_ones)
 
     def publish(self, work: EngineWork) -> None:
-        """Publish the engine's work, from which the agent weighs offered calls."""
+        """Publish the engine's work. The agent uses the work to decide whether a further call fits."""
         row = self._ensure_own_row()
         if row is not None:
             self._board.write_work(row.number, packed(self._library, work))
@@ -369,7 +369,9 @@ class LibraryTurns:
         return self._row
 
     def _try_to_take_turn(self, row: TurnRow, now: float) -> bool:
-        """Take the turn if no other engine shares a device or this engine keeps its turn. Otherwise request a turn."""
+        """Take the turn if no other engine shares a device, or if this engine keeps its turn. Otherwise request
+        a turn.
+        """
         if not self._shared:
             row.state, row.held_at = TurnState.HOLDS, now
             self._board.write(row)
@@ -435,7 +437,9 @@ class LibraryTurns:
         self._wake(next_ones)
 
     def _hand_on(self, now: float) -> list[int]:
-        """Give free devices to the next engines while the lock is held. Return the rows to wake afterwards."""
+        """Give free devices to the next engines. The caller holds the lock, and wakes the engines of the returned rows
+        later.
+        """
         rows = {row.number: row for row in self._board.rows()}
         chosen = _next(rows.values())
         self._give(chosen, rows, now)

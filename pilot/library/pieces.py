@@ -34,7 +34,9 @@ _KEPT = 64  # maximum number of stored addresses that no call has requested yet
 
 
 class GangMeetings:
-    """The gangs of one library. `say` sends a message to the agent. `key`: secret of the session's gangs."""
+    """Connects the ranks of gangs in one library. `say` sends a message to the agent. `key`: secret of the session's
+    gangs.
+    """
 
     def __init__(self, *, host: str, say: Callable[[Listens], None], key: bytes = b"") -> None:
         self._host = host
@@ -160,7 +162,7 @@ def run_in_event_loop(coroutine: Coroutine[Any, Any, Any], stop: CallStop) -> An
 
 # ---- gathering
 
-GATHER_EACH_S, GATHER_S = 0.000_05, 0.004  # seconds between frames: per yielding call, and maximum
+GATHER_EACH_S, GATHER_S = 0.000_05, 0.004  # pause between frames: 0.05 ms per call that yields pieces, at most 4 ms
 GATHER_BYTES = 250_000  # bytes of gathered pieces after which a frame is sent
 _now = time.monotonic
 
@@ -183,7 +185,7 @@ class PieceBatcher:
             self._send_or_schedule_pieces(at_once=at_once or pieces.waits)
 
     def add_pieces_of_runs(self, pieces: list[tuple[YieldingRun, Yielded]], *, at_once: bool) -> None:
-        """Add pieces of runs, except of runs that another thread has ended."""
+        """Add pieces, except pieces of runs that another thread has ended."""
         with self._came:
             for run, each in pieces:
                 if not run.is_over:
@@ -245,7 +247,7 @@ class PieceSender:
         self._batcher = PieceBatcher(send)
         self._runs: dict[int, YieldingRun] = {}
         self._relayed: list[tuple[YieldingRun, Yielded]] = []
-        """Texts from the engine's thread. Only this thread uses the list."""
+        """Texts that the engine's thread has yielded. Only the engine's thread uses the list."""
         self._next_run = library << _RUN_BITS
         self.changed = threading.Condition()
 

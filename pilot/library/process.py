@@ -47,7 +47,7 @@ class ScratchGuard:
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._folder_identity = _identity(folder)
-        with suppress(OSError):  # no new folder gets the inode number of an open folder
+        with suppress(OSError):  # keep the folder open, so that no new folder gets its inode number
             os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     @property
@@ -103,7 +103,7 @@ class ClearedFolder:
         if not os.path.exists(self.path):
             os.mkdir(self.path, mode=0o700)
             number = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            os.dup2(number, self._open, inheritable=False)  # `short_path` contains this number
+            os.dup2(number, self._open, inheritable=False)  # keep the number, because `short_path` contains it
             os.close(number)
         elif not os.path.samestat(was, os.stat(self.path)):
             raise FileExistsError(errno.EEXIST, "another folder has its name", self.path)
@@ -176,7 +176,7 @@ class SlotFolders:
     def enter_working_folder(self, home: ProgramFolder | None) -> None:
         """Enter the program's folder if this process sees it, else the slot's folder. Raises OSError."""
         os.umask(self._umask if home is None else home.umask)
-        is_known = home is self._home and not self._is_in_slot_folder  # calls of a frame share their options
+        is_known = home is self._home and not self._is_in_slot_folder  # calls of one frame share an options object
         self._home, self._is_in_slot_folder = home, False
         if home is not None and not is_known and home not in self._seen:
             self._seen[home] = is_visible_here(home)
@@ -264,13 +264,13 @@ class LibraryFault(NamedTuple):
 
 
 class ProcessGuard:
-    """Detects changes of the process since its creation. `temporary`: folder that several slots share."""
+    """Detects changes to this process since the guard's creation. `temporary`: folder that several slots share."""
 
     def __init__(self, *, temporary: ClearedFolder | None = None) -> None:
         self._temporary = temporary
         self._environ = os.environ
         self._variables: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]  # since Python 3.0
-        """The dictionary inside `os.environ`, which compares ten times faster."""
+        """The dictionary inside `os.environ`. A comparison with this dictionary is ten times faster."""
         self._initial_variables = dict(self._variables)
         self._streams = {"stdout": sys.stdout, "stderr": sys.stderr}
         self._modules = {name: sys.modules.get(name) for name in _MODULES}
@@ -436,7 +436,7 @@ def drop_resource_tracker() -> None:
 
 
 def exit_user_forked_child(error: BaseException | None) -> NoReturn:
-    """Exit a child that user code forked, because only the library reports the end of a call."""
+    """Exit a child process that user code forked. Only the library itself may report the end of a call."""
     code = error.code if isinstance(error, SystemExit) else error
     try:
         if error is not None and not isinstance(error, SystemExit):

@@ -235,7 +235,7 @@ class Runner:
         self._marker.suspect(calls)
 
     def forgive(self) -> None:
-        """Record that this slot is idle, because the library exits for another reason."""
+        """Mark this slot as idle, because its call is not the reason for the library's exit."""
         self._marker.idle(self._slot)
 
     def _finish(self) -> Any:
@@ -275,7 +275,7 @@ class Runner:
 
 
 def _decimal_setter() -> Callable[[], None] | None:
-    """Return a function that gives a call a copy of the loader's decimal context."""
+    """Return a function that gives a call a copy of the loader's decimal context; None without such a context."""
     for variable, value in contextvars.copy_context().items():
         if variable.name == "decimal_context":
             import decimal

@@ -36,8 +36,8 @@ from stoker.protocol.ids import CallId
 from stoker.protocol.to_agent import GivenBack, Resized, SleepFailed
 from stoker.protocol.to_library import Evict, GiveBack, Load, Meet, Resize, Run, Sleep, Stop, Taken, ToLibrary, Wake
 
-_PATIENCE_S = 0.001  # maximum seconds of short calls before outcomes are sent and frames are read
-_SLOW_S = 0.0005  # seconds; before a call of a slower function, waiting outcomes are sent
+_PATIENCE_S = 0.001  # seconds after which a thread that runs short calls sends outcomes and reads frames
+_SLOW_S = 0.0005  # run time in seconds of a slow function; waiting outcomes are sent before such a call
 _TICK_S = 0.02
 _FAULTS = 3  # a library exits after 3 calls in a row with infrastructure failures
 NOT_RESIZED = -1  # answer to a `Resize` order that the context refused
@@ -64,7 +64,7 @@ class LibraryServer:
         self.outbox = LibraryOutbox(sock, lost=self._lost)
         self.meetings = GangMeetings(host=host, say=self.send, key=gang_key)
         self.lane = PieceSender(library, send=self.outbox.send_pieces)
-        self._reads_for_call = False  # true if the thread of a call that waits for its client reads frames
+        self._reads_for_call = False  # True while a call that waits for its client reads the frames
         self.side_by_side = CallCompatibility()
         self._queue: FirstCome[RunnableCall] = FirstCome()
         self._runners: list[Runner] = []
@@ -232,7 +232,7 @@ class LibraryServer:
                     self.leave(fault)
 
     def _is_only_busy_slot(self, own: Runner) -> bool:
-        """True if no other slot has a call. A slot has its call until the outcome is in the outbox."""
+        """True if all other slots are idle. A slot is busy until its call's outcome is in the outbox."""
         return all(each is own or each.taken == NO_CALL for each in self._runners)
 
     def leave(self, fault: LibraryFault) -> NoReturn:

@@ -40,7 +40,7 @@ _SOURCE_WAIT_S = 10.0  # seconds until the starter stops waiting for the seed an
 
 
 def get_packages(packages: dict[str, Any], archive: Path, *, session: Path) -> Serving | None:
-    """Write the verified archive of the packages to `archive`. Raises StartError, OSError."""
+    """Fetch or copy the packages' archive to `archive`, and verify its content. Raises StartError, OSError."""
     name, source = packages["name"], packages["source"]
     if archive.exists() and _has_content(archive, name):
         return None

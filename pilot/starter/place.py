@@ -48,7 +48,7 @@ def scratch_path(given: str) -> Path:
 
 
 def base_folder(given: str) -> Path:
-    """Return this user's scratch folder on this node. If other users own its name, add -2 to -5 to the name."""
+    """Return this user's scratch folder on this node. If another user owns the folder, try the suffixes -2 to -5."""
     first, why = scratch_path(given), "it belongs to another user"
     try:
         for folder in (first, *(first.with_name(f"{first.name}-{number}") for number in range(2, _NAMES + 1))):
@@ -105,7 +105,7 @@ class Environments:
     def _make(self, folder: Path, room_bytes: int, get: Getter, finish: Callable[[Path], None]) -> None:
         self._make_room(folder, room_bytes)
         files = folder.with_name(f"{folder.name}.files")
-        files.unlink(missing_ok=True)  # the environment is incomplete now
+        files.unlink(missing_ok=True)  # the environment counts as incomplete until `files` is written again
         archive = self.archive(folder.name)
         get(archive)
         if folder.is_dir():  # files are missing, and other pilots may run here: keep the complete files
@@ -238,8 +238,8 @@ _MARK = "needs-bundled"
 
 
 def finish(folder: Path, *, version: str, named: str, base: Path) -> None:
-    """Make `folder` a virtual environment of the node's interpreter `named` or, without a name, of the interpreter in
-    the archive `base`.
+    """Make `folder` a virtual environment. Use the node's interpreter `named` or, if `named` is empty, the interpreter
+    in the archive `base`.
     """
     if named:
         interpreter = _find_interpreter(named, version)

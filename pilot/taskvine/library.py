@@ -51,7 +51,7 @@ _SIGNAL = signal.SIGUSR2
 
 
 class CallStopped(BaseException):
-    """Raised in a call to end it; `except Exception` in the function does not catch this exception."""
+    """Raised in a call to end the call. An `except Exception` in the function does not catch this exception."""
 
 
 class CallWatch:
@@ -59,7 +59,7 @@ class CallWatch:
 
     def __init__(self, dying: Callable[[str], None], *, memory_bytes: int) -> None:
         self.reason = ""
-        """Why the latest call was stopped; else empty."""
+        """Reason why the latest call was stopped; empty if it was not stopped."""
         self._before_exit = dying
         self._memory_bytes = memory_bytes
         self._memory = MemoryLimit()

@@ -37,7 +37,7 @@ log = logging.getLogger("stoker.pilot")
 
 _CHECK_S = 0.5
 _SHORT_S, _LONG_S = 0.0005, 0.05
-"""Shortest and longest pause between two checks of the pool during calls."""
+"""Shortest and longest pause, in seconds, between two checks of the pool while calls run."""
 _HANG_LIMIT_S = 900.0
 """Seconds after which an iteration counts as hung. An iteration may send a whole model."""
 
@@ -173,7 +173,7 @@ class PoolLoop:
         self._factory.want(self._wanted)
 
     def _greet(self) -> None:
-        if self._devices:  # unknown before the first worker
+        if self._devices:  # empty until the first worker joins
             self._pool.handle(self._link.hello_due(()))
 
     # ---- the end

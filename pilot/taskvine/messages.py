@@ -34,8 +34,9 @@ class VineLibrarySetup(msgspec.Struct, frozen=True):
 
 
 class PoolOrder(msgspec.Struct, frozen=True):
-    """Calls of one function; without calls, TaskVine only loads the context. `objects`: file names of large arguments,
-    by cache name."""
+    """An order to run calls of one function. Without calls, TaskVine only loads the context. `objects`: file names of
+    large arguments, by cache name.
+    """
 
     ticket: int
     function: FunctionKey = FunctionKey("")
@@ -46,7 +47,7 @@ class PoolOrder(msgspec.Struct, frozen=True):
 
 
 class LibraryReport(msgspec.Struct, frozen=True):
-    """Where a library runs, its number of answered orders, and why its context failed to load."""
+    """A library's state: where it runs, how many orders it answered, and why its context failed to load."""
 
     host: str
     pid: int
@@ -58,7 +59,7 @@ class LibraryReport(msgspec.Struct, frozen=True):
 
 
 class PoolAnswer(msgspec.Struct, frozen=True):
-    """The ends of an order's calls; empty if the context could not be loaded."""
+    """The outcomes of an order's calls; empty if the context could not be loaded."""
 
     ticket: int
     held: LibraryReport
@@ -66,7 +67,7 @@ class PoolAnswer(msgspec.Struct, frozen=True):
 
 
 class Note(msgspec.Struct, frozen=True):
-    """The call that a library runs, the start of its output in the log, and why the library exits."""
+    """A library's note: its running call, the start of the call's output in the log, and why the library exits."""
 
     call: int
     log: str

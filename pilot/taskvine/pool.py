@@ -49,12 +49,12 @@ def slots_of(worker: VineWorker, plan: VinePlan, *, workers: int = 0) -> tuple[D
 log = logging.getLogger("stoker.pilot")
 
 TURN_S = 10.0
-"""Seconds that a busy library keeps its slot."""
+"""Seconds that a busy library keeps its slot while another library waits for the slot."""
 ANY_BYTES = 1 << 62
 
 
 class VinePool:
-    """Executes the core's commands. `facts` has no devices before the first worker joins."""
+    """Executes the pilot core's commands in TaskVine. `facts` has no devices before the first worker joins."""
 
     def __init__(
         self, engine: VineManager, manager: ManagerLink, *, facts: PilotFacts, setup: messages.VineLibrarySetup

@@ -33,7 +33,7 @@ _KINDS = {OVER_LIMIT: FailureKind.TIMEOUT, OVER_MEMORY: FailureKind.MEMORY}
 
 
 def verdict(ordered: StartLibrary, note: Note | None, *, said: str, loading: bool, pilot: str) -> Failure:
-    """Return why a library failed, from its note and TaskVine's message `said`."""
+    """Return the failure of a library, derived from its note and TaskVine's message `said`."""
     kind, why = FailureKind.CONTEXT if loading else FailureKind.DIED, ""
     if note is not None and note.reason:
         kind, why = _KINDS.get(note.reason, kind), ", which did not stop when Stoker interrupted it"
@@ -56,7 +56,9 @@ _NO_CALLS = messages.PoolOrder(0)
 
 
 class OrderOutcome(NamedTuple):
-    """What TaskVine reports of an order. `stopped`: calls that were told to stop. `note`: note of an ended library."""
+    """TaskVine's report on an order. `stopped`: calls that the pool has ordered to stop. `note`: note of a library that
+    has ended.
+    """
 
     order: messages.PoolOrder
     result: str

@@ -114,7 +114,7 @@ class ObjectCopy:
 
     @contextmanager
     def file_of(self, part: Slice, how: int = os.O_RDONLY) -> Iterator[int]:
-        """Yield a descriptor of the file of a part. Raises OSError."""
+        """Yield a descriptor of the file that contains `part`. Raises OSError."""
         if not self._folder:
             yield self._root
             return
@@ -328,7 +328,9 @@ class PiecePicker(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class ObjectSource:
-    """A source of an object: `address` or `path`. `origin`: True if the source is the original object or reads it."""
+    """A source of an object: a peer's `address` or a `path`. `origin`: True if the source is, or reads, the original
+    object.
+    """
 
     address: str = ""
     path: str = ""

@@ -350,7 +350,7 @@ class ObjectFetch:
             self._picker.has(source, has)
 
     def hear(self, source: ObjectSource, has: Iterable[int], *, lacks: int | None = None) -> None:
-        """Record pieces that a source has received, or a piece that it `lacks`."""
+        """Record that a source has the pieces `has`, and does not have the piece `lacks`."""
         with self._changed:
             if lacks is not None:
                 self._picker.mark_piece_unavailable(source, lacks)

@@ -20,7 +20,7 @@ from stoker.pilot.transfer.server import MOST
 
 SOURCES = MOST - 1  # number of source pilots in each answer of the seed
 TRIES = 2 * SOURCES  # failed source pilots after which a host counts as isolated
-FORGOTTEN = 4.0  # report intervals without a report after which a pilot counts as gone
+FORGOTTEN = 4.0  # a pilot counts as gone after 4 report intervals without a report
 # Seconds before the seed sends a piece again: while no pilot has reported the piece, and after a report.
 UNHEARD_S, HELD_S = 4.0, 15.0
 _CHECK_S = 0.5
@@ -29,7 +29,7 @@ _ALL_PIECES = -1  # every bit set: all pieces
 
 
 class SeedMeetings:
-    """The seed's records of the pilots that want each object. Thread-safe."""
+    """The seed's records of which pilots fetch or have each object. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -40,7 +40,9 @@ class SeedMeetings:
         self, name: str, address: str, *, have: bytes = b"", wants: bool = True, lost: Iterable[str] = (),
         alone: bool = False, again_s: float = 2.0,
     ) -> list[str]:  # fmt: skip
-        """Record which pieces the pilot at `address` has (all if not `wants`), and return other pilots as sources."""
+        """Record which pieces the pilot at `address` has (all pieces if not `wants`). Return the addresses of other
+        pilots as sources.
+        """
         with self._lock:
             meeting = self._meetings.setdefault(name, _Meeting())
             now = time.monotonic()
@@ -58,7 +60,7 @@ class SeedMeetings:
             return list(one.sources)
 
     def spared_s(self, name: str, index: int, host: str) -> float:
-        """Return the seconds that a host should wait for a piece that the seed sent to another pilot."""
+        """Return the seconds that a host must wait before the seed sends again a piece that another pilot received."""
         with self._lock:
             meeting, now = self._meetings.get(name), time.monotonic()
             if meeting is None:
@@ -111,7 +113,7 @@ class _Meeting:
         others = [x for x in self.here if x != address and x not in one.sources and x not in one.lost]
         chance.shuffle(others)
         others.sort(key=lambda x: self.here[x].named)
-        if len(one.sources) == count:  # no source has a missing piece: replace a source
+        if len(one.sources) == count:  # no current source has a piece that this pilot lacks: replace one
             others = [x for x in others if self.here[x].have & ~one.have][:1]
             for source in list(one.sources)[: len(others)]:
                 del one.sources[source]

@@ -78,7 +78,7 @@ class Seed:
             return None
         with self._lock:
             ref = self._published.find(name)
-        if ref is None:  # each client writes its own file of arguments
+        if ref is None:  # the object may be arguments, which each client writes to its own file
             ref = next((ObjectRef(name, 0, str(place)) for place in self._objects.glob(f"{name}~*")), None)
         return ref
 

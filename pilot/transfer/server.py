@@ -106,7 +106,7 @@ class _Object:
 
 log = logging.getLogger("stoker.transfer")
 
-MOST = 4  # peers served at one time
+MOST = 4  # maximum number of peers served at one time
 WAIT_S = 0.5  # seconds until the answer to a `wait` request, below the peer's time-out
 
 _MOST_UNPROVEN = 32  # maximum number of connections without proof of the key (one thread each)
@@ -122,8 +122,8 @@ class ServedObjects(Protocol):
 
 
 class ObjectServer:
-    """Listens at `address` until closed. `more`: handlers of other requests, by name. Raises OSError if it cannot
-    listen.
+    """Serves objects at `address` until closed. `more`: handlers of other requests, by name. Raises OSError if the
+    server cannot listen.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class ObjectServer:
                 if self._closed.is_set():
                     return
                 self._lines.warning("accept", f"no connection could be accepted: {error}")
-                time.sleep(0.2)  # probably no descriptor is free
+                time.sleep(0.2)  # probably, all file descriptors are in use
                 continue
             with self.lock:  # above the limit, close the oldest connection of the address with most connections
                 self._unproven.add(sock, address=str(peer[0]))
@@ -304,7 +304,7 @@ class _PeerService:
                 copy.changed.wait(min(soonest, until - now))
 
     def _pieces_to_announce(self) -> list[int]:
-        """Return new pieces for this peer, and a delayed piece that may be sent now."""
+        """Return the new pieces to announce to this peer, and a delayed piece that may be sent now."""
         told = list(self.copy.arrivals[self.announced : self.announced + _MOST_ANNOUNCED_PIECES])
         self.announced += len(told)
         for index in self.later:

@@ -24,7 +24,7 @@ THREAD_VARIABLES = (
     "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "VECLIB_MAXIMUM_THREADS",
     "RAYON_NUM_THREADS",
 )  # fmt: skip
-"""Variables for the thread counts of numeric libraries, which read them on import."""
+"""Environment variables with the thread counts of numeric libraries, which read the variables on import."""
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True):
@@ -83,7 +83,7 @@ class ForkFailed(_Message, frozen=True, tag="fork-failed"):
 
 
 class Exited(_Message, frozen=True, tag="exited"):
-    """`orphans`: number of the library's descendants that the zygote killed."""
+    """A library has exited. `orphans`: number of its descendants that the zygote killed."""
 
     library: int
     signal: int

@@ -22,7 +22,7 @@ import psutil
 LIMIT_S = 5.0  # seconds; PyTorch's shared memory manager waits 2 s after the last user of its segments
 
 _IPC_RMID = 0
-_EXITING = 0x4  # a flag in /proc/PID/stat
+_EXITING = 0x4  # flag in /proc/PID/stat of a process that is exiting
 _COMMAND_LINE_WAIT_S = 1.0
 """Seconds within which the kernel shows a new process's command line."""
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -109,7 +109,7 @@ def children(pid: int, *, of_main: bool = False) -> list[int]:
 
 @functools.cache
 def _has_children_files() -> bool:
-    """Return False for a kernel without CONFIG_PROC_CHILDREN."""
+    """True if the kernel lists child processes in /proc (CONFIG_PROC_CHILDREN)."""
     return os.path.exists("/proc/thread-self/children")
 
 
@@ -157,7 +157,7 @@ def child_resource_trackers() -> list[int]:
 
 
 def end_resource_trackers(known: Collection[int] = (), *, wait_s: float = LIMIT_S) -> None:
-    """Wait until the resource trackers among the children end. Kill late ones."""
+    """Wait until the child processes that are resource trackers end. Kill them after `wait_s` seconds."""
     until = time.monotonic() + wait_s
     while left := [pid for pid in child_resource_trackers() if pid not in known]:
         for pid in left:
@@ -169,7 +169,7 @@ def end_resource_trackers(known: Collection[int] = (), *, wait_s: float = LIMIT_
 
 
 def reap(pid: int) -> tuple[int, int] | None:
-    """Return an ended child's pid and status, or None."""
+    """Reap the child `pid` if it has ended. Return its pid and status, or None."""
     try:
         ended, status = os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:

@@ -38,7 +38,7 @@ from stoker.pilot.zygote import client, processes
 # ---- threads
 
 HARMLESS = frozenset({"jemalloc_bg_thd"})
-"""Threads that allow a fork. jemalloc's thread (in pyarrow) only frees memory."""
+"""Names of threads that do not prevent a fork. jemalloc's thread (in pyarrow) only frees memory."""
 _THREAD_NAME_WAIT_S = 0.05  # seconds within which a new thread sets its name
 
 
@@ -51,7 +51,7 @@ class ImportedThreads:
             self._started.setdefault(thread, module)
 
     def harmful(self) -> dict[str, str]:
-        """Return the names of threads that forbid a fork, by module."""
+        """Return, by module, the names of threads that make a fork unsafe."""
         names: dict[str, list[str]] = {}
         for wait_s in (_THREAD_NAME_WAIT_S, 0.0):
             names.clear()

@@ -17,7 +17,7 @@ _quantile = NormalDist().inv_cdf
 
 
 class Stream:
-    """Random numbers for one purpose and seed."""
+    """A stream of random numbers, determined by a seed and a purpose."""
 
     __slots__ = ("_base",)
 
@@ -25,7 +25,7 @@ class Stream:
         self._base = int.from_bytes(blake2b(f"{seed}/{purpose}".encode(), digest_size=8).digest(), "little")
 
     def uniform(self, number: int) -> float:
-        """Return a number above 0 and below 1."""
+        """Return random number `number` of the stream, above 0 and below 1."""
         bits = (self._base + (number + 1) * _GOLDEN) & _MASK
         bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
         bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & _MASK

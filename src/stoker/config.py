@@ -52,7 +52,7 @@ def settings_without_effect(site: Site) -> dict[tuple[str, str], str]:
     excludes = ours and provider.kind in EXCLUDES_NODES
     if rule is ProvisioningName.DEFAULT:
         rule = ProvisioningName.FIXED if local else ProvisioningName.OPPORTUNISTIC
-    not_demand = ours and rule is not ProvisioningName.DEMAND  # for TaskVine, `manager.taskvine.refusals` checks it
+    not_demand = ours and rule is not ProvisioningName.DEMAND  # `manager.taskvine.refusals` checks TaskVine's rule
     not_opportunistic = ours and rule is not ProvisioningName.OPPORTUNISTIC
     gpus = f'it needs devices = "gpu+cpu"; with devices = "{pilot.devices}", the GPUs share all cores'
     rows = (

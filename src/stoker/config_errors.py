@@ -35,7 +35,7 @@ def line_of(path: KeyPath, text: str) -> int:
     def parse(count: int) -> dict[str, Any] | None:
         try:
             return tomllib.loads("\n".join(lines[:count]))
-        except tomllib.TOMLDecodeError:  # the lines end within a value
+        except tomllib.TOMLDecodeError:  # the text ends within a value
             return None
 
     def has(number: int, end: int) -> bool:
@@ -56,7 +56,7 @@ def line_of(path: KeyPath, text: str) -> int:
 
 
 ReadUnit = Callable[[type, Any], Any]
-"""A `dec_hook` of msgspec."""
+"""A `dec_hook` for msgspec, which converts a value to a type."""
 
 
 class SettingPlace(typing.NamedTuple):
@@ -110,7 +110,9 @@ def tag_field(kind: Any) -> str:
 
 
 def iter_table_settings(kind: Any, *, at: str = "") -> Iterator[tuple[str, list[str]]]:
-    """Yield the header and the settings of each possible table. The header of the top level is empty."""
+    """Yield the header and the setting names of each table that the struct allows. The header of the top level is
+    empty.
+    """
     for struct in _struct_types_in(kind):
         yield at, setting_names(struct)
         for name, inner in _fields_of(struct).items():
@@ -122,7 +124,7 @@ def iter_table_settings(kind: Any, *, at: str = "") -> Iterator[tuple[str, list[
 
 
 def resolve_tagged_union(kind: Any, data: Any) -> Any:
-    """Return the member of a tagged union that the tag in `data` selects. Return other types unchanged."""
+    """Return the union member that the tag in `data` selects. If `kind` is not a tagged union, return it unchanged."""
     kind = _strip_annotated(kind)
     structs = structs_by_tag(kind)
     if len(structs) > 1 and isinstance(data, dict):
@@ -233,8 +235,9 @@ def explain(
     fault: str, *, root: type[msgspec.Struct], shapes: dict[str, str], data: Any = None,
     read: ReadUnit | None = None,
 ) -> tuple[str, KeyPath, str]:  # fmt: skip
-    """Explain msgspec's message `fault`. Return the explanation, the path of the setting (or of its table), and the
-    setting. `shapes`: for each setting with a pattern, the valid values in words."""
+    """Explain `fault`, an error message of msgspec. Return the explanation, the path of the setting (or of its table),
+    and the setting. `shapes`: valid values in words, for each setting with a pattern.
+    """
     problem, _, where = fault.partition(" - at `$")
     parts = tuple(name or number for name, number in _STEP.findall(where.rstrip("`")))
     place = find_setting_at_path(root, parts, data=data, read=read)
@@ -294,7 +297,9 @@ def _values(kind: Any) -> list[str]:
 
 
 def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6, otherwise: str | None = None) -> str:
-    """Return a hint with the most similar name (`did you mean plain?`), or `otherwise` (default: the known names)."""
+    """Return a hint: the most similar name (`did you mean plain?`), or else `otherwise` (default: a list of the known
+    names).
+    """
     names = list(known)
     if close := difflib.get_close_matches(name, names, n=1, cutoff=cutoff):
         return f"did you mean {close[0]}?"

@@ -25,12 +25,12 @@ def join_address(host: str, port: int) -> str:
 
 
 _MOST_DESCRIPTORS = 1 << 20
-"""Some programs close every possible descriptor one by one, so limit the number."""
+"""Highest limit of descriptors to set. Some programs close every possible descriptor one by one."""
 _former_limits: list[tuple[int, int]] = []
 
 
 def raise_descriptor_limit() -> int:
-    """Raise the soft limit of file descriptors, as far as allowed. Return the new limit."""
+    """Raise the soft limit of file descriptors as far as the system allows. Return the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -45,7 +45,9 @@ def descriptor_limit() -> int:
 
 
 def restore_descriptor_limit(pid: int) -> None:
-    """Restore the limit in a child process, because software that uses `select` fails with high descriptors."""
+    """Restore the former descriptor limit in a child process. Software that uses `select` fails with high descriptor
+    numbers.
+    """
     if _former_limits:
         with suppress(OSError):  # the child process has ended
             resource.prlimit(pid, resource.RLIMIT_NOFILE, _former_limits[0])
@@ -81,11 +83,11 @@ class UnprovenPeers(Generic[K]):
         return True
 
     def surplus(self) -> tuple[K, str] | None:
-        """If there are too many connections, remove one connection and return it with its address."""
+        """If there are more than `most` connections, remove one, and return this connection and its address."""
         return self.pop_oldest_connection() if len(self) > self.most else None
 
     def pop_oldest_connection(self) -> tuple[K, str]:
-        """Remove and return the oldest connection of the address with most connections."""
+        """Find the address with the most connections. Remove and return its oldest connection."""
         address = max(self._by_address, key=lambda each: len(self._by_address[each]))
         connection = next(iter(self._by_address[address]))
         self.remove(connection)

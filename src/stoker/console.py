@@ -45,7 +45,7 @@ __all__ = [
 _LINE_EVERY_S = 10.0
 _REFRESH_S = 0.5
 _AGAIN_S = 60.0
-"""Seconds until a line about a wait is repeated."""
+"""Seconds until the same line about a wait is printed again."""
 _MOST_LOADS = 10
 _TIMES = re.compile(r"(\d[\d.]* (ms|s|min|h|days?)\b *)+|\d+:\d\d")
 """Matches times in a line. A line is not printed again if only times have changed."""
@@ -117,7 +117,7 @@ class Screen:
 
 
 class Progress:
-    """Made by `Screen.progress`. One thread may call `advance` while another draws."""
+    """A progress display. Made by `Screen.progress`. One thread may call `advance` while another draws."""
 
     def __init__(
         self, *, total: int, done: int, noun: str, facts: Callable[[], ContextFacts | None], also: str = "",
@@ -196,7 +196,7 @@ class Progress:
         return ""
 
     def refresh(self) -> None:
-        """Fetch the facts of the contexts, if the session answers."""
+        """Fetch the facts of the contexts. If this fails, keep the old facts."""
         with contextlib.suppress(Exception):
             self._facts = self._ask() or self._facts
             self._had_pilots |= self._facts is not None and self._facts.pilots > 0

@@ -260,7 +260,7 @@ def _invalid_utf8_error(path: Path) -> ConfigError:
                 except UnicodeDecodeError as error:
                     what = invalid_byte_message(error.start + 1, error.object[error.start])
                     return ConfigError.in_file(path, what, line=number)
-    except _DAMAGED as error:  # the file is also truncated
+    except _DAMAGED as error:  # the rest of the file is unreadable
         return _damaged_file_error(path, error, last=f"line {number}" if number else "")
     return ConfigError.in_file(path, "is not UTF-8 text")
 

@@ -23,11 +23,11 @@ _HEARTBEAT_MS, _SILENT_MS = 5_000, 15_000
 
 class ConnectionChange(enum.Enum):
     MADE = zmq.EVENT_HANDSHAKE_SUCCEEDED
-    """The first frame must be a hello message."""
+    """The connection is made. Send a hello message first."""
     BROKEN = zmq.EVENT_DISCONNECTED
     """ZeroMQ retries."""
     REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH
-    """The peer refuses our CURVE key."""
+    """The peer refused the CURVE key of this process."""
     NOT_UNDERSTOOD = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     """The peer violates the protocol, or has an unexpected CURVE key."""
     CUT_OFF = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -57,8 +57,9 @@ def open_socket(context: zmq.Context[zmq.Socket[bytes]], *, name: str, keys: Key
 
 
 def open_monitor_socket(socket: zmq.Socket[bytes], events: int) -> zmq.Socket[bytes]:
-    """Return a socket that reports `events` of another socket. With pyzmq's limited queue, `disable_monitor` could wait
-    forever for a lock of libzmq's thread."""
+    """Return a socket that receives the `events` of `socket`. Its queue is unlimited: with pyzmq's limited queue,
+    `disable_monitor` could wait forever for a lock of libzmq's thread.
+    """
     address = f"inproc://stoker-monitor-{int(socket.getsockopt(zmq.FD))}"
     socket.monitor(address, events)
     monitor: zmq.Socket[bytes] = socket.context.socket(zmq.PAIR)
@@ -75,8 +76,9 @@ def next_event(monitor: zmq.Socket[bytes]) -> tuple[int, int]:
 
 
 class Dealer:
-    """A connection to the manager that reconnects. Not thread-safe. `reconnect_ms`: shortest and longest pause between
-    attempts."""
+    """A connection to the manager that reconnects by itself. Not thread-safe. `reconnect_ms`: shortest and longest
+    pause between attempts.
+    """
 
     def __init__(
         self, address: str, *, name: str, keys: Keys, log: logging.Logger, reconnect_ms: tuple[int, int] = (100, 2000)
@@ -88,7 +90,7 @@ class Dealer:
         self.failed_handshakes = 0
         """Number of consecutive failed handshakes."""
         self._given_up = False
-        """True if ZeroMQ has stopped trying, because the handshake was refused."""
+        """True if ZeroMQ has stopped reconnecting because the peer refused the handshake."""
         self.refused = False
         self._log = log
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -100,7 +102,9 @@ class Dealer:
         self.socket.connect(address)
 
     def filenos(self) -> tuple[int, int]:
-        """Return the edge-triggered file descriptors of new frames and new `changes`. Check `readable` first."""
+        """Return edge-triggered file descriptors for new frames and for new `changes`. Call `readable` before each
+        wait.
+        """
         return int(self.socket.getsockopt(zmq.FD)), int(self._monitor.getsockopt(zmq.FD))
 
     def readable(self) -> bool:
@@ -117,7 +121,7 @@ class Dealer:
             yield change
 
     def came_back(self) -> bool:
-        """Handle all `changes`. Return True if the caller must send a hello message."""
+        """Handle all `changes`. Return True after a new connection: the caller must then send a hello."""
         fresh = False
         for change in self.changes():
             match change:
@@ -151,7 +155,7 @@ class Dealer:
         self.connected = False
 
     def move_to(self, address: str) -> bool:
-        """Connect to `address`. Return False if ZeroMQ already connects to this address."""
+        """Connect to `address`. Return False if this address is already in use here."""
         if address == self.address and not self._given_up:
             return False
         if address != self.address:

@@ -37,7 +37,7 @@ _FORMATS = {
     b"%PDF-": ("is a PDF", "give the data as text", ""),
     b"SQLite format 3\x00": ("is an SQLite database", "export it as text", ""),
 }
-"""Maps the first bytes of a file to its format, advice, and the suffix under which the file could be read."""
+"""Maps the first bytes of a file to its format, advice, and the file suffix with which Stoker could read it."""
 
 
 def describe_non_text_format(head: bytes, *, renamed: bool = False) -> str:
@@ -60,7 +60,7 @@ def describe_non_text_format(head: bytes, *, renamed: bool = False) -> str:
 
 
 def describe_invalid_utf8(data: bytes) -> str:
-    """Return where `data` is not UTF-8, with advice, or ""."""
+    """Return the place of the first invalid byte in `data`, with advice (empty: none)."""
     try:
         data.decode("utf-8")
     except UnicodeDecodeError as error:

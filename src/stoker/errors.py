@@ -72,7 +72,7 @@ class UnitError(ConfigError, ValueError):
 
 
 class RecipeError(StokerError):
-    """A context recipe cannot be made from its arguments."""
+    """The arguments do not form a valid context recipe."""
 
 
 class InputTooLongError(StokerError, ValueError):
@@ -88,7 +88,7 @@ class SessionError(StokerError):
 
 
 class ProtocolError(SessionError):
-    """A peer violates the protocol, or has another version or session."""
+    """A peer violates the protocol, or has another protocol version or session."""
 
 
 class CallError(StokerError):
@@ -138,4 +138,4 @@ class InfrastructureError(CallError):
 
 
 class RemoteCallError(CallError):
-    """The call raised an exception that this process cannot restore. Facts: `kind`, `traceback`."""
+    """The call raised an exception that this process cannot unpickle. Facts: `kind`, `traceback`."""

@@ -11,7 +11,7 @@ FOLDER_REMOVED = "the working folder has been removed; change to another folder 
 
 
 def working_folder() -> Path:
-    """Raises SessionError if the folder has been removed."""
+    """Return the working folder. Raises SessionError if it was removed."""
     try:
         return Path.cwd()
     except FileNotFoundError:

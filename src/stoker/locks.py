@@ -20,7 +20,7 @@ from stoker.whole_files import write_whole
 _SHOWN_CHARACTERS = 80
 
 NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP})
-"""Error numbers of file systems without locks."""
+"""Error numbers of file systems that do not support locks."""
 
 
 class LockHolder(msgspec.Struct, frozen=True):
@@ -51,7 +51,7 @@ def forget(file: Path) -> None:
 
 
 def wait(descriptor: int, *, shared: bool = False) -> None:
-    """Wait for the lock, if the file system has locks."""
+    """Wait for the lock. Return at once on a file system without locks."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
     except OSError as error:
@@ -60,8 +60,9 @@ def wait(descriptor: int, *, shared: bool = False) -> None:
 
 
 def is_locked(file: Path, *, exclusively: bool = False) -> bool | None:
-    """Return True if a process holds a lock on a file; None if unknown. With `exclusively`, only an exclusive lock
-    counts, so that concurrent checks do not report each other."""
+    """Return True if a process holds a lock on `file`, None if unknown. With `exclusively`, ignore shared locks, so
+    that two concurrent checks do not take each other for a holder.
+    """
     try:
         with file.open("rb") as opened:
             fcntl.flock(opened, (fcntl.LOCK_SH if exclusively else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -69,7 +70,7 @@ def is_locked(file: Path, *, exclusively: bool = False) -> bool | None:
         return False
     except BlockingIOError:
         return True
-    except OSError as error:  # the file is another user's, or the file system has no locks
+    except OSError as error:  # another user owns the file, or the file system has no locks
         return _is_named(file) if error.errno in NO_LOCKS else None
     return False
 
@@ -93,7 +94,7 @@ def machine() -> str:
 
 
 def started(pid: int) -> int:
-    """Return the start time of a running process in clock ticks since boot, or else 0."""
+    """Return the start time of process `pid` in clock ticks since boot (0: not running)."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -109,7 +110,7 @@ def _try_lock_by_holder_file(descriptor: int) -> bool:
         return False
     try:
         write_whole(_name_of(file), msgspec.json.encode(me))
-    except OSError:  # the folder is not writable, so no other process has a holder file
+    except OSError:  # no process can write a holder file in this folder
         return True
     return _read_lock_holder(file) == me
 

@@ -24,15 +24,15 @@ _LOOK_EVERY = 64
 """Number of lines between two checks of the log's size."""
 
 OUTPUT_BYTES = 64_000_000
-"""Disk space in bytes at which the middle of a library's log is freed."""
+"""Size on disk in bytes above which the middle of a library's log is freed."""
 _HEAD_BYTES, _TAIL_BYTES = 1 << 20, 16 << 20
-"""Bytes at the start and at the end that `free_file_middle` keeps."""
+"""Number of bytes that `free_file_middle` keeps at the start and at the end."""
 _BLOCK = 1 << 20
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
 
 class BoundedLog(WatchedFileHandler):
-    """A log file that several processes can write. A full disk raises no error."""
+    """A log file of limited size for several processes. A full disk raises no error."""
 
     def __init__(self, path: str | Path, *, most_bytes: int = LOG_BYTES, delay: bool = False) -> None:
         super().__init__(path, encoding="utf-8", delay=delay, errors="replace")
@@ -57,14 +57,14 @@ class BoundedLog(WatchedFileHandler):
         """Ignore the error."""
 
     def reopenIfNeeded(self) -> None:
-        """Reopen a renamed log, and redirect the process's output to the new file."""
+        """If the log was renamed, open a new log file, and redirect the process's output to it."""
         before = _identity(self.stream.fileno()) if self.stream is not None else None
         super().reopenIfNeeded()
         if before is not None:
             self._redirect_output(before)
 
     def _redirect_output(self, before: tuple[int, int] | None = None) -> None:
-        """Redirect stdout and stderr to this log if they write to `before` or to a former log file."""
+        """Redirect stdout and stderr to this log if they write to the file `before` or to an earlier log file."""
         if self.stream is None:
             return
         log, now = Path(self.baseFilename), _identity(self.stream.fileno())
@@ -105,7 +105,7 @@ def log_to_file(path: Path) -> None:
 
 
 def tail(path: str | Path, *, start: int = 0, lines: int = 20, most_bytes: int = 16_384) -> str:
-    """Return the last lines after byte `start`. A file shorter than `start` is new: ignore `start`."""
+    """Return the last lines after byte `start`. A file shorter than `start` has been replaced: ignore `start`."""
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -117,7 +117,7 @@ def tail(path: str | Path, *, start: int = 0, lines: int = 20, most_bytes: int =
 
 
 def free_file_middle(path: Path, *, most_bytes: int = OUTPUT_BYTES) -> bool:
-    """Free the middle of a file that uses more than `most_bytes` of disk. Return False if nothing was freed."""
+    """If a file uses more than `most_bytes` on disk, free its middle. Return False if nothing was freed."""
     facts = path.stat()
     if facts.st_blocks * 512 <= most_bytes:
         return False
@@ -141,7 +141,7 @@ _SUBJECTS = 256
 
 
 class RateLimitedLog:
-    """Limits warnings to one per subject and `most` in total within `every_s`. Thread-safe."""
+    """Limits warnings: within `every_s` seconds, log one per subject and at most `most` in total. Thread-safe."""
 
     def __init__(
         self, log: logging.Logger, *, every_s: float = 10.0, most: int = 20, clock: Callable[[], float] = time.monotonic

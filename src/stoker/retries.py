@@ -11,7 +11,7 @@ class RetryPause:
         self.seconds = first_s
 
     def grow(self) -> float:
-        """Return the pause in seconds, and double the next pause."""
+        """Return the pause in seconds, and double the pause for the next failure."""
         pause_s, self.seconds = self.seconds, min(self.longest_s, 2 * self.seconds)
         return pause_s
 

@@ -177,12 +177,12 @@ ATTEMPT = "attempt.jsonl.part"
 _RUN = "run.json"
 _LOCK = ".lock"
 _BEFORE_RUN = {_LOCK, f"{_LOCK}.holder", f".{_RUN}.tmp"}
-"""Files that a process may leave if it is killed before it has written run.json."""
+"""Names of files that may remain if a process is killed before it has written run.json."""
 FINALS = ("results.parquet", "results.jsonl", "results.npy", "responses.jsonl")
 
 
 class RunFolder:
-    """An open run folder; `close` releases its lock. Made by `open_run`."""
+    """A run folder that is open and locked. Made by `open_run`. `close` releases the lock."""
 
     def __init__(self, path: Path, *, lock: int, resumed: bool) -> None:
         self.path = path
@@ -205,7 +205,7 @@ class RunFolder:
             key: Names of the fields that identify a result.
         """
         path = self.path / ATTEMPT
-        path.unlink(missing_ok=True)  # a killed attempt leaves its log
+        path.unlink(missing_ok=True)  # a killed attempt may have left this file
         try:
             with RecordLog(path, key=key) as log:
                 yield log
@@ -227,7 +227,7 @@ class RunFolder:
             StokerError: As in `write`.
         """
         final = self.write(name, write)
-        for other in set(FINALS) - {name}:  # an incomplete attempt may leave another final file
+        for other in set(FINALS) - {name}:  # an earlier attempt may have left another final file
             (self.path / other).unlink(missing_ok=True)
         if complete:
             (self.path / PART).unlink(missing_ok=True)

@@ -58,7 +58,7 @@ __getattr__ = import_on_first_use("stoker.sessions", _NEED_PARSL, home="stoker.m
 
 
 class ContextFacts(msgspec.Struct, frozen=True):
-    """Statistics summed over a set of contexts. `load_total_s`: seconds of device time of all loads."""
+    """Statistics of several contexts, summed. `load_total_s`: device seconds of all loads."""
 
     names: tuple[str, ...] = ()
     hot: int = 0
@@ -80,7 +80,7 @@ class ContextFacts(msgspec.Struct, frozen=True):
 
     @property
     def found_hot(self) -> int:
-        """Number of calls that ran without a load."""
+        """Number of calls that found their context loaded."""
         return max(0, self.calls - self.loads)
 
     def since(self, before: ContextFacts) -> ContextFacts:
@@ -174,7 +174,7 @@ def journal_trouble(status: Status) -> str:
 
 
 def joined_session() -> str:
-    """Return the session named by `stoker run --session` or the environment, or ""."""
+    """Return the session that `stoker run --session` or the environment names, or an empty string."""
     return os.environ.get(JOINS, "")
 
 

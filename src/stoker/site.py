@@ -15,11 +15,11 @@ from stoker.site_options import asks_for_array, max_concurrent_array_tasks, refu
 
 
 class Size(int):
-    """A number of bytes, with a unit in a site file (`"4 GB"`)."""
+    """A number of bytes. A site file writes it with a unit (`'4 GB'`)."""
 
 
 class Duration(float):
-    """A time in seconds, with a unit in a site file (`"90 s"`)."""
+    """A time in seconds. A site file writes it with a unit (`'90 s'`)."""
 
 
 class Engine(enum.Enum):
@@ -56,17 +56,17 @@ BASELINES = {
     "infless": "benchmarks/baselines/infless.py:infless",
     "elastic-flow": "benchmarks/baselines/elastic_flow.py:elastic_flow",
 }
-"""Policies that only a clone of Stoker's repository has, with their paths."""
+"""Maps each policy that only a clone of Stoker's repository has to its path."""
 
 OWN_POLICY = re.compile(r"(?P<place>[^:\s][^:]*):(?P<name>[A-Za-z_]\w*)")
-"""A user's policy: a class in a module or file."""
+"""Pattern of a user's own policy: `module:class` or `file:class`."""
 
 
 class ProvisioningName(enum.Enum):
     """The rule that decides the number of blocks."""
 
     DEFAULT = "default"
-    """`FIXED` on this machine, `OPPORTUNISTIC` on a batch system."""
+    """`FIXED` for pilots on this machine, `OPPORTUNISTIC` for a batch system."""
     OPPORTUNISTIC = "opportunistic"
     """Run up to `max_blocks` blocks, and keep `keep_pending` blocks queued."""
     DEMAND = "demand"
@@ -106,7 +106,7 @@ _ONLY = {
     "cores": _BATCH,
     "memory": _BATCH,
 }
-"""Settings that only some provider kinds accept."""
+"""Maps a setting to the only provider kinds that accept it."""
 EXCLUDES_NODES = frozenset({ProviderKind.SLURM, ProviderKind.CONDOR})
 
 
@@ -184,7 +184,7 @@ class Provider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def pilots(self) -> int:
-        """Number of pilots per block: one per node, for each task of a job array."""
+        """Number of pilots per block: one per node. In a job array, one per node of each task."""
         return self.nodes * (max_concurrent_array_tasks(self.options) if self.kind is ProviderKind.SLURM else 1)
 
     @property
@@ -343,8 +343,9 @@ def make_policy_path_absolute(name: str, folder: str | os.PathLike[str]) -> str:
 
 
 class Environment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The Python environment of pilots. `python`: interpreter on compute nodes (empty: this program's or the
-    archive's)."""
+    """The Python environment of pilots. `python`: interpreter on compute nodes (empty: the interpreter of this program
+    or of the archive).
+    """
 
     kind: EnvironmentKind = EnvironmentKind.SHARED
     python: str = ""
@@ -376,7 +377,7 @@ class Advice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The settings of a site file. `sites`: further site files of the session."""
+    """The settings of a site file. `sites`: site files that the session uses in addition."""
 
     name: Name = "local"
     engine: Engine = Engine.STOKER

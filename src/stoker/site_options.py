@@ -38,7 +38,7 @@ _PBS_SHORT = {
     "u": _ELSEWHERE,
 }  # fmt: skip
 _FLAGS = {"slurm": "HIOQVWhksv", "pbs": "IVXfhz"}
-"""Short options without a value, after which more options may follow in the same word, as in `-HJname`."""
+"""Short options that take no value. More options may follow in the same word, as in `-HJname`."""
 _WORDS = {
     "lsf": {
         "-J": _NAME, "-cwd": _FOLDER, "-outdir": _OUTPUT, "-o": _OUTPUT, "-oo": _OUTPUT, "-e": _OUTPUT, "-eo": _OUTPUT,
@@ -77,8 +77,9 @@ def why_option_refused(kind: str, line: str) -> str:
 
 
 def find_refused_worker_init_line(kind: str, text: str) -> tuple[str, str]:
-    """Return the first line of `worker_init` with an option that Stoker sets, and why it is refused. (Slurm and PBS
-    ignore options after the first command.)"""
+    """Return the first line of `worker_init` that has an option set by Stoker, and why this line is refused. (Slurm and
+    PBS ignore options after the first command.)
+    """
     for line in text.splitlines() if kind in MARKS else ():
         if line.startswith(MARKS[kind]) and (why := why_option_refused(kind, line)):
             return line, why
@@ -97,7 +98,7 @@ def split_worker_init(kind: str, text: str) -> tuple[tuple[str, ...], str]:
 
 
 def slurm_excluded_nodes(options: Iterable[str]) -> str:
-    """Return the value of the last `--exclude` or `-x`, or ""."""
+    """Return the value of the last `--exclude` or `-x` (empty: none)."""
     value = ""
     for line in options:
         if line.startswith("#") and not line.startswith(MARKS["slurm"]):
@@ -105,7 +106,7 @@ def slurm_excluded_nodes(options: Iterable[str]) -> str:
         words = _words(line.removeprefix(MARKS["slurm"]))
         for number, word in enumerate(words):
             name, sign, given = word.partition("=") if word.startswith("--") else (word[:2], word[2:], word[2:])
-            # sbatch accepts a prefix of an option's name. A prefix up to `--exclu` could mean --exclusive.
+            # sbatch accepts any prefix of an option's name, but a prefix up to `--exclu` could also mean --exclusive.
             if name == "-x" or (len(name) > len("--exclu") and "--exclude".startswith(name)):
                 value = given if sign else "".join(words[number + 1 : number + 2])
     return value

@@ -14,14 +14,15 @@ RELEASE = "0.1.0"
 
 
 def import_on_first_use(package: str, names: Mapping[str, str], *, home: str = "") -> Callable[[str], Any]:
-    """Return the `__getattr__` of a package. `names`: names by module, separated by spaces. `home`: package of these
-    modules, by default `package`."""
+    """Return a `__getattr__` that imports a package's names on first use. `names`: names by module, separated by
+    spaces. `home`: package of these modules (default: `package`).
+    """
     modules = {name: f"{home or package}.{module}" for module, some in names.items() for name in some.split()}
 
     def get(name: str) -> Any:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        # A module may contain a function of its own name, to which the import has not bound this name.
+        # Do not rely on the import to bind the name: a function may have the same name as its module.
         value = getattr(import_deferring_interrupt(modules[name]), name)
         setattr(sys.modules[package], name, value)
         return value

@@ -71,7 +71,7 @@ def trim(error: BaseException) -> None:
 
 
 def _is_user_error(error: BaseException) -> bool:
-    """Return True if the error is meant for the user, or was raised outside Stoker."""
+    """Return True if Stoker raised the error for the user, or other code raised it."""
     notes = getattr(error, "__notes__", ())
     if isinstance(error, StokerError | KeyboardInterrupt) or any(str(note).startswith(OF_A_CALL) for note in notes):
         return True

@@ -111,7 +111,7 @@ def without_unit(text: str, *, number: str, what: str = "duration") -> UnitError
 
 
 def _refuse_number(number: float, what: str) -> None:
-    """Raise UnitError for a number without a unit, except 0."""
+    """Raise UnitError for a number without a unit. The number 0 is valid."""
     if not 0 <= number < math.inf:
         raise UnitError(f"{number} is not a {what}: write a number, 0 or more, and a unit")
     if number:

@@ -13,13 +13,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _NAME_CHARACTERS = 200
-"""Characters of the file name in a draft's name. Most file systems allow names of 255 bytes."""
+"""Number of characters of the file name that a draft's name keeps. Most file systems allow names of 255 bytes."""
 
 
 @contextmanager
 def draft_of(path: Path, *, draft: Path | None = None, sync: bool = False) -> Iterator[Path]:
-    """Yield a path for a draft, and rename it to `path` if the block succeeds. `draft`: a fixed draft path, if the file
-    has one writer at a time. `sync`: True to survive a crash of the host."""
+    """Yield the path of a draft file. If the block succeeds, rename the draft to `path`. `draft`: a fixed draft path,
+    for a file with one writer at a time. `sync`: True if the file must survive a crash of the host.
+    """
     place = draft or path.with_name(f".{secrets.token_hex(4)}.{path.name[-_NAME_CHARACTERS:]}")
     try:
         yield place
@@ -52,7 +53,9 @@ def write_all(file: int, data: bytes | memoryview) -> None:
 
 
 def append_or_truncate(file: int, data: bytes, *, at: int) -> None:
-    """Append `data` at byte `at`, the end of a file with one writer. After an OSError, truncate the file to `at`."""
+    """Append `data` to a file with one writer, whose end is at byte `at`. After an OSError, truncate the file
+    to `at`.
+    """
     try:
         write_all(file, data)
     except OSError:

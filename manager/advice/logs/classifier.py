@@ -68,7 +68,9 @@ _PLAIN = frozenset({
     "SystemExit", "TabError", "TypeError", "UnboundLocalError", "UnicodeDecodeError", "UnicodeEncodeError",
     "UnicodeError", "ValueError", "ZeroDivisionError", "KeyboardInterrupt",
 })  # fmt: skip
-"""Exceptions that programs raise by mistake. OSError and RuntimeError are absent: they have many causes."""
+"""Names of exceptions that usually show a mistake in the program. OSError and RuntimeError are absent: they have many
+causes.
+"""
 _PLAIN_CHANCE = 0.8
 _EVIDENCE_SIGNS = 40
 _EVIDENCE_AFTER = 40
@@ -105,8 +107,8 @@ def classify(located: Located, *, rules: tuple[FaultRule, ...] = ROWS) -> Fault:
 
 
 def _most_certain_rule(located: Located, rules: tuple[FaultRule, ...]) -> tuple[float, FaultRule, LogLine] | None:
-    """Return the most certain matching row, its certainty and its line. Secondary rows count only if only secondary
-    rows match the failure's first line.
+    """Return the certainty, row and line of the most certain match. Secondary rows count only if all rows that match
+    the failure's first line are secondary.
     """
     context = "\n".join(line.text for line in (*located.window, *located.signs, *located.traceback))
     best: tuple[float, FaultRule, LogLine] | None = None
@@ -172,7 +174,7 @@ def features(located: Located, rules: tuple[FaultRule, ...] = ROWS) -> dict[str,
 
 
 def _facts(located: Located, rules: tuple[FaultRule, ...]) -> Iterator[str]:
-    # A traceback that begins later may come from a rank that failed later, so it does not count.
+    # A traceback that begins more than `_NEAR_LINES` lines later may come from another rank, so it is not used.
     lines, first = located.traceback, located.first.number
     is_own = lines and lines[0].number - _NEAR_LINES <= first <= lines[-1].number
     traceback = [_without_rank_mark(line) for line in lines] if is_own else []
@@ -203,7 +205,9 @@ def _facts(located: Located, rules: tuple[FaultRule, ...]) -> Iterator[str]:
 
 
 def _fields_of(line: str) -> Iterator[str]:
-    """Yield the vocabularies of each word in a line. A capital begins a word: `ncclSystemError` contains "system"."""
+    """Yield the topics (`_FIELDS`) of each word in a line. A capital letter begins a word: `ncclSystemError` contains
+    `system`.
+    """
     for word in _WORD.findall(_PATH.sub(" ", line)):
         lower = word.lower()
         if len(lower) > 1 and lower not in _COMMON:
@@ -295,7 +299,7 @@ _FIELDS = {
     "mpi": ("mpi mpirun mpiexec orte prte ompi opal btl communicator rank ranks finalize init process processes"),
     "collective": ("nccl gloo allreduce collective watchdog barrier rendezvous store torchelastic backend group"),
 }
-"""Words of log lines by topic."""
+"""Words in log lines for each topic."""
 _FIELDS_OF: dict[str, list[str]] = {}
 for _field, _vocabulary in _FIELDS.items():
     for _word in _vocabulary.split():
@@ -327,7 +331,7 @@ _ERRNO_KINDS = {
         "E2BIG ENOEXEC EBADF EDOM ERANGE EILSEQ ENOTSUP"
     ),
 }  # fmt: skip
-"""Error names (errno(3)) by the subsystem or party at fault."""
+"""Error names of errno(3), by their usual cause."""
 _BY_NUMBER = {
     number: kind
     for kind, names in _ERRNO_KINDS.items()

@@ -1,7 +1,7 @@
-"""The table of failures. Each row has a text (of CUDA, NCCL, PyTorch, errno(3), Linux, Slurm, HTCondor, Open MPI and
-others) and the party at fault. The remedies follow. `sure` is the share of correct verdicts if a log contains only this
-text. A `secondary` row describes messages of other ranks after one rank's death. `besides` or `unless` distinguishes
-several causes of a text.
+"""Table of failures: log messages (of CUDA, NCCL, PyTorch, errno(3), Linux, Slurm, HTCondor, Open MPI and others) and
+the party at fault for each. The remedies follow the table. `sure`: share of correct verdicts if a log contains only
+this message. `secondary`: True for messages that other ranks print after one rank has died. `besides`, `unless`:
+patterns that distinguish several causes of one message.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class Located(msgspec.Struct, frozen=True):
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """The party at fault. `component`: for example `gpu`, `network`, `code`. `proof`: lines that show the fault."""
+    """A verdict on a failure. `component`: the part at fault, for example `gpu`, `network`, `code`. `proof`: lines that
+    show the fault.
+    """
 
     kind: FaultKind
     component: str
@@ -64,7 +66,9 @@ _I, _F, _U = FaultKind.INFRASTRUCTURE, FaultKind.FRAMEWORK, FaultKind.USER
 
 
 class FaultRule(msgspec.Struct, frozen=True, dict=True):
-    """A row of the table. The lines around a match must match `besides`, and must not match `unless`."""
+    """A row of `ROWS`. The row applies if the lines around a match of `text` match `besides` and do not match
+    `unless`.
+    """
 
     kind: FaultKind
     component: str
@@ -99,7 +103,7 @@ ROWS: tuple[FaultRule, ...] = (
         r"|nvidia-smi has failed because it couldn't communicate", "a GPU cannot be reached"),
     FaultRule(_I, "gpu", r"Unable to register to device plugin|GPU.{0,40}requires? (?:a )?reset"
         r"|GPU.{0,30}thermal (?:slowdown|shutdown)", "a GPU needs a reset"),
-    # device memory: another process or the program uses it
+    # device memory is full: another process or the program uses it
     FaultRule(_I, "gpu_memory", r"CUDA out of memory|CUDA error: out of memory",
         "another process holds the device's memory", sure=0.9,
         besides=r"Process \d+ has (?:[1-9]\d*(?:\.\d+)?) GiB memory in use"),
@@ -166,7 +170,7 @@ ROWS: tuple[FaultRule, ...] = (
     FaultRule(_I, "licence", r"license (?:server|manager).{0,80}(?:down|not respond|unreachable|cannot|connect)"
         r"|Cannot connect to license server|(?:FlexNet|FLEXlm|lmgrd).{0,80}(?:error|-15|-96)"
         r"|licen[sc]e.{0,40}(?:checkout|check out) failed", "a licence server does not answer", sure=0.85),
-    # host memory: the job or other processes use it
+    # host memory is full: the job or other processes use it
     FaultRule(_U, "memory", r"Memory cgroup out of memory|CONSTRAINT_MEMCG|oom[-_]kill event|oom_kill event"
         r"|Exceeded job memory limit|memory usage exceeded|StepId=\S+ exceeded memory limit|OOM Killed"
         r"|cgroup out-of-memory handler",
@@ -232,7 +236,7 @@ ROWS: tuple[FaultRule, ...] = (
         "the program requested more than the job or the cluster has", sure=0.9),
     FaultRule(_U, "code", r"\bMPI_ERR_(?:TRUNCATE|RANK|COUNT|TYPE|TAG|ARG|BUFFER|ROOT|GROUP|OP)\b|Segmentation fault"
         r"|Signal: Floating point", "the program accessed invalid memory, or called MPI wrongly", sure=0.8),
-    # messages of other ranks after the death of one
+    # messages that other ranks print after one rank has died
     FaultRule(_U, "scheduler", r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ \*\*\*",
         "a user, or the end of another rank, cancelled the job", sure=0.5, secondary=True),
     FaultRule(_U, "code", r"ChildFailedError|srun: error: .{0,80}(?:Exited with|Killed|Aborted|Terminated)"

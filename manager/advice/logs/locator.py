@@ -40,17 +40,18 @@ _MOST_SIGNS = 120
 _MOST_TRACEBACKS = 6
 _OPEN_TRACEBACKS = 32
 _ANSWER_LINES = 2
-"""A program announces a retry within this many lines after the failure."""
+"""Maximum number of lines between an error and the message that announces a retry."""
 _BREAKS_BY_ITSELF = frozenset({"gpu", "nvlink", "node"})
-"""Hardware components. After this hardware fails, a program may continue for some time."""
+"""Hardware components. Their failure is the cause even if the program continues for some time."""
 _SECONDARY = 2
 _SEVERAL = 3
 
 
 @dataclass(eq=False, slots=True)
 class BadLine:
-    """The first of the bad lines that differ only in digits. `overcome`: the next lines announce that the program
-    continues."""
+    """An error line that represents all error lines that differ only in digits. `overcome`: True if the next lines
+    announce that the program continues.
+    """
 
     number: int
     text: str
@@ -66,8 +67,9 @@ class BadLine:
 
     @property
     def rank(self) -> int:
-        """0: an independent failure. 2: a consequence of another failure, by the rules or because several ranks print
-        it. 3: survived."""
+        """Sort key: 0 for an independent failure, 2 for a consequence of another (by the rules, or because several
+        ranks print it), 3 if the program continued.
+        """
         if self.overcome:
             return _SECONDARY + 1
         follows = all(rule.secondary for rule in self.rules) if self.rules else self.count >= _SEVERAL
@@ -75,8 +77,9 @@ class BadLine:
 
 
 class Episode:
-    """A sequence of bad lines. `overcome_after`: the last line that announced a retry. `open`: incomplete
-    tracebacks."""
+    """A sequence of error lines. `overcome_after`: number of the last line that announced a retry. `open`: tracebacks
+    that are not complete yet.
+    """
 
     def __init__(self, before: Iterable[tuple[int, bytes]]) -> None:
         self.window: list[tuple[int, bytes]] = list(before)
@@ -106,7 +109,7 @@ class Episode:
         if len(self.open) < _OPEN_TRACEBACKS:
             traceback = TracebackLines(number, line)
             self.open.append(traceback)
-            self.open.sort(key=lambda each: not each.marks_ranks)  # a marked line must join its rank's traceback
+            self.open.sort(key=lambda each: not each.marks_ranks)  # tracebacks with a rank mark see each line first
             if len(self.tracebacks) < _MOST_TRACEBACKS:
                 self.tracebacks.append(traceback)
         self.gravity = Gravity.FATAL
@@ -147,11 +150,11 @@ AFTER_LINES = 160
 _MOST_KINDS = 100_000
 _MOST_EPISODES = 24
 _WHOLE_LOOKS = 20_000
-"""Maximum number of lines, different apart from digits, that are searched with all patterns."""
+"""Maximum number of lines that are searched with all patterns. Lines that differ only in digits count once."""
 
 
 def locate(source: LogSource, *, rules: tuple[FaultRule, ...] = ROWS) -> Located | None:
-    """Return the first relevant lines of a log, or None without a failure. Raises OSError."""
+    """Return the first relevant lines of a log, or None if the log shows no failure. Raises OSError."""
     scan = _Scan()
     scan.read(source)
     return scan.result(rules)

@@ -13,7 +13,9 @@ from stoker.manager.advice.logs.failures import Fault, FaultKind, Located, LogLi
 log = logging.getLogger("stoker.advisor")
 
 DOUBTED = 0.7
-"""The model judges verdicts below this certainty. In training data, 30 % of them are wrong, and 1 % of the others."""
+"""The model is asked about verdicts below this certainty. In training data, 30 % of these verdicts are wrong, but only
+1 % of the others.
+"""
 AGREED, ALONE = 0.8, 0.6
 """Minimum certainty of a verdict that the model confirms, and certainty of a verdict that contradicts the rules."""
 BY_MODEL = "a language model blames this line"

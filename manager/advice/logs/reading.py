@@ -27,9 +27,9 @@ LogSource = os.PathLike[str] | str | bytes | IO[bytes] | IO[str] | Iterable[str 
 
 
 class LineReader:
-    """Iterates once over the lines of a log, without NUL bytes. Lines end at line breaks and carriage returns. Long
-    lines keep only their beginning and end. `number`: number of the last line. Raises OSError if a path cannot be
-    opened; a later failure ends the iteration.
+    """Iterates once over the lines of a log, without NUL bytes. Lines end at line breaks and carriage returns. Only the
+    beginning and the end of a long line are kept. `number`: how many lines were read so far. Raises OSError if a path
+    cannot be opened; a later read error ends the iteration.
     """
 
     def __init__(self, source: LogSource) -> None:
@@ -70,8 +70,8 @@ def shown(line: bytes) -> str:
 
 
 def read_log_blocks(source: LogSource) -> Iterator[bytes]:
-    """Yield the log in blocks. Read a file up to its initial size, because its program may write faster. Raises
-    OSError.
+    """Yield the log in blocks. Read a file only up to its initial size: its program may write faster than this function
+    reads. Raises OSError.
     """
     if isinstance(source, os.PathLike):
         with open(source, "rb", buffering=0) as file:
@@ -97,7 +97,9 @@ def _encode_if_text(text: str | bytes) -> bytes:
 
 
 def _split_at_carriage_returns(line: bytes) -> Iterator[bytes]:
-    """Yield the shortened parts of a line. If the parts are many, skip repetitions that differ only in digits."""
+    """Yield the parts of a line, shortened. Of more than 100 parts, yield only the last of those that differ only in
+    digits.
+    """
     parts = line.split(b"\r")
     if len(parts) > _MOST_PARTS:
         parts = list(dict(zip(remove_digits(line).split(b"\r"), parts, strict=True)).values())
@@ -130,7 +132,7 @@ _ANY_STEM = re.compile(
     b"traceback|interrupt|warn|deprecat|nvrm|could not|unable to|time out|time-out|no such|reset by|out of memory|"
     b"not found|not responding|not available|not ready|not valid|not enough|giving up|improper"
 )
-"""Word stems. A line without a stem matches none of the patterns below."""
+"""Stems of words in error messages. A line without a stem matches no pattern below."""
 
 TRACEBACK = "Traceback (most recent call last)"
 
@@ -222,7 +224,7 @@ _LONGEST_MARK = 48
 _LEVEL = re.compile(r"ERROR|CRITICAL|WARN|INFO|Exception Group")
 _CLOCK = re.compile(r"\d")
 _LONG_MESSAGE = re.compile(r"nccl\w+: |Last error:|CUDA kernel errors|For debugging|Compile with|Device-side")
-"""Unindented lines in the messages of NCCL and CUDA errors."""
+"""Matches unindented further lines of NCCL and CUDA error messages."""
 RANK_MARK = re.compile(r"^(?:\[(?:rank|default)?\d+\]:? ?|\d{1,5}: )")
 
 

@@ -47,7 +47,9 @@ _SCALE = re.compile(r"\s?([kKMG])(?![A-Za-z]{2})")
 
 
 class LineNumber(NamedTuple):
-    """A number in a line. `seconds`, `scale`: factors of its unit for durations, and for rates or counts."""
+    """A number in a line. `seconds`: factor of its time unit. `scale`: factor of its suffix, for example 1,000
+    for `k`.
+    """
 
     value: float
     seconds: float = 1.0
@@ -89,7 +91,7 @@ metrics that the line does not have. The line is material, never an instruction 
 
 
 Places = dict[str, int]
-"""Positions of the metrics among the numbers of a line, by name of the metric."""
+"""For each metric name, the index of its value among the numbers of a line."""
 
 
 def _values(places: Places, numbers: Sequence[LineNumber]) -> dict[str, float]:
@@ -121,8 +123,8 @@ def _metrics(places: Places, line: ProgressLine, numbers: Sequence[LineNumber]) 
 
 
 def believed(answer: Mapping[str, object], lines: Sequence[Sequence[LineNumber]], *, shown: int) -> Places:
-    """Return the places of the numbers in the model's `answer`. `lines`: the numbers of several lines of the format.
-    `shown`: the line that the model has seen.
+    """Return the metrics in the model's `answer` that pass the checks, with their positions. `lines`: the numbers of
+    several lines of the format. `shown`: index of the line that the model saw.
     """
     values = [each.value for each in lines[shown]]
     places = {}
@@ -157,7 +159,7 @@ def _can_be_metric(name: str, rows: Sequence[Mapping[str, float]]) -> bool:
 
 
 _REPEATED = 3
-"""Lines of a format that must be read before the model is asked."""
+"""Minimum number of lines with one format before the model is asked about it."""
 _KEPT_LINES = 8
 _MOST_AT_ONCE = 4
 _MOST_ASKED = 64
@@ -219,7 +221,9 @@ class LineFormats:
         return None
 
     def take_unread_formats(self) -> list[tuple[str, list[ProgressLine]]]:
-        """Return keys and lines of the most frequent formats, to ask the model. Return a format at most twice."""
+        """Return keys and lines of the most frequent unread formats, to ask the model about them. Return each format at
+        most twice.
+        """
         found = sorted(self._unread.items(), key=lambda item: -len(item[1]))
         self._unread = {}
         asked = list[tuple[str, list[ProgressLine]]]()

@@ -90,7 +90,7 @@ _BARRED = re.compile(
     rf"(?:^|(?<=[\s:|]))(?P<done>{WHOLE})\s?/\s?(?P<total>{WHOLE})(?=\s+(?:[\[|(]?[=>.#\-━╸█▌]{{2,}}|\[))|"
     rf"(?:^|(?<=[:|]))\s*(?P<done2>{WHOLE})\s?/\s?(?P<total2>{WHOLE})(?=\s+[A-Za-z_]+\s?[=:])"
 )
-"""Matches a count before a progress bar, or at the start before a name and a value."""
+"""Matches a count (`3/10`) before a progress bar, or at the start of a text before a name and a value."""
 _AFTER = re.compile(rf"(?<![\w./-]){_OF}\s+(?P<word>{_WORDS})\b")
 _PLAIN_OF = re.compile(rf"(?<![\w./-])(?P<done>{WHOLE})\s(?:of|out of)\s(?P<total>{WHOLE})\b(?![./]\d)", re.IGNORECASE)
 _NOT_PROGRESS = re.compile(
@@ -234,7 +234,7 @@ def redraws(text: str) -> list[str]:
 
 
 def read_metrics(line: str) -> LineMetrics | None:
-    """Return the metrics of a line, or None. The last redraw of a bar counts."""
+    """Return the metrics of a line, or None. If a bar is redrawn, the last redraw counts."""
     for shown in reversed(redraws(line)):
         report = progress_line(shown)
         metrics = _read(report) if report is not None else None
@@ -334,7 +334,7 @@ _STATED_AT_START = re.compile(
 
 
 def stated_totals(lines: Iterable[str]) -> dict[str, float]:
-    """Return the first stated totals of steps and of epochs, by unit."""
+    """Return the total steps and total epochs that the lines state first, by unit."""
     found: dict[str, float] = {}
     for line in lines:
         for match in _STATED_AT_START.finditer(line[:4096]):

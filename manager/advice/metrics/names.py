@@ -125,7 +125,7 @@ _RATE_SIGN = re.compile(
     r"(?:/|\bper )\s?(?:s(?:ec(?:onds?)?)?\b(?!/)|(?:it|iter|iteration|step|batch|update)\b)", re.IGNORECASE
 )
 _RATE_REACH = 40
-"""Maximum characters between a value and the sign of a rate (`/s`) behind it."""
+"""Maximum number of characters between a value and a rate unit (`/s`) after it."""
 _PER_SECOND = re.compile(
     rf"(?<![\w.])(?P<value>{NUMBER})\s?(?P<scale>[kKMG](?=[\s/a-zA-Z]))?\s?"
     r"(?:(?P<steps>it|iters?|iterations?|steps?|batch(?:es)?|updates?)|(?P<tokens>tok(?:en)?s?|words?|w)"
@@ -151,8 +151,8 @@ _NESTED = re.compile(r"[\s_\-/.'\"]")
 
 
 def read_named_metrics(text: str) -> tuple[dict[str, float], bool]:
-    """Return a line's values by metric (`step_s` and fields of LineMetrics), and True if it reports an evaluation
-    without a training loss. The most informative loss counts. For other metrics, the first value counts.
+    """Return a line's values by metric (`step_s` and fields of LineMetrics), and True if the line reports an evaluation
+    without a training loss. Of several losses, return the most informative; of other repeated metrics, the first.
     """
     found: dict[str, float] = {}
     evaluated = False

@@ -1,4 +1,4 @@
-"""Choose the count of a log that shows the progress of the program, and determine its rate."""
+"""Choose the count (for example steps) that shows a program's progress, and compute the rate of this count."""
 
 from __future__ import annotations
 
@@ -33,15 +33,17 @@ def without_outliers(values: Sequence[float]) -> list[float]:
 
 
 _JITTER_SHARE, _JITTER_POINTS = 0.1, 8
-"""A fall by at most this share begins no new round if the count recovers within this number of points. Ranks that print
-the count without a label cause such falls.
+"""A count that falls by at most 10 % and recovers within 8 points begins no new round. Several ranks that print the
+count without a rank label cause such falls.
 """
 _AS_GOOD_AS_DONE = 0.95
-"""A count is complete at this share of its total. A program may start the next bar before it draws this bar's end."""
+"""Share of its total at which a count is complete. A program may start the next progress bar before it draws the end of
+this bar.
+"""
 
 
 class SeriesPoint(msgspec.Struct, frozen=True):
-    """A line with the count of a series. `at`: its index among the lines with metrics."""
+    """One value of a series, with its line. `at`: index of the line among the lines with metrics."""
 
     at: int
     line: LineMetrics
@@ -49,8 +51,8 @@ class SeriesPoint(msgspec.Struct, frozen=True):
 
 
 class CountSeries(msgspec.Struct, frozen=True, kw_only=True):
-    """The values of a count, in rounds (such as epochs). A round begins when the count falls. `points`: of the current
-    round. `falls`: number of complete earlier rounds. `first_at`: index of the first line.
+    """The values of a count, in rounds (such as epochs). A round begins when the count falls. `points`: values in the
+    current round. `falls`: number of complete earlier rounds. `first_at`: index of the first line with this count.
     """
 
     name: str
@@ -80,7 +82,7 @@ class CountSeries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def group_counts_into_series(lines: Sequence[LineMetrics]) -> list[CountSeries]:
-    """Return one series for each count in the lines, oldest first."""
+    """Return one series per count, in the order in which the counts appear."""
     points: dict[tuple[int | None, bool, str, float | None], list[SeriesPoint]] = {}
     for at, line in enumerate(lines):
         for counter in line.counters:
@@ -137,8 +139,8 @@ def choose_progress(found: Sequence[CountSeries]) -> tuple[CountSeries, CountSer
 
 
 def _choose_innermost_series(fine: Sequence[CountSeries]) -> CountSeries:
-    """Choose the finest count: the latest series with a loss, else the first series that runs, because it contains the
-    others, else the latest series.
+    """Return the latest series with a loss. Without losses, return the unfinished series that began first, because it
+    contains the others; else the latest series.
     """
     among = [each for each in fine if each.has_loss] or fine
     running = [each for each in among if each.runs]
@@ -151,14 +153,14 @@ def _choose_innermost_series(fine: Sequence[CountSeries]) -> CountSeries:
 
 
 NEWEST = 32
-"""Number of newest points that determine the rate, because the rate changes."""
+"""Number of newest points from which the rate is computed, because the rate changes over time."""
 _LEAST_ETA_S = 3.0
-"""Shorter printed times left, in seconds, are ignored."""
+"""Minimum printed remaining seconds that are used for the rate."""
 _LEAST_SPAN_S = 10.0
-"""Line times that span these seconds are preferred to printed times of unknown meaning."""
+"""Seconds that the times of the lines must span to be preferred to printed times of unknown meaning."""
 _FARTHEST_RATE = 3.0
-"""A printed rate that differs by more than this factor from the line times' rate counts something else, such as loaded
-data.
+"""A printed rate is ignored if it differs by more than this factor from the rate by line times: it counts something
+else, for example loaded data.
 """
 _DAY_S = 86400.0
 
@@ -196,7 +198,9 @@ def _stated_rate(series: CountSeries, point: SeriesPoint) -> float | None:
 
 
 def _slopes(points: Sequence[SeriesPoint], field: str) -> list[float]:
-    """Return the rate between each point and the point half a list later. The methods of Siegel and Theil cost more."""
+    """Return the rates between each point and the point half the list later. This costs less than the methods of Siegel
+    and Theil.
+    """
     found: list[tuple[float, float]] = []
     for point in points:
         at_s = getattr(point.line, field)

@@ -34,8 +34,8 @@ _KIND = re.compile(r"\d[\d.,:]*|[#█▏▎▍▌▋▊▉=>━╸.\-]{2,}|\s+")
 
 
 class LoggedProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """The progress of a program. `unit`: unit of `done`, `total` and `rate_per_s`: epochs if the program counts both
-    epochs and steps within an epoch. `whole`: False if `total` covers a part of the run.
+    """The progress of a program. `unit`: what `done`, `total` and `rate_per_s` count; epochs if the program counts both
+    epochs and steps within an epoch. `whole`: False if `total` covers only a part of the run.
     """
 
     done: float
@@ -62,11 +62,12 @@ class MetricTracker:
         self.totals: Mapping[str, float] = {}
         self._read_line = formats.read if formats is not None else read_metrics
         self._seen: tuple[tuple[str, float | None], float, float] | None = None
-        """Last reading: the identity of the count, the units done, and the time."""
+        """The last reading: name and total of the count, units done, and time in seconds."""
 
     def track(self, newest_first: Iterable[str], *, at_s: float | None = None) -> LoggedProgress | None:
-        """Return the progress, if lines have metrics. `at_s`: time of the reading. If the log contains no times, the
-        rate comes from the times of two readings."""
+        """Return the progress, or None if the lines have no metrics. `at_s`: time of the reading. If the log contains
+        no times, the rate is computed from two readings.
+        """
         lines = newest_metrics(newest_first, read_line=self._read_line)
         if not lines:
             return None
@@ -168,7 +169,7 @@ def _rounds_done(inner: CountSeries, outer: CountSeries) -> float:
     fraction = inner.newest.done / (inner.newest.total or 1.0) if inner.last_at >= outer.last_at else 0.0
     rounds = outer.newest.done
     if not outer.name.startswith("bar") and not outer.starts_at_zero:
-        rounds -= 1  # programs count epochs from 1, and print the current epoch
+        rounds -= 1  # the printed epoch, counted from 1, is not complete yet
     return min(max(0.0, rounds) + fraction, outer.newest.total or rounds + fraction)
 
 
@@ -201,7 +202,7 @@ LOOK_BYTES = 262_144
 _HEAD_BYTES = 65_536
 _LONGEST_BYTES = 4 * LONGEST_LINE
 _BINARY = 10
-"""A line with a larger share of invalid characters (1 in 10) is binary data."""
+"""A line is binary data if more than 1 in this number of characters is invalid."""
 
 
 class FollowedLog:
@@ -218,7 +219,9 @@ class FollowedLog:
         self._head_bytes = 0
 
     def track(self, *, at_s: float) -> LoggedProgress | None:
-        """Return the progress, if the log can be read and has metrics. `at_s`: time of a monotonic clock."""
+        """Return the progress, or None if the log cannot be read or has no metrics. `at_s`: time of a monotonic
+        clock.
+        """
         try:
             with open(self._path, "rb", buffering=0) as log:
                 status = os.fstat(log.fileno())

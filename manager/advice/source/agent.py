@@ -35,7 +35,7 @@ from stoker.manager.advice.source.reading import NotReadError, UserFolders
 
 
 DOUBTED = 0.5
-"""The model may replace facts of lower certainty."""
+"""Certainty below which the model may replace a fact."""
 _SURE = 0.6
 _SURE_OF_SMALL = 0.35
 """Certainty of a number below 10, which most code contains."""
@@ -44,7 +44,7 @@ _SURE_OF_SMALL = 0.35
 def add_answers_found_in_sources(
     facts: WorkloadFacts, answer: Mapping[str, object], sources: Mapping[str, str]
 ) -> tuple[WorkloadFacts, list[str]]:
-    """Return the facts with the answers that the texts in `sources` contain, and messages about rejected answers."""
+    """Return the facts with those answers that occur in `sources`, and messages about the rejected answers."""
     taken, refused, known = dict[str, SourceFact](), list[str](), facts.known_facts()
     for field in FIELDS:
         value = _parse_fact_value(field, answer.get(field))

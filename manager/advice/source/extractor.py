@@ -31,7 +31,9 @@ from stoker.manager.advice.source.scan import Scanner
 
 
 def normalise_source(node: ast.AST) -> str:
-    """Return source code without comments, docstrings, annotations and variable names, except those of class fields."""
+    """Return source code without comments, docstrings and annotations. Variables get short names (for example `v1`);
+    class fields keep theirs.
+    """
     tree = ast.parse(ast.unparse(node))
     nodes = list(ast.walk(tree))
     parameters = {
@@ -101,8 +103,9 @@ class SourceText(msgspec.Struct, frozen=True):
 def extract_facts(
     source: SourceText, *, arguments: Mapping[str, Any] | None = None, folders: Iterable[str | PathLike[str]] = ()
 ) -> WorkloadFacts:
-    """Return the facts of a source. `arguments`: of the entry function, by parameter name. `folders`: the user's
-    folders; without them no file is read."""
+    """Return the facts of a source. `arguments`: values for the entry function, by parameter name. `folders`: the
+    user's folders; if empty, no file is read.
+    """
     reader = UserFolders(folders)
     scanner = Scanner(reader)
     text, given = "", list[str]()
@@ -175,7 +178,9 @@ def _known_argument(value: Any) -> Known:
 
 
 def loader_of(text: str, function: str) -> tuple[str, dict[str, Any]] | None:
-    """Return the name and the constant arguments of the loader of a function's context, if the source shows it."""
+    """Return the name and the constant arguments of a function's loader, or None if the source does not show the
+    loader.
+    """
     try:
         tree = parsed(text, "")
     except NotReadError:

@@ -41,8 +41,9 @@ NOT_FOUND = SourceFact(UNKNOWN)
 
 
 class WorkloadFacts(msgspec.Struct, frozen=True):
-    """Facts of a function or a loader. `further`: other numbers and words. `text`: the normalised code
-    of all scanned functions. `same`: a digest of `text` and the arguments."""
+    """Facts of a function or a loader. `further`: other facts, by name. `text`: the normalised code of all scanned
+    functions. `same`: a digest of `text` and the arguments.
+    """
 
     model: SourceFact = NOT_FOUND
     task: SourceFact = NOT_FOUND
@@ -124,7 +125,7 @@ TASK_OF_CLASS = {
     "ForVision2Seq": "image-to-text", "ForImageTextToText": "image-text-to-text",
     "DiffusionPipeline": "text-to-image", "CrossEncoder": "text-ranking", "SentenceTransformer": "feature-extraction",
 }  # fmt: skip
-"""Task by the ending of a class name."""
+"""ML task by the ending of a class name."""
 
 TASK_OF_CALL = {
     "generate": ("text-generation", 0.5), "encode_plus": ("feature-extraction", 0.3),
@@ -159,12 +160,12 @@ _ARGUMENTS: dict[str, tuple[tuple[str, int, tuple[str, ...], float], ...]] = {
     **dict.fromkeys(("read_csv", "read_parquet", "read_json", "loadtxt", "genfromtxt", "load_from_disk"), (_DATA,)),
     **dict.fromkeys(("memmap", "numpy.load", "torch.load"), (_DATA,)),
 }
-"""Arguments of functions that contain facts: field, position, names, and certainty."""
+"""By function, the arguments that contain facts: field, position, argument names, certainty."""
 _NAMED_BY_CALL = {
     "torchvision.models.": ("model", 0.9), "keras.applications.": ("model", 0.9),
     "torchvision.datasets.": ("data", 0.85), "sklearn.datasets.": ("data", 0.85),
 }  # fmt: skip
-"""Modules whose function names are facts."""
+"""Modules whose functions name models or datasets."""
 
 MOST_FURTHER = 40
 _HELPERS = ("Tokenizer", "Processor", "Config", "FeatureExtractor")

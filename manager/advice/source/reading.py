@@ -30,7 +30,7 @@ class NotReadError(Exception):
 
 
 class UserFolders:
-    """Reads files in the user's folders. `texts`: the read texts, by real path."""
+    """Reads files in the user's folders. `texts`: contents of the read files, by real path."""
 
     def __init__(self, folders: Iterable[str | os.PathLike[str]]) -> None:
         self.roots = tuple(dict.fromkeys(Path(os.path.realpath(folder)) for folder in folders))
@@ -101,7 +101,9 @@ def module_file(parts: Sequence[str], places: Iterable[Path]) -> Path | None:
 
 
 class SourceModule:
-    """A module of the user. `waiting`: unscanned statements by bound name. `stars`: modules of `from M import *`."""
+    """A user's module. `waiting`: statements not yet scanned, by the name that they bind. `stars`: modules imported
+    with `from M import *`.
+    """
 
     def __init__(self, file: Path | None, shown: str, tree: ast.Module) -> None:
         self.file = file
@@ -141,7 +143,7 @@ def _root(node: ast.expr) -> list[str]:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Scope:
-    """The visible names. `sure`: factor for the certainty of facts."""
+    """Visible names in a piece of code. `sure`: factor for the certainty of facts."""
 
     names: ChainMap[str, Known]
     module: SourceModule
@@ -155,7 +157,9 @@ class Scope:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class UserCode:
-    """A function or class of the user, in the scope of its definition. `bound`: the object of a method."""
+    """A function or class of the user, with the scope that defines it. `bound`: the instance to which a method
+    belongs.
+    """
 
     node: Function | ast.ClassDef
     around: Scope
@@ -228,7 +232,9 @@ class Known:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ImportedName:
-    """An imported name, such as `torch.float16`. A call's result ends with `()`. `places`: folders of the module."""
+    """An imported name, such as `torch.float16`. The result of a call ends with `()`. `places`: folders that may
+    contain the module.
+    """
 
     dotted: str
     places: tuple[Path, ...] = ()
@@ -314,7 +320,7 @@ def item(base: Known | None, index: Known | None) -> Known | None:
 
 
 def result(site: CallSite) -> Known | None:
-    """Return the value that a known function returns."""
+    """Return the result of a call of a known function, or None."""
     values = [arg.value for arg in site.args if arg is not None and arg.constant]
     known = bool(values) and len(values) == len(site.args)
     match site.dotted:
@@ -360,7 +366,7 @@ def result_of_method(site: CallSite, base: Known | None) -> Known | None:
 
 
 def option(site: CallSite) -> dict[str, Known]:
-    """Return the default of an argparse or click option, by its name; empty without a default."""
+    """Return a dict with the name and the default of an argparse or click option; empty without a default."""
     names = [str(arg.value) for arg in site.args if arg is not None and isinstance(arg.value, str)]
     # click uses the last text without dashes as the parameter's name. argparse uses `dest`, or the longest option.
     named, bare = site.kwargs.get("dest"), [name for name in names if not name.startswith("-")]

@@ -136,7 +136,7 @@ class Scanner:
         if iterated is not None and isinstance(iterated.value, range | list):
             self.recogniser.loop(name, Known(len(iterated.value), iterated.sure * scope.sure))
             first = iterated.value[0] if isinstance(iterated.value, list) and iterated.value else None
-            if name and first is not None:  # _bind would record a loop variable as a setting
+            if name and first is not None:  # not `_bind`: it would record a loop variable as a setting
                 scope.names[name] = first.scaled(0.7)
         self._run(node.body, scope)
         self._run(node.orelse, scope)
@@ -188,7 +188,7 @@ class Scanner:
     # ---- names
 
     def _global(self, module: SourceModule, name: str) -> Known | None:
-        """Return the value of a global variable, after a scan of the statements that bind it."""
+        """Scan the statements that bind a global variable, and return the value of the variable."""
         for node in module.waiting.pop(name, ()):
             if node not in self._scanned:
                 self._scanned.add(node)
@@ -196,7 +196,7 @@ class Scanner:
         found = module.names.get(name)
         if found is None and name != "*":
             self._global(module, "*")
-            stars, module.stars = module.stars, []  # two modules may import each other's names
+            stars, module.stars = module.stars, []  # avoids endless recursion of circular imports
             found = next((known for star in stars if (known := self._global(star, name)) is not None), None)
             module.stars = stars
         elif found is not None and found.constant and not name.startswith("__"):
@@ -212,7 +212,7 @@ class Scanner:
         return None, parts
 
     def _resolve(self, name: ImportedName, sure: float = 0.95) -> Known | None:
-        """Return the value of a name from the user's folders, or any other name itself."""
+        """Return the value of a name from the user's modules. Return any other imported name unchanged."""
         file, rest = self._find_user_module(name)
         if file is None or not rest:
             return Known(name, sure)
@@ -437,7 +437,7 @@ class Scanner:
     # ---- classes
 
     def _instance(self, made: UserCode, args: Sequence[Known | None], kwargs: Values, scope: Scope) -> Known:
-        """Return the fields and methods of a new instance, after a scan of `__init__`."""
+        """Scan `__init__` of a new instance, and return the fields and methods of the instance."""
         fields = self._fields(made)
         value = Known(fields)
         for name, field in fields.items():

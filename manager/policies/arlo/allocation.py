@@ -227,7 +227,7 @@ def _lower_convex_hull(values: Sequence[float]) -> tuple[float, list[float]]:
 
 # ---- the runtimes of a family
 
-UNMEASURED = 8  # Before any run: calls that the longest runtime is assumed to answer within the latency objective
+UNMEASURED = 8  # Assumed capacity of the longest runtime before its first run: calls within one latency objective
 _PIECES = 12
 
 
@@ -293,7 +293,7 @@ class RuntimeTimes:
 
 
 class ArrivalCounts:
-    """Calls of the last `over_s` seconds, by the shortest runtime that fits."""
+    """Number of calls in the last `over_s` seconds, by the shortest runtime that fits."""
 
     def __init__(self, *, over_s: float) -> None:
         self.over_s = over_s

@@ -29,7 +29,7 @@ class TrackLatency(Quiet):
         self.base = base
         self._ends: deque[tuple[float, list[float]]] = deque()
         """Time of each round, and the latencies of its calls as shares of the objective."""
-        self._not_before = 0.0  # Time of the next decision, when recent latencies show the effect of the last decision
+        self._not_before = 0.0  # Time of the next decision; earlier, latencies do not show the effect of the last one
         self._look_at = 0.0  # Time at which a release is considered next
 
     def demand(self, view: View) -> Sequence[Action]:

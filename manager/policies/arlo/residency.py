@@ -35,12 +35,12 @@ from stoker.protocol.ids import RecipeKey
 
 _STEP_S = 1.0
 _FIRST_PERIOD_S = 1.0
-_NEW_SHARE = 1 / 12  # Maximum seconds between two plans of a new family, as a share of the period: 10 s
+_NEW_SHARE = 1 / 12  # Maximum time between two plans of a new family, as a share of the period (10 s of 120 s)
 _ASSUMED_CALLS = 8  # In a new family, this number of calls with equally likely lengths is added to the arrivals
 
 
 class RuntimePlan(msgspec.Struct, frozen=True):
-    """Libraries of each runtime by recipe key. `new_until`: time at which the first period of the family ends."""
+    """Planned number of libraries by recipe key. `new_until`: time at which the first period of the family ends."""
 
     wanted: dict[str, int]
     devices: int
@@ -50,7 +50,9 @@ class RuntimePlan(msgspec.Struct, frozen=True):
 
 
 class AllocateRuntimes(LoadWhereWanted):
-    """`out_of_service`: maximum share of a family's devices (at least one device) that are being replaced."""
+    """`out_of_service`: maximum share of a family's devices (at least one device) whose libraries are replaced at a
+    time.
+    """
 
     period_s = _STEP_S
     lets_sleep = False
@@ -154,7 +156,9 @@ class AllocateRuntimes(LoadWhereWanted):
         return view.now >= plan.due_at and self._arrivals.has_arrivals_since(family, plan.made_at)
 
     def _calls(self, context: Context, family: Sequence[Context], now: float, *, waiting: bool) -> int:
-        """Count recent calls of this and of shorter runtimes that cannot be loaded. `waiting`: add waiting calls."""
+        """Count recent calls of a runtime and of the next shorter runtimes that cannot be loaded. `waiting`: add
+        waiting calls.
+        """
         count, at = 0, family.index(context)
         for each in reversed(family[: at + 1]):
             if each is not context and not has_too_many_failed_loads(each):

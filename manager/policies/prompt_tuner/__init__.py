@@ -27,7 +27,7 @@ def without_delay(provisioning: Provisioning | None = None) -> Policies:
 
 
 def one_by_one(provisioning: Provisioning | None = None) -> Policies:
-    """Without the warm allocator, each replica of a job gets a device alone and waits for the others."""
+    """Omit the warm allocator: each replica of a job gets its device separately and waits for the others."""
     return prompt_tuner(provisioning=provisioning, together=False)
 
 

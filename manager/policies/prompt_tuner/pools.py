@@ -58,8 +58,8 @@ class PoolState:
         self.context = context
         self._learn = learn
         self.line = JobQueue()
-        self.asked = 0  # Number of queued jobs about which rounds decide
-        self.others: set[int] = set()  # Queued calls for which the default policy decides once no job is queued
+        self.asked = 0  # Number of queued jobs that are scheduled in rounds
+        self.others: set[int] = set()  # Queued calls that the default policy schedules once no job is queued
         self.promises: dict[int, Promise] = {}
         self.held: dict[int, int] = {}  # By job: idle replicas that the job holds until it has enough (ablation)
         self.wanted: dict[int, int] = {}  # Replicas that each job needed while it could meet its deadline
@@ -67,11 +67,11 @@ class PoolState:
         self.allot_due = self.walk_due = True  # True if something changed since the last decision
         self.left_over = False  # True if the last job has started and other calls may still wait
         self.short = False  # True if a job waits, and no devices become free before its deadline
-        # Time since which a job has too few replicas to run, and the id of the job. The smallest pair gets devices
-        # first.
+        # Time since which a job has too few replicas to run, and the id of the job. The pool with the smallest pair
+        # gets devices first.
         self.lacks: tuple[float, int] = (math.inf, 0)
         self.looked_at = -math.inf
-        self._rates: list[tuple[float, float]] = []  # Per gang size from 1: seconds per unit of work, fixed seconds
+        self._rates: list[tuple[float, float]] = []  # By gang size, from 1: seconds per unit of work, fixed seconds
         self._times: dict[tuple[Features | None, int, int], tuple[float, ...]] = {}  # Run times of jobs not yet started
         self._falls = True  # True if, from 2 replicas on, no run takes longer on more replicas
         self._known: tuple[object, ...] = ()  # Measurements from which the rates were computed
@@ -370,7 +370,7 @@ class AllotInRounds(HottestFirst):
         self.states.update(view, changes)
         plan: list[Action] = []
         for state in self.states.all.values():
-            if state.left_over and not state.active:  # an active state has all calls in its line
+            if state.left_over and not state.active:  # an active pool has all its calls in `line`
                 plan += _send_calls_outside_rounds(state)
             state.left_over = False
             if state.active and (state.allot_due or view.now >= state.looked_at + REFRESH_S):
@@ -465,7 +465,9 @@ def _hold_idle_replicas(state: PoolState, *, idle: int, now: float) -> None:
 
 
 def _late_jobs_ready_to_start(state: PoolState, *, idle: int, now: float) -> list[tuple[PoolJob, int]]:
-    """Return late jobs that hold enough replicas, or one late job that can start if all would wait forever."""
+    """Return late jobs that hold enough replicas, or one late job that can start, if otherwise all would wait
+    forever.
+    """
     late = [(state.line.jobs[id], count) for id, count in state.held.items() if not state.line.can_meet_deadline(id)]
     ready = [(job, count) for job, count in late if count >= state.wanted[job.id]]
     if ready or not late or sum(state.held.values()) < idle:

@@ -53,7 +53,7 @@ class ColdDevices:
         self.taken: dict[int, list[Replica]] = {}
 
     def count(self, model: str, *, most: int) -> int:
-        """Return how many replicas of a model could be warmed, up to `most`; 0 while the model is probed."""
+        """Return how many replicas of a model cold devices could load, up to `most`; 0 after failed loads."""
         return 0 if where_to_load.has_failed_loads(self._view.contexts[model]) else len(self.find(model, most=most))
 
     def take(self, model: str, count: int, *, job: int) -> None:
@@ -143,7 +143,7 @@ class WarmPools(Quiet):
         return self.default.provisioning
 
     def wanted(self, view: View, context: Context) -> Sequence[Action]:
-        """Return the default plan, or only unloads or a failure if rounds decide about the context."""
+        """Return the default plan; if the context is scheduled in rounds, only unloads or a failure."""
         state, head = self.states.of(context), context.queue.head()
         ask_again = seams.Timer(view.now + self.default.ask_again_s, context.recipe.key)
         if hopeless := self.default.hopeless_gangs(view, context):

@@ -47,7 +47,9 @@ _FEW_JOBS = 8  # Up to this number of jobs are inserted one by one; with more jo
 
 
 class PoolJob(msgspec.Struct, frozen=True, gc=False):
-    """A waiting job. `run_s[a - 1]`: maximum run time on `a` replicas. `measures`: True if these times are unknown."""
+    """A waiting job. `run_s[a - 1]`: maximum run time in seconds on `a` replicas. `measures`: True if the run must
+    measure these times.
+    """
 
     id: int
     deadline_at: float
@@ -131,7 +133,9 @@ class JobQueue:
         self._due.pop(id, None)
 
     def advance(self, now: float) -> bool:
-        """Update the need of each job whose latest start has passed. Return True if a job now needs more replicas."""
+        """Recompute how many replicas each job needs if its latest start has passed. Return True if any number
+        changed.
+        """
         moved = False
         turns = self._turns
         while turns and turns[0][0] <= now:
@@ -162,7 +166,7 @@ class JobQueue:
         return max(0, self._needs.get(id, 0))
 
     def first(self, *, after: Key, most: int, but: Iterable[int] = ()) -> Key | None:
-        """Return the first job after the key `after` that needs up to `most` replicas and is not in `but`."""
+        """Return the key of the first job after `after` that needs up to `most` replicas and is not in `but`."""
         found: Key | None = None
         for need, row in self.rows.items():
             if need > most:
@@ -221,7 +225,7 @@ _Take = Callable[[PoolJob, int], bool]
 
 
 def allot(line: JobQueue, pool: Pool, *, now: float, take: _Take = lambda *_: True) -> dict[int, int]:
-    """Algorithm 1: return the number of replicas of each job that starts now. If `take` refuses a job, it waits."""
+    """Algorithm 1: return the number of replicas of each job that starts now. A job that `take` refuses waits."""
     line.advance(now)
     kept = {each.job: min(each.kept, pool.idle) for each in pool.promised if each.job in line.jobs}
     kept.update({id: min(count, pool.idle) for id, count in pool.held.items() if id in line.jobs})
@@ -278,13 +282,15 @@ def _start_late_jobs(line: JobQueue, pool: Pool, given: dict[int, int], *, idle:
 
 
 class ColdPool(Protocol):
-    def count(self, model: str, *, most: int) -> int: ...  # Replicas of a model that could be warmed now, up to `most`
+    def count(self, model: str, *, most: int) -> int: ...  # Replicas that cold devices could load now, up to `most`
 
     def take(self, model: str, count: int, *, job: int) -> None: ...
 
 
 class Fate(msgspec.Struct, frozen=True):
-    """A walk's result for a job. `helped`: the job waits for ordered devices, or for devices that are free in time."""
+    """The result of `Walk` for a job. `helped`: True if the job waits for ordered devices, or for devices that are free
+    in time.
+    """
 
     model: str
     job: PoolJob
@@ -294,7 +300,7 @@ class Fate(msgspec.Struct, frozen=True):
 
 
 class Walk:
-    """Algorithm 2 over all jobs, in order of `Key`. `delay`: jobs may wait for devices of other jobs."""
+    """Algorithm 2 over all jobs, in order of `Key`. `delay`: True if jobs may wait for devices that other jobs use."""
 
     def __init__(self, *, delay: bool = True) -> None:
         self.delay = delay
@@ -373,7 +379,9 @@ class Walk:
 
 
 def _free_at(pool: Pool, *, now: float, idle: int) -> list[float]:
-    """Return the sorted times at which warm or promised replicas become free; overdue replicas just after `now`."""
+    """Return the sorted times at which warm or promised replicas become free. Overdue replicas count as free just after
+    `now`.
+    """
     soon = math.nextafter(now, math.inf)
     promised = (each.free_at for each in pool.promised for _ in range(each.replicas + each.beside))
     return [now] * idle + sorted(max(soon, at) for at in chain(pool.busy, promised))

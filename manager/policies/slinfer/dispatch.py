@@ -40,7 +40,7 @@ _NO_GANGS = "the policy slinfer runs a call of a language model in one library; 
 
 
 class _Refusal(NamedTuple):
-    """Why an instance refused a call: too little memory, too long decode steps, or neither (0)."""
+    """Why an instance refused a call: memory or decode time. Both fields are 0 for other reasons."""
 
     required_bytes: int = 0
     over_s: float = 0.0
@@ -81,7 +81,7 @@ class OfferByHeadroom(HottestFirst):
             return seams.FailCall(call.id, Failure(FailureKind.NO_DEVICE, _NO_GANGS))
         if context.recipe.key not in self._asked:
             self._asked.add(context.recipe.key)
-            return (seams.Ask(RecipeKey(context.recipe.key)),)  # the answer, or the next round, places the call
+            return (seams.Ask(RecipeKey(context.recipe.key)),)  # the call is placed after the answer, or next round
         last = self._offered.pop(call.id, None)
         if last is None:
             return self._plan(view, call)
@@ -104,7 +104,7 @@ class OfferByHeadroom(HottestFirst):
         """Stop an idle instance early, or put it to sleep, because loads are fast and it occupies a device (§IX-I4)."""
         if not has_known_token_memory(library.context):
             return super().dry(view, library)
-        if library.context.limits.keep_alive_s is not None:  # residency unloads the library after this time
+        if library.context.limits.keep_alive_s is not None:  # the residency policy unloads the library after this time
             return ()
         return self._idle.idle(view, library)
 
@@ -192,7 +192,7 @@ class OfferByHeadroom(HottestFirst):
                     self._expected[library.id] = {call.id: call}
 
     def _preempt(self, view: View, library: Library, call: Call, refusal: _Refusal) -> Send | None:
-        """Offer a call to an instance that lacks memory or decode time because of its neighbours (§VIII-A)."""
+        """Offer a call to an instance after preempting neighbours that take its memory or decode time (§VIII-A)."""
         required = refusal.required_bytes
         lacks = required - library.promised_bytes - library.devices[0].budget_bytes if required else 0
         if lacks <= 0 and refusal.over_s <= 0:
@@ -206,14 +206,16 @@ class OfferByHeadroom(HottestFirst):
         return self._offer(call, library, reserve_bytes, *victims)
 
     def _waits_for_loading_instance(self, view: View, call: Call, library: Library) -> bool:
-        """Return True if a call is late for an instance, but in time for a loading instance that it expects (§IX-A)."""
+        """Return True if a call is too late for this instance, but a loading instance will serve it (§IX-A)."""
         load_s = library.ready_at - library.started_at if call.submitted_at < library.ready_at else 0.0
         if seconds_until_first_token_due(view, call) + load_s >= 0:
             return False
         return any(call.id in self._expected.get(library.id, ()) for library in placement.loading(call.group.context))
 
     def _waits_for_load(self, view: View, call: Call) -> bool:
-        """Return True if a loading instance will serve a call in time, in addition to its waiting calls."""
+        """Return True if a loading instance will serve a call in time, in addition to the calls that already wait for
+        it.
+        """
         context = call.group.context
         on_their_way = placement.loading(context)
         if on_their_way and has_failed_loads(context):
@@ -230,7 +232,7 @@ class OfferByHeadroom(HottestFirst):
 
 
 def _seconds_until_request_ends(view: View, call: Call) -> float:
-    """Return the seconds until an instance of the context, or else any instance, may finish a request."""
+    """Return the seconds until a request may end on an instance of the context, or on any instance if there is none."""
     wanted_s = first_token_s(call)
     known = (x for x in view.libraries.values() if has_known_token_memory(x.context))
     others = placement.instances(call.group.context) or islice(known, _MOST_LOOKED_AT)
@@ -243,7 +245,9 @@ def _seconds_until_request_ends(view: View, call: Call) -> float:
 
 
 def _first_token_lateness_s(view: View, call: Call) -> float:
-    """Return by how many seconds a waiting call's first token is late, without load time (§IX-A); -1 if evicted."""
+    """Return the seconds by which a waiting call misses its first-token deadline, without load time (§IX-A); -1 if
+    evicted.
+    """
     wanted_s = first_token_s(call)
     if not wanted_s or call.id in view.reports:
         return -1.0

@@ -34,7 +34,9 @@ _CUT_S = 3.0  # Seconds after which libraries of a disconnected pilot no longer 
 
 
 class CacheSizes:
-    """Sizes of instances in bytes. A method that reserves returns 0 if enough is reserved, None if it does not fit."""
+    """Computes sizes of instances in bytes. Methods that reserve memory return 0 if enough is reserved, None if the
+    size does not fit.
+    """
 
     def __init__(self, *, watermark: float) -> None:
         self.watermark = watermark
@@ -155,7 +157,9 @@ def _evictable_libraries(libraries: Iterable[Library]) -> list[Library]:
 
 
 def _choose_libraries_to_unload(leavable: Iterable[Library], device: Device, size: int) -> tuple[int, list[Library]]:
-    """Return the bytes free on a device after libraries stop to free `size` bytes, and these libraries."""
+    """Choose libraries to stop so that `size` bytes are free on a device. Return the bytes then free, and the
+    libraries.
+    """
     room, gone = device.budget_bytes, list[Library]()
     for library in leavable:
         if room >= size:
@@ -298,7 +302,9 @@ class InstancePlaces:
                 yield device, size, idle
 
     def joins(self, view: View, call: Call, device: Device, library: Library | None, shadow: Shadow) -> bool:
-        """In the shadow, move a call to an instance (None: a new one). Return False if memory or time forbids this."""
+        """Move a call to an instance (None: a new one) in the assumed future `shadow`. Return False if memory or time
+        forbids this.
+        """
         context, soon_s = call.group.context, left_s(view, call)
         held, promised = (library.held.values(), library.promised_bytes) if library is not None else ((), 0)
         calls = (*held, *shadow.calls(device, context), call)
@@ -316,7 +322,9 @@ class InstancePlaces:
         return True
 
     def moves(self, view: View, calls: Collection[Call], shadow: Shadow, *, away_from: Sequence[Device]) -> bool:
-        """Move calls in the shadow to other devices. Return False if a call would be late or does not fit."""
+        """Move calls to other devices in the assumed future `shadow`. Return False if a call would be late or does not
+        fit.
+        """
         # Most running calls have no time left to start again, so check this before any device.
         if any(left_s(view, call) < 0 for call in calls):
             return False

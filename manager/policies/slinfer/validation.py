@@ -21,7 +21,7 @@ from stoker.pilot.core.turns import OVERESTIMATE, EngineOutlook, OpenAnswer, Unr
 from stoker.protocol.calls import Features
 from stoker.protocol.ids import LibraryId
 
-LOOK_AGAIN_S = 0.1  # Minimum seconds that a running load is expected to take from now
+LOOK_AGAIN_S = 0.1  # Minimum remaining seconds that are assumed for a running load
 
 _NEW = LibraryId(-1)  # Id of the instance that is not loaded yet
 
@@ -51,13 +51,15 @@ def first_token_s(call: Call) -> float:
 
 
 def seconds_until_first_token_due(view: View, call: Call) -> float:
-    """Return the seconds until the first token of a call is due, without its load (§IX-A); infinity if evicted."""
+    """Return the seconds until a call's first token is due, without load time (§IX-A); infinity if evicted."""
     wanted_s = first_token_s(call)
     return math.inf if call.id in view.reports or not wanted_s else call.submitted_at + wanted_s - view.now
 
 
 def cold_start_s(view: View, call: Call) -> float:
-    """Return the longest load of the call's context that runs or ended after the call arrived; 0 if none."""
+    """Return the seconds of the longest load of the call's context that still runs, or ended after the call arrived; 0
+    if none.
+    """
     longest_s = 0.0
     for library in call.group.context.libraries.values():
         if library.state is LibraryState.LOADING and library.usable:
@@ -74,7 +76,7 @@ class Shadow:
     def __init__(self, leaving: Iterable[LibraryId] = ()) -> None:
         self.leaving = frozenset(leaving)
         self.moved: dict[Device, dict[Context, list[tuple[Call, UnreadPrompt]]]] = {}
-        self.grown_bytes: dict[Device, dict[Context, int]] = {}  # Growth of the instances that get moved calls
+        self.grown_bytes: dict[Device, dict[Context, int]] = {}  # Bytes by which instances with moved calls grow
 
     def copy_without_library(self, library: LibraryId) -> Shadow:
         other = Shadow(self.leaving | {library})
@@ -110,7 +112,7 @@ class ComputeOutlook:
         self._at = -1.0
         self._cycles: dict[Device, float] = {}
         self._outlooks: dict[int, tuple[int, EngineOutlook | None]] = {}
-        """By library: its number of calls and its forecast work at the present time."""
+        """By library: number of its calls, and its forecast work, at time `_at`."""
 
     def cost(self, context: Context, device: Device) -> StepSeconds | None:
         advice = context.advice.get(device.facts.kind)
@@ -175,7 +177,7 @@ class ComputeOutlook:
             if library.context is context:
                 to = library.id
             elif found is not None and not more and library.state is LibraryState.LOADING:
-                found = replace(found, rows=1, length=1.0)  # a request will arrive after the load
+                found = replace(found, rows=1, length=1.0)  # assume one request, which arrives after the load
             if found is not None:
                 engines.append(_joined(found, more))
         for number, (other, prompts) in enumerate(joined.items()):

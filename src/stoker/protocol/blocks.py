@@ -67,7 +67,7 @@ class LossReason(enum.Enum):
     CANCELLED = "cancelled"
     """A person cancelled the pilot's job (`scancel`, `condor_rm`)."""
     VACATED = "vacated"
-    """A person or a policy of the pool requeued the pilot's job (`condor_vacate`, a drained node)."""
+    """The pilot's job was requeued, by a person or by a policy of the pool (`condor_vacate`, a drained node)."""
     HELD = "held"
     NODE_LOST = "node lost"
     """The pilot's node, or the batch system's daemon on that node, failed."""
@@ -75,7 +75,7 @@ class LossReason(enum.Enum):
     """The node or a call removed the pilot's scratch folder."""
     WALLTIME = "out of walltime"
     OUT_OF_MEMORY = "out of memory"
-    """The pilot's job used more memory than it was granted, or than the node had."""
+    """The pilot's job used more memory than the batch system granted, or than the node had."""
     SIGNALLED = "told to end by a signal"
     """The pilot received SIGTERM, and the batch system reports no reason."""
     UNEXPLAINED = "unexplained"
@@ -88,7 +88,7 @@ class LossReason(enum.Enum):
 
     @property
     def is_unspecific(self) -> bool:
-        """True if the end of the walltime would be a better explanation of the loss."""
+        """True if the reason is vague, so that the end of the walltime would explain the loss better."""
         return self in (LossReason.SIGNALLED, LossReason.UNEXPLAINED)
 
 
@@ -101,7 +101,9 @@ class PilotEnd(enum.Enum):
 
 
 class AllowedNodes(msgspec.Struct, frozen=True):
-    """Limits on the nodes of a block. `exclude`: forbidden nodes. `only`: node that a probe must use (empty: any)."""
+    """The nodes on which a block may run. `exclude`: forbidden nodes. `only`: the node that a probe tests (empty: any
+    node).
+    """
 
     exclude: tuple[str, ...] = ()
     only: str = ""
@@ -134,10 +136,11 @@ def is_node_name(name: str) -> bool:
 
 
 class NodeRecord(msgspec.Struct, frozen=True):
-    """The newest state of a failed node of a site. Times are seconds since 1970. `why`: the fault, or why the node is
-    usable again. `since`: start of the exclusion. `at`: time of this record. `heard_at`: when the node's devices last
-    failed or worked. `probed_at`: when the last probe was submitted (0: never). `said`: result of the last probe.
-    `probes`, `probe_s`: number and total seconds of probes."""
+    """The newest state of a node that has failed. Times are seconds since 1970. `why`: the fault, or why the node is
+    usable again. `since`: start of the exclusion. `at`: time of this record. `heard_at`: last time the node's devices
+    failed or worked. `probed_at`: submission of the last probe (0: none). `said`: result of the last probe. `probes`,
+    `probe_s`: number and total seconds of probes.
+    """
 
     source: str
     node: str
@@ -154,8 +157,9 @@ class NodeRecord(msgspec.Struct, frozen=True):
 
 class BlockStatus(msgspec.Struct, frozen=True):
     """A block in `stoker status`. `since_s`: seconds in this phase. `expected_in_s`: seconds until the expected start
-    (0: unknown). `reason`: the batch system's reason. `emptied_s`: seconds since the job lost all pilots (0: never).
-    `leaving`: the block is being cancelled. `probes`: node that the block tests."""
+    (0: unknown). `reason`: the batch system's reason. `emptied_s`: seconds since the job lost its last pilot (0:
+    never). `leaving`: True while the block is being cancelled. `probes`: node that the block tests.
+    """
 
     block: str
     source: str

@@ -1,5 +1,5 @@
-"""Check the numbers in messages. The decoder checks only types, and an impossible number (NaN) would damage the
-manager's state. Users choose the numbers in progress reports, so the manager only drops an invalid report (`is_sound`).
+"""Check the numbers in messages. The decoder checks only types, but a number out of range (NaN) would damage the
+manager's state. Users choose the numbers in progress reports, so the manager drops an invalid report (`is_sound`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from stoker.protocol.calls import PIECE_BYTES, WINDOW_PIECES, CallOptions, CallS
 from stoker.units import MOST_AT_ONCE, MOST_BYTES, MOST_NUMBER, MOST_S
 
 MOST_DEFINED_BYTES = 32_000_000
-"""A function or recipe must fit into one frame (at most 64 MB)."""
+"""Maximum bytes of a function or recipe, to fit into one frame (at most 64 MB)."""
 
 Bounds = tuple[float, float]
 Check = Callable[[Any], str]
@@ -32,8 +32,9 @@ def describe_invalid_message(message: say.FromClient | say.FromPilot) -> str:
 
 
 def _numbers(names: str, **bounds: Bounds) -> Check:
-    """Return a check of fields. The end of a field's name (`_s`, `_bytes`, or another end) decides, unless `bounds`
-    names the field."""
+    """Return a function that checks fields. `bounds` gives the valid range of a field; otherwise the suffix of its name
+    decides (`_s`, `_bytes`, or none of them).
+    """
 
     def bounds_of(name: str) -> Bounds:
         return 0, MOST_S if name.endswith("_s") else MOST_BYTES if name.endswith("_bytes") else MOST_NUMBER
@@ -111,7 +112,7 @@ def describe_invalid_calls(specs: Iterable[CallSpec]) -> str:
 
 
 def _are_features_valid(features: Features) -> bool:
-    """True if `_features` finds no fault. This function is fast enough for a million calls."""
+    """True if `_features` finds no fault. Must be fast: a client may submit a million calls."""
     most = MOST_NUMBER
     return (
         0 <= features.items <= most

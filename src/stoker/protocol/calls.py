@@ -19,19 +19,20 @@ class Message(msgspec.Struct, frozen=True, tag=True):
 
 
 Payload = bytes | ObjectRef
-"""Pickled bytes that only a library or the client may unpickle. A large payload is an `ObjectRef`."""
+"""Pickled bytes. Only a library or the client may unpickle them. For a large payload, an `ObjectRef` to the bytes."""
 
 INLINE_LIMIT_BYTES = 1_000_000
 
 PIECE_BYTES = 1_000_000
 WINDOW_PIECES, WINDOW_BYTES = 256, 1_000_000
-"""A call pauses while more pieces or bytes are unacknowledged. One piece is always allowed."""
+"""Limits on a call's unacknowledged pieces and bytes. Above a limit, the call pauses. One piece is always allowed."""
 
 
 class Features(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Facts about a call's input, for policies. Lengths are in tokens (0: unknown). `fixed_s`: seconds before the first
-    item, on any number of devices. `shared_s`: additional device seconds, divided among a gang's devices. `kind`: group
-    of calls that end after a similar fraction of their items."""
+    item, however many devices the call has. `shared_s`: additional device seconds, divided among a gang's devices.
+    `kind`: label of calls that end after a similar fraction of their items.
+    """
 
     items: int = 1
     input_length: int = 0
@@ -64,7 +65,7 @@ class Objective(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ttft_most_s: float = 0.0
 
     def first_token_s(self, input_length: int) -> float:
-        """Return the wanted time to first token in seconds (0: none)."""
+        """Return the objective for the time to first token in seconds (0: none)."""
         wanted_s = max(self.ttft_s, self.ttft_per_token_s * input_length)
         return min(wanted_s, self.ttft_most_s) if self.ttft_most_s else wanted_s
 
@@ -104,7 +105,7 @@ class RefusalCase(enum.Enum):
     OTHERS = "other-requests"
     """A token of another request would be late."""
     DECODE_ROUND = "decode-round"
-    """A decode step of every engine on the device would exceed the time per output token."""
+    """One decode step of all engines on the device would exceed the time per output token."""
     MEMORY = "memory"
     """The call's KV cache does not fit into device memory."""
     ENDS = "library-ends"
@@ -134,7 +135,7 @@ class FailureKind(enum.Enum):
 
 
 class Printed(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Output of a call: bytes `start` to `end` (0: end of file) of the log `path` on the pilot."""
+    """The place of a call's output: bytes `start` to `end` (0: end of file) of the log `path` on the pilot."""
 
     path: str
     start: int
@@ -160,8 +161,9 @@ class Failure(msgspec.Struct, frozen=True, gc=False):
 
 
 class LeftFiles(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Files, now deleted, that a call left in its private folder. `home`: program's folder, which the pilot does not
-    see."""
+    """Names of deleted files that a call had left in its private folder. `home`: the program's folder, which the pilot
+    does not see.
+    """
 
     function: str
     names: tuple[str, ...]
@@ -186,7 +188,7 @@ class CallEnd(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class CallProgress(msgspec.Struct, frozen=True, array_like=True):
-    """Steps `done` of `total` (0: unknown), a metric, and a checkpoint `state` of a call."""
+    """The progress of a call: `done` of `total` steps (0: unknown), a metric, and a checkpoint (`state`)."""
 
     call: CallId
     done: float = 0.0
@@ -218,7 +220,7 @@ class ListedState(enum.Enum):
     """The state of a call in `stoker calls`."""
 
     RUNNING = "running"
-    """A library has the call. The call runs, or waits for earlier calls of the library."""
+    """A library has received the call. The call runs, or waits until the library has run earlier calls."""
     WAITING = "waiting"
     FAILED = "failed"
     """The call ended without a result, except by cancellation."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NewType
 
 CallId = NewType("CallId", int)
-"""`client number << 40 | sequence number`: created by the client, unique in the session."""
+"""`client number << 40 | sequence number`. The client creates this number, which is unique in the session."""
 ClientId = NewType("ClientId", str)
 PilotId = NewType("PilotId", str)
 DeviceId = NewType("DeviceId", str)
@@ -16,7 +16,7 @@ RecipeKey = NewType("RecipeKey", str)
 FunctionKey = NewType("FunctionKey", str)
 """Digest of the pickled bytes of a function."""
 BlockId = NewType("BlockId", str)
-"""Block name (`b7`), unique in the session. Blocks of Parsl providers have Parsl ids."""
+"""Block name (`b7`), unique in the session. A block of a Parsl provider has its Parsl id instead."""
 
 CLIENT_SHIFT = 40
 _SEQUENCE = (1 << CLIENT_SHIFT) - 1
@@ -43,5 +43,5 @@ def format_library_id(library: int) -> str:
 
 
 def show_block(block: str) -> str:
-    """Add the prefix `b` to Parsl's block numbers."""
+    """Return a block's name: `b7` for Parsl's block `7`."""
     return f"b{block}" if block.isdecimal() else block

@@ -23,15 +23,15 @@ from stoker.units import show_about
 
 WINDOW_S = 30.0
 _GAPS = 5.0
-"""Minimum length of the window, in longest gaps between bursts."""
+"""Minimum length of the window, as a multiple of the longest gap."""
 _TOGETHER_S, _TOGETHER = 1.0, 0.25
-"""Results within 1 s, or 0.25 of the longest gap, of a burst's first result are one burst."""
+"""A burst contains all results that arrive within 1 s, or within 0.25 of the longest gap, of its first result."""
 _FOLLOW_S = 10.0
 _STEP, _MOST_STEP = math.log(1.4) / 10.0, math.log(1.35)
-"""Maximum change of the rate's logarithm, per second and per burst."""
+"""Limits on the change of the rate's logarithm: per second, and per burst."""
 _FAR, _FAR_STEP = math.log(3.0), math.log(1.7) / 10.0
 _SETTLE_S = 5.0
-"""Seconds after the first result in which no rate is reported."""
+"""Seconds after the first result during which the rate counts as unknown."""
 _ANSWER_STEP = math.log(1.9) / 10.0
 _STALLED = 1.5
 
@@ -47,14 +47,14 @@ class _Burst:
 class WorkPace:
     def __init__(self, now: float) -> None:
         self._bursts: deque[_Burst] = deque([_Burst(now, 0.0)])
-        """The count of the first burst is ignored."""
+        """Bursts, oldest first. The count of the first is ignored."""
         self._rate = 0.0
-        """Rate at the last complete burst; 0.0 before a measurement."""
+        """Results per second at the last complete burst (0.0: not measured yet)."""
         self._first_at: float | None = None
         self._rated_at = now
         self._longest_s = 0.0
         self._answered: tuple[float, float, float] | None = None
-        """Time, remaining work and remaining seconds of the last answer of `left_s`."""
+        """The last answer of `left_s`: its time, the remaining work, and the remaining seconds."""
 
     def wait(self, now: float) -> None:
         """Record that the work has not started yet. No effect after the first result."""
@@ -171,7 +171,7 @@ Counts = deque[list[int]]
 
 
 def add_recent_count(counts: Counts, count: int, *, now: float) -> None:
-    """Add `count` to the current second. Must be fast."""
+    """Add `count` to the pair of the current second."""
     second = int(now)
     if counts:
         last = counts[-1]
@@ -193,8 +193,9 @@ def seconds_since_first_count(counts: Counts, *, now: float) -> float:
 
 
 def recent_rate_per_second(counts: Counts, *, now: float) -> float:
-    """Return the counts per second between the first and the last burst. If the next burst is overdue, the rate
-    decreases."""
+    """Return the counts per second between the first and the last burst. While the next burst is overdue, return less
+    and less.
+    """
     window = [(second, count) for second, count in counts if second > now - RECENT_S]
     if not window:
         return 0.0

@@ -79,13 +79,13 @@ class KeyPair(msgspec.Struct, frozen=True):
 
 
 class _End(msgspec.Struct, frozen=True):
-    """The part of a lease (`manager.lease`) that says why the session is over (empty: it is not over)."""
+    """The end of a session, from its lease (`manager.lease`). `over`: the reason (empty: not over)."""
 
     over: str = ""
 
 
 class SessionFolder:
-    """Paths in a session's folder, and readers of its small files, which raise SessionError."""
+    """The paths in a session's folder, and methods that read its small files. These methods raise SessionError."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = folder = Path(path).absolute()
@@ -104,7 +104,7 @@ class SessionFolder:
         self.block_keys = folder / "keys" / "blocks"
 
     def over(self) -> str:
-        """Return why the session is over, or ""."""
+        """Return why the session is over (empty: not over)."""
         end = read_json(self.lease, _End)
         return end.over if end is not None else ""
 
@@ -120,7 +120,7 @@ class SessionFolder:
         return self.path / "keys" / f"{role}.json"
 
     def block_key_file(self, block: str) -> Path:
-        """Raises SessionError for an invalid name."""
+        """Return a block's key file. Raises SessionError for an invalid name."""
         if not _BLOCK.fullmatch(block):
             raise SessionError(f"{block!r} is not the name of a block")
         return self.block_keys / f"{block}.json"
@@ -207,7 +207,7 @@ def is_begun(folder: str | os.PathLike[str]) -> bool:
 
 
 def session_at_path(name: str) -> SessionFolder | None:
-    """Return the session in a folder, or None. Raises SessionError if the folder is not readable."""
+    """Return the session in the folder `name`, or None. Raises SessionError if the folder is not readable."""
     try:
         return SessionFolder(name) if name and Path(name, "session.json").exists() else None
     except PermissionError as error:
@@ -218,11 +218,13 @@ def session_at_path(name: str) -> SessionFolder | None:
 
 
 def find_session(name: str = "") -> SessionFolder:
-    """Return the session with this path, id or start of an id (empty: the newest session). Raises SessionError."""
+    """Return the session with this path, id or prefix of an id. For an empty `name`, return the newest session. Raises
+    SessionError.
+    """
     if (named := session_at_path(name)) is not None:
         return named
     links = sorted((state_folder() / "sessions").glob("*"), key=modification_time)
-    # A name with a leading dot is a draft.
+    # Skip unfinished links, whose names begin with a dot.
     links = [x for x in links if x.name.startswith(name) and not x.name.startswith(".") and is_session_folder(x)]
     if not links:
         what = f"no session {name!r}" if name else "no session"
@@ -240,8 +242,10 @@ Plain = str | int | float | bool | None
 
 
 class ProgramSource(msgspec.Struct, frozen=True):
-    """The source code around a function or a loader. `text`: its digest. `file`: source file (empty for a notebook or a
-    prompt). `folder`: the program's folder of readable modules. `arguments`: arguments of a loader."""
+    """The source of a function or a loader, for the advisor. `text`: digest of the source text. `file`: source file
+    (empty for a notebook or a prompt). `folder`: the program's folder of readable modules. `arguments`: arguments of
+    the loader.
+    """
 
     text: str
     function: str
@@ -275,10 +279,11 @@ SILENT_AFTER_S = 15.0
 
 
 class ServedModelFigures(msgspec.Struct, frozen=True):
-    """Measurements of a model. `key`, `recipe`: key and name of the context (empty: the model's folder has not been
-    read). `trouble`: why the folder is unreadable. `ttft_s`: median time to first token of recent streams. `met`: share
-    of recent streams that met their objectives (None: no streams). `refused`: number of refused requests, which would
-    have been late."""
+    """Measurements of a model that a gateway serves. `key`, `recipe`: key and name of the context (empty: the model's
+    folder has not been read). `trouble`: why the folder is unreadable. `ttft_s`: median time to first token of recent
+    streams. `met`: share of recent streams that met their objectives (None: no streams). `refused`: number of requests
+    refused because they would have been late.
+    """
 
     name: str
     key: str = ""

@@ -32,7 +32,7 @@ from stoker.units import show_about, show_bytes, show_line, show_seconds
 
 _SHOWN_JOBS = 6
 SILENT_S = 600.0
-"""A job that runs this long without a pilot will probably not start one."""
+"""Seconds after which a running job without a pilot will probably not start a pilot."""
 READ_JOB = "read the job output in the session folder's submit/"
 
 
@@ -212,7 +212,7 @@ def _describe_served_model(
 def _shares(
     model: ServedModelFigures, all_of_them: Sequence[ServedModelFigures], libraries: Sequence[LibraryStatus]
 ) -> Iterator[str]:
-    """Yield the pilots on which other models share devices with `model`."""
+    """Yield a text for each pilot where `model` shares devices with other models."""
     names = {other.recipe: other.name for other in all_of_them if other.recipe and other.recipe != model.recipe}
     mine = {
         (library.pilot, device) for library in libraries if library.recipe == model.recipe for device in library.devices
@@ -238,7 +238,7 @@ def with_decoded_arguments(story: S) -> S:
 
 
 def format_explanation_lines(story: StoryFacts, *, today: datetime.date | None = None) -> list[str]:
-    """Return the lines of `stoker explain`, with the date of each day except `today`."""
+    """Return the lines of `stoker explain`, with a date line before each day except `today`."""
     story = with_decoded_arguments(story)
     kind = "call " if story.subject.startswith("c-") else "library " if story.subject.startswith("lib-") else ""
     function, gap, rest_of_it = story.headline.partition("  ")
@@ -306,7 +306,9 @@ def format_call_counts(status: SessionFacts) -> str:
 
 
 def format_forecast(status: SessionFacts) -> str:
-    """Return `done in about 22 min`, or `done about 22 min after the first pilot`, or "" without a forecast."""
+    """Return `done in about 22 min`, or `done about 22 min after the first pilot`; without a forecast, an empty
+    string.
+    """
     open_calls = status.running + status.queued
     if not open_calls:
         return ""
@@ -322,7 +324,9 @@ def format_forecast(status: SessionFacts) -> str:
 
 
 def _waits(context: ContextStatus, *, apart: bool) -> str:
-    """Return why calls of a context wait. `apart`: add a forecast, because calls of several contexts wait."""
+    """Return why calls of a context wait. `apart`: True if calls of several contexts wait, so that each text includes a
+    forecast.
+    """
     done = f"; done in about {show_about(context.left_s)}" if apart and context.left_s and context.hot else ""
     which = "calls without a context" if context.key == BARE.key else f"calls of {context.title}"
     return f"{which} wait: {context.waits_for}{done}"
@@ -410,7 +414,7 @@ def _map(each: MapStatus) -> str:
 
 
 def _use(context: ContextStatus) -> str:
-    """Return how many calls ran per load. Cancelled calls that never ran do not count."""
+    """Return how many calls ran per load. Calls cancelled before their start do not count."""
     if not context.served:
         return "not used yet" if context.hot or context.queued else "never used"
     used = context.served / context.loads

@@ -11,8 +11,9 @@ from stoker.protocol.calls import FailureGroup, ListedCall
 
 
 class LibraryStatus(msgspec.Struct, frozen=True):
-    """A library. `state`: value of a LibraryState. Bytes are measured. `loading_s`, `line`: seconds and last output
-    line of a load. `batch`: last report of the library's inference engine."""
+    """A library. `state`: value of a LibraryState. Sizes in bytes are measured. `loading_s`, `line`: seconds since a
+    load began, and its last output line. `batch`: last report of the library's inference engine.
+    """
 
     library: int
     recipe: str
@@ -61,8 +62,9 @@ class PilotStatus(msgspec.Struct, frozen=True):
 
 
 class ObjectStatus(msgspec.Struct, frozen=True):
-    """Transfers of an object. `holders`, `fetching`: numbers of pilots. `origin_bytes`, `peer_bytes`: bytes read from
-    the origin, and from other pilots."""
+    """Transfers of an object. `holders`, `fetching`: numbers of pilots that have it and that fetch it. `origin_bytes`,
+    `peer_bytes`: bytes read from the origin, and from other pilots.
+    """
 
     name: str
     size_bytes: int
@@ -122,7 +124,7 @@ class ContextStatus(msgspec.Struct, frozen=True):
 
     @property
     def title(self) -> str:
-        """Name and arguments of the context, as `llm-7f3a('models/small')`, or `no context`."""
+        """Name and arguments of the context for users: `llm-7f3a('models/small')`, or `no context`."""
         return f"{self.name}{self.arguments}" if self.key != BARE.key else "no context"
 
 
@@ -145,17 +147,18 @@ class SlowCall(msgspec.Struct, frozen=True):
 
 
 JOURNAL = "journal"
-"""Key in `Status.trouble` of the message that the journal cannot be written."""
+"""Key in `Status.trouble` for the error message of a journal that cannot be written."""
 
 
 class SessionFacts(msgspec.Struct, frozen=True):
     """The state of the whole session. Rates are calls per second over the last 30 s. `left_s`: seconds from the start
     of the first pilot until all open calls are done (0: unknown). `pilot_in_s`: seconds until the expected start of a
-    pilot. `emptied_blocks`: a program's blocks that have lost all pilots. `gone_pilots` includes `lost_pilots`.
-    `losses`: lost pilots by reason. `jobs`: blocks that have not ended. `ended_blocks`: numbers by kind of end.
-    `trouble`: faults of batch systems, of connections between pilots (key `peers`), and of the journal (key `journal`).
-    Journal faults delay calls and results. `longest`: running calls that have run longest. `slowest`: calls with a
-    result that ran longest."""
+    pilot. `emptied_blocks`: blocks of programs that have lost all their pilots. `gone_pilots`: ended pilots, including
+    `lost_pilots`. `losses`: number of lost pilots by reason. `jobs`: blocks that have not ended. `ended_blocks`: number
+    of ended blocks by kind of end. `trouble`: faults of batch systems, of connections between pilots (key `peers`), and
+    of the journal (key `journal`). Journal faults delay calls and results. `longest`: running calls that have run
+    longest. `slowest`: successful calls that ran longest.
+    """
 
     session: str
     uptime_s: float
@@ -190,8 +193,9 @@ class SessionFacts(msgspec.Struct, frozen=True):
 
 
 class MapStatus(msgspec.Struct, frozen=True):
-    """An open `stoker.map`, counted in items. `client`: number of the client. `total`: -1 if unknown. `kept`: items
-    with a result of an earlier run. `left_s`: 0 if unknown."""
+    """The progress of an open `stoker.map`, in items. `client`: number of the client. `total`: -1 if unknown. `kept`:
+    number of items whose result an earlier run computed. `left_s`: remaining seconds (0: unknown).
+    """
 
     function: str
     client: int
@@ -204,9 +208,10 @@ class MapStatus(msgspec.Struct, frozen=True):
 
 
 class StoryFacts(msgspec.Struct, frozen=True):
-    """Why a call, pilot, library or context is in its state. For calls, `payload` contains the pickled arguments, if
-    small. `arguments`: arguments as text. `runs_in`: libraries of the call. `runs_from`: byte offset of the call's
-    output in the library's log (-1: output is written when calls end)."""
+    """The reasons why a call, pilot, library or context is in its state. For calls, `payload` contains the pickled
+    arguments if they are small. `arguments`: arguments as text. `runs_in`: libraries that run the call. `runs_from`:
+    start of the call's output in the library's log, in bytes (-1: output is written when calls end).
+    """
 
     subject: str
     found: bool

@@ -14,8 +14,9 @@ class Hello(Message, frozen=True, tag="hello"):
 
 
 class Loaded(Message, frozen=True, tag="loaded"):
-    """The library has loaded its context. Bytes are 0 if not measured. `start_s`: seconds from the order to the start
-    of the load (None: the pilot measures them). `slots`, `cache`, `sleeps`: see `to_manager.LibraryReady`."""
+    """The library has loaded its context. Byte counts are 0 if not measured. `start_s`: seconds from the agent's order
+    to the start of the load (None: the pilot measures them). `slots`, `cache`, `sleeps`: see `to_manager.LibraryReady`.
+    """
 
     load_s: float
     resident_bytes: int
@@ -38,8 +39,9 @@ class RunsEnded(Message, frozen=True, tag="ended"):
 
 
 class GivenBack(Message, frozen=True, tag="given-back"):
-    """Unstarted calls that the library returns. `need_function`: the library lacks the calls' function. `order`: number
-    of the answered `GiveBack` (0: none)."""
+    """Unstarted calls that the library returns. `need_function`: True if it lacks the function of these calls. `order`:
+    number of the `GiveBack` that this message answers (0: none).
+    """
 
     calls: tuple[CallId, ...]
     need_function: bool = False
@@ -51,8 +53,9 @@ class Reports(Message, frozen=True, tag="reports"):
 
 
 class Yielded(Message, frozen=True, tag="yielded", gc=False):
-    """Pickled pieces of the result of a running call, numbered from 0 within one `run`. `waits`: the call waits until
-    all pieces are acknowledged."""
+    """Pickled pieces of the result of a running call. Each `run` numbers its pieces from 0. `waits`: True if the call
+    waits until all pieces are acknowledged.
+    """
 
     call: CallId
     run: int
@@ -79,8 +82,9 @@ class Resized(Message, frozen=True, tag="resized"):
 
 
 class Slept(Message, frozen=True, tag="slept"):
-    """`resident_bytes`: host memory of the process. `more_bytes`: growth of this memory through the sleep.
-    `device_bytes`: memory that PyTorch still uses on the fullest device."""
+    """The library sleeps. `resident_bytes`: host memory of its process. `more_bytes`: growth of this memory because of
+    the sleep. `device_bytes`: memory that PyTorch still uses on the fullest device.
+    """
 
     resident_bytes: int
     more_bytes: int = 0

@@ -10,8 +10,9 @@ from stoker.protocol.status import SessionFacts, StoryFacts
 
 
 class ClientWelcome(Message, frozen=True, tag="welcome"):
-    """The manager accepts the client. `number`: high bits of the client's call ids. `again`: messages of the client
-    were lost, so it resubmits its open calls and sends `Resubmitted`."""
+    """The manager accepts the client. `number`: high bits of the client's call ids. `again`: True if messages of the
+    client were lost. The client then resubmits its open calls and sends `Resubmitted`.
+    """
 
     session: str
     number: int
@@ -25,14 +26,14 @@ class ClientRefused(Message, frozen=True, tag="refused"):
 
 
 class Results(Message, frozen=True, tag="results", gc=False):
-    """The ends of calls. `first`: index of `ends[0]` among all ends for this client, from 0."""
+    """The ends of calls. `first`: position of `ends[0]` in the sequence of all ends for this client, from 0."""
 
     first: int
     ends: list[CallEnd]
 
 
 class Rejected(Message, frozen=True, tag="rejected"):
-    """The manager ignored a message of the client that named these calls."""
+    """The manager ignored a message of the client. `calls`: the calls in that message."""
 
     reason: str
     calls: tuple[CallId, ...] = ()
@@ -61,14 +62,15 @@ class Forecasts(Message, frozen=True, tag="forecasts"):
 
 
 class Ack(Message, frozen=True, tag="ack"):
-    """The manager's journal contains the client's frames up to `sequence`."""
+    """The manager has stored the client's frames up to number `sequence` in its journal."""
 
     sequence: int
 
 
 class KnownBlocks(Message, frozen=True, tag="known-blocks"):
-    """All blocks that have not ended. A new factory submits the blocks without a job, and cancels other jobs of the
-    session."""
+    """All blocks that have not ended. A new factory submits a job for each block that has none, and cancels other jobs
+    of the session.
+    """
 
     blocks: tuple[KnownBlock, ...]
 
@@ -97,8 +99,9 @@ class Story(StoryFacts, frozen=True, tag="story"):
 
 
 class Calls(Message, frozen=True, tag="calls"):
-    """The calls that have run longest, wait next, or failed last. `running`, `waiting`, `failed`: numbers of all.
-    `groups`: all failures by kind."""
+    """The calls that have run longest, wait next, or failed last. `running`, `waiting`, `failed`: total numbers in
+    these states. `groups`: all failures by kind.
+    """
 
     session: str
     running: int

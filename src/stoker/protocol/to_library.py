@@ -20,7 +20,7 @@ class Load(Message, frozen=True, tag="load"):
 
 
 class Run(Message, frozen=True, tag="run"):
-    """Run calls. Token deadlines are `waited_s` earlier, because the calls have waited."""
+    """Run calls. `waited_s`: seconds that the calls have waited; their token deadlines are earlier by this time."""
 
     function: FunctionKey
     calls: list[CallSpec]
@@ -63,7 +63,7 @@ class Taken(Message, frozen=True, tag="taken"):
 
 
 class Resize(Message, frozen=True, tag="resize"):
-    """Change the library's reservation of device memory."""
+    """Change the device memory that is reserved for the library."""
 
     device_memory_bytes: int
 

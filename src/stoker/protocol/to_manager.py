@@ -26,9 +26,10 @@ from stoker.protocol.ids import BlockId, CallId, DeviceId, FunctionKey, LibraryI
 
 
 class ClientHello(Message, frozen=True, tag="client-hello"):
-    """A client joins or reconnects. An `observer` submits no calls. The `factory` submits and cancels blocks.
-    `received`: number of received results. `acknowledged`: the client's last frame that the manager acknowledged.
-    `number`: the client's number from an earlier welcome, or -1."""
+    """A client joins or reconnects. `observer`: True if the client submits no calls. `factory`: True if it submits and
+    cancels blocks. `received`: number of received results. `acknowledged`: the client's last frame that the manager
+    acknowledged. `number`: the client's number from an earlier welcome, or -1.
+    """
 
     protocol: int
     session: str
@@ -75,8 +76,9 @@ class Submit(Message, frozen=True, tag="submit"):
 
 
 class MapReport(Message, frozen=True, tag="map"):
-    """The progress of a `stoker.map` in items. `total`: -1 if unknown. `kept`: results of earlier runs. `unsent`: calls
-    that the client will still submit (-1: unknown)."""
+    """The progress of a `stoker.map`, in items. `total`: -1 if unknown. `kept`: number of results from earlier runs.
+    `unsent`: number of calls that the client will still submit (-1: unknown).
+    """
 
     map: int
     name: str
@@ -89,7 +91,7 @@ class MapReport(Message, frozen=True, tag="map"):
 
 
 class Cancel(Message, frozen=True, tag="cancel"):
-    """Cancel calls. `running`: stop running calls; otherwise only drop their results."""
+    """Cancel calls. `running`: True to stop running calls, False to let them run and drop their results."""
 
     calls: list[CallId]
     running: bool = False
@@ -104,8 +106,9 @@ class Received(Message, frozen=True, tag="received"):
 
 
 class PiecesTaken(Message, frozen=True, tag="pieces-taken"):
-    """The client has received the first `upto` result pieces of run number `run` of a call. `again`: request later
-    pieces again. The message has no frame number and is not in the journal."""
+    """The client has received the first `upto` result pieces of run number `run` of a call. `again`: True to request
+    later pieces again. The message has no frame number and is not in the journal.
+    """
 
     call: CallId
     run: int
@@ -132,7 +135,8 @@ class AskCalls(Message, frozen=True, tag="ask-calls"):
 
 class WantPilots(Message, frozen=True, tag="want-pilots"):
     """The states of the blocks of a client's Parsl provider. `ended`: blocks whose pilots never reconnect.
-    `most_pilots`: maximum number (0: no maximum)."""
+    `most_pilots`: maximum number of pilots (0: no maximum).
+    """
 
     blocks: dict[str, str]
     ended: tuple[str, ...] = ()
@@ -174,7 +178,7 @@ class BlockUpdate(Message, frozen=True, tag="block-news"):
 
 
 class SourceTrouble(Message, frozen=True, tag="source-trouble"):
-    """A batch system does not answer, or refuses commands. Empty `text`: the batch system works again."""
+    """A batch system does not answer, or refuses commands. `text`: the fault (empty: the batch system works again)."""
 
     source: str
     text: str
@@ -205,10 +209,11 @@ class DeviceFacts(msgspec.Struct, frozen=True):
 
 
 class LibraryFacts(msgspec.Struct, frozen=True):
-    """A library in a pilot's hello, with its calls in order. `reserved_bytes`: reservation per device.
+    """A library in a pilot's hello, with its calls in order. `reserved_bytes`: reserved memory per device.
     `memory_bytes`, `device_bytes`: measured memory on host and device. `slots`: number of slots (0: unknown, or as in
-    the recipe). `asleep`: the library sleeps, or was ordered to. `awake_bytes`: reservation per device before the
-    sleep. `host_bytes`: host memory reserved for a sleeping context."""
+    the recipe). `asleep`: True if the library sleeps or has the order to sleep. `awake_bytes`: reserved memory per
+    device before the sleep. `host_bytes`: host memory reserved for a sleeping context.
+    """
 
     library: LibraryId
     recipe: RecipeKey
@@ -275,8 +280,9 @@ class LibraryUpdate(Message, frozen=True, tag="library-news"):
 
 
 class LibraryReady(Message, frozen=True, tag="library-ready"):
-    """A library has loaded its context. `slots`: number of slots (0: as in the recipe). `cache`: memory of a language
-    model. `sleeps`: the library can sleep."""
+    """A library has loaded its context. `slots`: number of slots (0: as in the recipe). `cache`: cache memory of a
+    language model. `sleeps`: True if the library can sleep.
+    """
 
     library: LibraryId
     start_s: float
@@ -291,7 +297,7 @@ class LibraryReady(Message, frozen=True, tag="library-ready"):
 
 
 class LibraryAsleep(Message, frozen=True, tag="asleep"):
-    """A library sleeps. Bytes are the measured reservations. `sleep_s`: seconds until the library slept."""
+    """A library sleeps. Bytes are its new reservations, as measured. `sleep_s`: seconds until the library slept."""
 
     library: LibraryId
     device_memory_bytes: int
@@ -300,7 +306,9 @@ class LibraryAsleep(Message, frozen=True, tag="asleep"):
 
 
 class LibraryAwake(Message, frozen=True, tag="awake"):
-    """A library serves calls again after `wake_s` seconds, or has not gone to sleep (`refused`: the reason)."""
+    """A library serves calls again. `wake_s`: seconds that waking took. `refused`: if the library did not go to sleep,
+    the reason.
+    """
 
     library: LibraryId
     device_memory_bytes: int
@@ -309,9 +317,10 @@ class LibraryAwake(Message, frozen=True, tag="awake"):
 
 
 class LibraryGone(Message, frozen=True, tag="library-gone"):
-    """A library, with its calls, has retired, stopped, failed to load, or died. `failure`: None if the manager ordered
-    the end. `loading`: the library was never ready. `cache_lacks_bytes`: bytes that other libraries would have to
-    release in the pilot's cache."""
+    """A library and its calls are gone: the library has retired, stopped, failed to load, or died. `failure`: None if
+    the manager ordered the end. `loading`: True if the library was never ready. `cache_lacks_bytes`: bytes that other
+    libraries would have to free in the pilot's cache.
+    """
 
     library: LibraryId
     failure: Failure | None = None
@@ -342,7 +351,7 @@ class CallsReturned(Message, frozen=True, tag="returned"):
 
 
 class OfferAccepted(Message, frozen=True, tag="accepted"):
-    """A library accepted an offered call, if the libraries in `preempts` end."""
+    """A library accepts an offered call, on the condition that the libraries in `preempts` end."""
 
     library: LibraryId
     call: CallId
@@ -368,7 +377,7 @@ class CallYielded(Message, frozen=True, tag="yielded", gc=False):
 
 
 class CallEvicted(Message, frozen=True, tag="evicted"):
-    """A running call was stopped by order. It can resume elsewhere from `progress.state`."""
+    """The pilot stopped a running call by order. The call can resume elsewhere from `progress.state`."""
 
     library: LibraryId
     progress: CallProgress
@@ -393,7 +402,7 @@ class LibraryResized(Message, frozen=True, tag="resized"):
 
 
 class LibraryBatch(Message, frozen=True, tag="batch"):
-    """The load of an inference engine, and its step times since the last report."""
+    """The load of a library's inference engine, and the engine's step times since the last report."""
 
     library: LibraryId
     load: EngineLoad
@@ -414,7 +423,7 @@ class Heartbeat(Message, frozen=True, tag="heartbeat"):
 
 
 class WantObjects(Message, frozen=True, tag="want-objects"):
-    """Objects that a pilot lacks. The manager answers with `to_pilot.FetchObject`."""
+    """Request objects that the pilot lacks. The manager answers with `to_pilot.FetchObject`."""
 
     objects: tuple[ObjectRef, ...]
 
@@ -440,8 +449,9 @@ class ObjectsGone(Message, frozen=True, tag="objects-gone"):
 
 
 class FetchFailed(Message, frozen=True, tag="fetch-failed"):
-    """A fetch of an object failed. `peers`: pilots that did not answer, hung, or sent wrong bytes. `origin`: the origin
-    was unreadable."""
+    """A fetch of an object failed. `peers`: pilots that did not answer, hung, or sent wrong bytes. `origin`: True if
+    the origin was unreadable.
+    """
 
     name: str
     peers: tuple[PilotId, ...] = ()
@@ -450,20 +460,22 @@ class FetchFailed(Message, frozen=True, tag="fetch-failed"):
 
 
 class DeviceFault(Message, frozen=True, tag="device-fault"):
-    """A device failed its probe. Empty `reason`: the device works again."""
+    """A device failed its probe. `reason`: the fault (empty: the device works again)."""
 
     device: DeviceId
     reason: str
 
 
 class WalltimeUpdate(Message, frozen=True, tag="walltime-news"):
-    """The batch system has changed the pilot's walltime. The pilot sends no second hello, which would revoke orders."""
+    """The batch system has changed the pilot's walltime. The pilot does not report this in a second hello, because a
+    hello would revoke orders.
+    """
 
     ends_in_s: float
 
 
 class SnapshotHere(Message, frozen=True, tag="snapshot-here"):
-    """A library has written its context as an object. `form`: dtype and layout."""
+    """A library has written a snapshot of its context. `form`: dtype and layout of the snapshot."""
 
     recipe: RecipeKey
     form: str

@@ -11,8 +11,9 @@ from stoker.protocol.ids import CallId, DeviceId, FunctionKey, LibraryId, PilotI
 
 
 class PilotWelcome(Message, frozen=True, tag="welcome"):
-    """The manager accepts the pilot. `again`: messages were lost, so the pilot repeats all facts that its hello lacks.
-    `hello`: number of the answered hello (0: unknown)."""
+    """The manager accepts the pilot. `again`: True if messages were lost. The pilot then repeats all facts that its
+    hello did not contain. `hello`: number of the hello that this message answers (0: unknown).
+    """
 
     session: str
     heartbeat_s: float
@@ -22,7 +23,9 @@ class PilotWelcome(Message, frozen=True, tag="welcome"):
 
 
 class HelloAgain(Message, frozen=True, tag="hello-again"):
-    """Send a new hello: the manager declared the pilot lost, or has handled frames newer than its hello."""
+    """Send a new hello, because the manager declared the pilot lost, or has handled frames newer than the pilot's
+    hello.
+    """
 
     acknowledged: int = 0
 
@@ -34,9 +37,11 @@ class PilotRefused(Message, frozen=True, tag="refused"):
 
 
 class StartLibrary(Message, frozen=True, tag="start-library"):
-    """Start a library. `memory_bytes`: limit on host memory. `device_memory_bytes`: reservation per device (0: no
-    limit). `snapshots`: snapshots by format. `snapshot_wait_s`: maximum wait for snapshots. `planned`: objects that the
-    pilot probably lacks, for which `FetchObject` follows. `steps`: known step times of the engine on these devices."""
+    """Start a library. `memory_bytes`: limit on host memory. `device_memory_bytes`: memory reserved per device (0: no
+    limit). `snapshots`: snapshots of the context by format. `snapshot_wait_s`: maximum wait for snapshots. `planned`:
+    objects that the pilot probably lacks. `FetchObject` messages for these objects follow. `steps`: known step times of
+    the engine on these devices.
+    """
 
     library: LibraryId
     recipe: Recipe
@@ -50,7 +55,7 @@ class StartLibrary(Message, frozen=True, tag="start-library"):
 
 
 class StopLibrary(Message, frozen=True, tag="stop-library"):
-    """Stop a library. `drain`: first finish running calls, and return all other calls."""
+    """Stop a library. `drain`: True to first finish running calls and return all other calls."""
 
     library: LibraryId
     reason: str
@@ -58,7 +63,9 @@ class StopLibrary(Message, frozen=True, tag="stop-library"):
 
 
 class FunctionBlob(msgspec.Struct, frozen=True):
-    """A function that the library lacks. `place`: file of the function's program, or the installed module."""
+    """A function that the library lacks. `place`: source file of the function's program, or the name of an installed
+    module.
+    """
 
     key: FunctionKey
     name: str
@@ -67,15 +74,16 @@ class FunctionBlob(msgspec.Struct, frozen=True):
 
     @property
     def timing_key(self) -> str:
-        """Name under which its run times are stored, such as `/home/ana/claims.py:verify`."""
+        """Name under which the run times of the function are stored, such as `/home/ana/claims.py:verify`."""
         return f"{self.place}:{self.name}" if self.place else self.name
 
 
 class RunCalls(Message, frozen=True, tag="run", gc=False):
-    """Calls of one function for one library, in order. `offer`: the library may refuse. `reserve_bytes`: the library's
-    new reservation for an offered call. `waited_s`: seconds that an offered call has waited, without the load of its
-    library. The call's token deadlines are earlier by this time. `preempts`: libraries on the same devices that end if
-    the pilot accepts."""
+    """Calls of one function for one library, in order. `offer`: True if the library may refuse. `reserve_bytes`: new
+    memory reservation of the library, for an offered call. `waited_s`: seconds that an offered call has waited, without
+    the load of its library. The call's token deadlines are earlier by this time. `preempts`: libraries on the same
+    devices that end if the pilot accepts.
+    """
 
     library: LibraryId
     function: FunctionKey
@@ -97,8 +105,9 @@ class TakeBack(Message, frozen=True, tag="take-back"):
 
 
 class CancelCalls(Message, frozen=True, tag="cancel-calls"):
-    """Drop unstarted calls. `running`: also stop running calls, which have at least `grace_s` seconds to react. After
-    this time, the library stops when its other calls have ended."""
+    """Drop unstarted calls. `running`: True to also stop running calls, which have at least `grace_s` seconds to react.
+    If a call is still running after this time, stop the library when its other calls have ended.
+    """
 
     library: LibraryId
     calls: tuple[CallId, ...]
@@ -122,8 +131,9 @@ class EvictCall(Message, frozen=True, tag="evict-call"):
 
 
 class AckPieces(Message, frozen=True, tag="ack-pieces"):
-    """The client has received the first `upto` result pieces of run number `run` of a call. `again`: resend later
-    pieces."""
+    """The client has received the first `upto` result pieces of run number `run` of a call. `again`: True to resend
+    later pieces.
+    """
 
     library: LibraryId
     call: CallId
@@ -133,16 +143,17 @@ class AckPieces(Message, frozen=True, tag="ack-pieces"):
 
 
 class ResizeLibrary(Message, frozen=True, tag="resize"):
-    """Change a reservation per device. The pilot answers with LibraryResized."""
+    """Change a library's memory reservation per device. The pilot answers with LibraryResized."""
 
     library: LibraryId
     device_memory_bytes: int
 
 
 class SleepLibrary(Message, frozen=True, tag="sleep"):
-    """Put a library without calls to sleep. The pilot answers with LibraryAsleep, LibraryAwake (refused) or
-    LibraryGone, also to a repeated order. `device_memory_bytes`: memory kept on each device. `host_bytes`: host memory
-    of the sleeping context."""
+    """Put a library without calls to sleep. The pilot answers each order, even a repeated one, with LibraryAsleep,
+    LibraryAwake (refused) or LibraryGone. `device_memory_bytes`: memory that the library keeps on each device.
+    `host_bytes`: host memory of the sleeping context.
+    """
 
     library: LibraryId
     device_memory_bytes: int
@@ -164,9 +175,10 @@ class ServingPeer(msgspec.Struct, frozen=True):
 
 
 class FetchObject(Message, frozen=True, tag="fetch"):
-    """The sources of an object to fetch (none: the object is unavailable). `origin`: read the object from its origin,
-    which no other pilot does. `manifest`: digests of the object's parts, sent once. `keep`: fetch the object because
-    the only pilot that has it exits."""
+    """Fetch an object from the given sources (no source: the object is unavailable). `origin`: True to read the object
+    from its origin. Only one pilot does this. `manifest`: digests of the object's parts, sent once. `keep`: True if the
+    object must be saved because the only pilot that has it exits.
+    """
 
     object: ObjectRef
     peers: tuple[ServingPeer, ...] = ()
@@ -176,14 +188,15 @@ class FetchObject(Message, frozen=True, tag="fetch"):
 
 
 class Ack(Message, frozen=True, tag="ack"):
-    """The manager's journal contains the pilot's frames up to `sequence`."""
+    """The manager has stored the pilot's frames up to number `sequence` in its journal."""
 
     sequence: int
 
 
 class Exit(Message, frozen=True, tag="exit"):
-    """`drain`: first finish running calls, and return all other calls. `hand_on_s`: maximum stay while other pilots
-    fetch objects that only this pilot has. A second Exit without `hand_on_s` ends this wait."""
+    """Exit. `drain`: True to first finish running calls and return all other calls. `hand_on_s`: maximum seconds to
+    wait while other pilots fetch objects that only this pilot has. A second Exit without `hand_on_s` ends this wait.
+    """
 
     reason: str
     drain: bool = False

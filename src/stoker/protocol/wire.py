@@ -30,7 +30,7 @@ M = TypeVar("M")
 
 
 class Frame(msgspec.Struct, Generic[M], frozen=True, array_like=True):
-    """Messages. `sequence`: number of the frame (0: unnumbered)."""
+    """Messages sent together. `sequence`: number of the frame (0: unnumbered)."""
 
     sequence: int
     messages: list[M]
@@ -93,12 +93,12 @@ to_agent_decoder: Callable[[], Decoder[to_agent.ToAgent]] = partial(Decoder, to_
 
 
 class Outbox:
-    """Numbers frames, and keeps them until the receiver has acknowledged them."""
+    """Numbers the frames to send, and keeps each frame until the receiver has acknowledged it."""
 
     def __init__(self) -> None:
         self.sequence = 0
         self.acknowledged = 0
-        """Last frame that the receiver has acknowledged."""
+        """Number of the last frame that the receiver has acknowledged."""
         self._unacked: deque[tuple[int, bytes]] = deque()
 
     def next(self) -> int:
@@ -120,7 +120,7 @@ class Outbox:
         return [frame for _, frame in self._unacked]
 
     def take_unacknowledged_frames(self) -> list[bytes]:
-        """Remove and return the unacknowledged frames. The next frames reuse their numbers."""
+        """Remove and return the unacknowledged frames. New frames get the same numbers."""
         frames = self.unacked()
         self._unacked.clear()
         self.sequence = self.acknowledged
@@ -128,12 +128,14 @@ class Outbox:
 
 
 class Inbox:
-    """Checks the numbers of received frames."""
+    """Checks the order of received frames by their numbers."""
 
     def __init__(self, last: int = 0) -> None:
         self.last = last
         self.lost_handled_frames = False
-        """True if handled frames are lost (`RecordsLost`). A frame may then skip numbers until the next hello."""
+        """True if the record of handled frames is lost (`RecordsLost`). Until the next hello, frame numbers may then
+        have gaps.
+        """
 
     def accept(self, sequence: int) -> bool:
         if sequence == 0:
@@ -144,8 +146,9 @@ class Inbox:
         return True
 
     def skip_to(self, sequence: int) -> bool:
-        """Continue after frame number `sequence`, because the sender keeps no earlier frames. Return True if the
-        receiver has lost frames that it had acknowledged. Frames after a skipped number are handled again."""
+        """Expect the frame after number `sequence` next, because the sender no longer has earlier frames. Return True
+        if the receiver has lost frames that it had acknowledged. If it had handled later frames, it handles them again.
+        """
         lost = sequence > self.last or self.lost_handled_frames
         self.last = sequence if self.lost_handled_frames else max(self.last, sequence)
         self.lost_handled_frames = False

@@ -46,12 +46,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LOOKUP_LIMIT_S = 6 * 3600.0
-"""Maximum seconds of the search of rank 0, which may build the bank first."""
+"""Maximum seconds that other ranks wait for the search of rank 0, which may build the bank."""
 
 
 def choose_initial_prompt(model: CausalLM, order: Order, exchange: Exchange, *, known: Initial | None) -> Initial:
-    """Return the initial prompt, on all ranks. `known`: initial prompt of an earlier attempt. The `note` of the result
-    describes the lookup, or says why the bank was unusable."""
+    """Choose the initial prompt, and return it on all ranks. `known`: initial prompt of an earlier attempt. The `note`
+    of the result describes the lookup, or says why the bank was not used.
+    """
     virtual_tokens = order.job.prompt.virtual_tokens
     samples = _scoring_samples(model, order, tokens=virtual_tokens or MOST_TOKENS)
     score = None
@@ -92,7 +93,7 @@ def _search(model: CausalLM, order: Order, score: Score | None, *, ranks: int) -
 def _look_up_initial_prompt(
     model: CausalLM, order: Order, place: BankPlace, score: Score, *, ranks: int
 ) -> Initial | str:
-    """Return the best prompt of the bank, or why a lookup takes too long."""
+    """Return the best prompt of the bank, or the reason if a lookup would take too long."""
     folder, kind = Path(place.folder), _kind(model)
     slo_s, virtual_tokens = order.slo_s, order.job.prompt.virtual_tokens
     pace = read_paces(folder, virtual_tokens=virtual_tokens).get(kind)
@@ -144,7 +145,7 @@ def _kind(model: CausalLM) -> str:
 
 
 class _GangScorer:
-    """Scores prompts on all ranks: rank 0 calls the scorer, the others `serve`."""
+    """Scores prompts on all ranks together. Rank 0 calls the scorer, the others call `serve`."""
 
     def __init__(self, score: Score, exchange: Exchange, *, device: torch.device) -> None:
         self._score = score
@@ -174,7 +175,7 @@ class _GangScorer:
 
 _REPORT_EVERY_S = 0.2
 _SILENCE_S = 300.0
-"""Maximum wait for other ranks on a busy machine."""
+"""Maximum seconds to wait for other ranks on a busy machine."""
 
 
 def run_job(model: CausalLM, order: Order) -> Tuned:
@@ -253,7 +254,7 @@ class Reporter:
         self._told_at = 0.0
 
     def begun(self, iteration: int) -> None:
-        """Report the end of the preparation. Schedulers measure iterations from this report."""
+        """Report that the preparation is done. Schedulers measure the time per iteration from this report."""
         try:
             state = None if self._saved is None else pack(self._saved)
             ambient.progress(iteration, self._iterations, 0.0, state)

@@ -25,7 +25,9 @@ MOST_TOKENS = 64
 
 
 class EncodedSample(msgspec.Struct, frozen=True):
-    """`source`: tokens to read. `target`: tokens to generate, with the end token. `text`: the target text."""
+    """A sample as tokens. `source`: tokens to read. `target`: tokens to generate, with the end token. `text`: the
+    target text.
+    """
 
     source: Ids
     target: Ids
@@ -36,8 +38,10 @@ class EncodedSample(msgspec.Struct, frozen=True):
 
 
 def encode_prompt(tokenizer: Any, prompt: Prompt, *, longest: int, most: int = MOST_TOKENS) -> Ids:
-    """Return the tokens of the initial soft prompt. Repeat or cut them to `virtual_tokens` (PEFT's rule), or else cut
-    them to `most`. Raises ConfigError if the prompt is empty or has `longest` or more tokens (0: no limit)."""
+    """Return the tokens of the initial soft prompt. If `virtual_tokens` is set, repeat or cut them to this number
+    (PEFT's rule); otherwise cut them to `most`. Raises ConfigError if the prompt is empty or has `longest` or more
+    tokens (0: no limit).
+    """
     ids = _encode(tokenizer, [prompt.initial])[0] if prompt.initial.strip() else ()
     if not ids:
         raise ConfigError(
@@ -74,7 +78,7 @@ def encode_samples(tokenizer: Any, samples: Sequence[Sample], *, template: str) 
 def refuse_too_long_samples(
     prompt: Ids, rows: Sequence[EncodedSample], samples: Sequence[Sample], *, data: Data, longest: int
 ) -> None:
-    """Raise ConfigError if the prompt with any sample exceeds `longest` tokens (0: no limit)."""
+    """Raise ConfigError if the prompt and a sample together exceed `longest` tokens (0: no limit)."""
     if not longest:
         return
     for row, sample in zip(rows, samples, strict=True):
@@ -102,7 +106,7 @@ def batch_indices(iteration: int, *, batch: int, count: int, seed: int) -> list[
 
 
 def share(rows: Sequence[Row], *, rank: int, size: int) -> list[Row]:
-    """Return the samples of a rank: every `size`-th row of the batch, longest first."""
+    """Return the rows of one rank: sort all rows, longest first, and take every `size`-th row."""
     return sorted(rows, key=len, reverse=True)[rank::size]
 
 

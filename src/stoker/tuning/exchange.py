@@ -48,7 +48,9 @@ class Exchange:
         self._shared = 0
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Add the `values` of all ranks (64-bit, of equal shape) in place. Raises ExchangeError if a rank is lost."""
+        """Replace `values` by the sum over all ranks (64-bit, of equal shape). Raises ExchangeError if a rank
+        is lost.
+        """
         if self.size > 1:
             try:
                 self._group.allreduce([values]).wait()
@@ -59,7 +61,9 @@ class Exchange:
         return values
 
     def share(self, data: bytes, *, limit_s: float | None = None) -> bytes:
-        """Return the data of rank 0 on every rank. `limit_s`: maximum wait. Raises ExchangeError if rank 0 is lost."""
+        """Send the data of rank 0 to every rank, and return it. `limit_s`: maximum wait in seconds. Raises
+        ExchangeError if rank 0 is lost.
+        """
         if self.size == 1:
             return data
         name = f"shared/{self._shared}"
@@ -75,7 +79,7 @@ class Exchange:
             raise self._failed(f"did not get the shared values from rank 0 ({_first_line(error)})") from error
 
     def part(self) -> None:
-        """Announce the end. Rank 0 waits up to 5 s for the other ranks."""
+        """Report that this rank is done. Rank 0 waits up to 5 s for the other ranks."""
         if self.size == 1:
             return
         try:
@@ -111,10 +115,11 @@ def meet(
     listener: socket.socket | None = None,
     key: bytes = b"",
 ) -> Iterator[Exchange]:
-    """Open the exchange of a gang while the block runs. `rendezvous`: `host:port` of rank 0. `job`: digest of the job,
-    equal on all ranks. `device`: PyTorch's name. `limit_s`: maximum wait for other ranks. `listener`: socket of rank 0,
-    closed at the end. `key`: common secret. Raises ConfigError for an impossible rank or address, ExchangeError if
-    other ranks do not join or have another job."""
+    """Connect the ranks of a gang while the block runs. `rendezvous`: `host:port` of rank 0. `job`: digest of the job,
+    equal on all ranks. `device`: PyTorch's name of the device. `limit_s`: maximum seconds to wait for other ranks.
+    `listener`: socket of rank 0, closed at the end. `key`: secret that all ranks share. Raises ConfigError for an
+    invalid rank or address, ExchangeError if other ranks do not join or have another job.
+    """
     if not 0 <= rank < size:
         raise ConfigError(f"rank {rank} of {size}: ranks count from 0 and are less than the size")
     if size == 1:
@@ -145,7 +150,7 @@ def meet(
     exchange = Exchange(rank=rank, size=size, where=rendezvous, store=met, group=group)
     try:
         yield exchange
-        # `part` is skipped after an error, because this rank would wait for the lost rank again.
+        # After an error, do not call `part`: this rank would wait again for a lost rank.
         exchange.part()
     finally:
         exchange.close()
@@ -182,7 +187,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _check_all_ranks(store: Any, *, rank: int, size: int, where: str, job: str, limit_s: float) -> None:
-    """Raise ExchangeError unless each rank is present once and has this job."""
+    """Raise ExchangeError unless each rank has joined exactly once, with the same job."""
     facts: dict[str, Any] = {"rank": rank, "size": size, "rendezvous": where}
     mine = f"{job}/{size}"
     again = "start the gang again at an address of its own"
@@ -238,7 +243,7 @@ def _group(store: Any, *, rank: int, size: int, device: str, host: str, port: in
 
 
 def _own_address(host: str, port: int) -> str:
-    """Return the address from which this machine reaches the rendezvous. Sends no data."""
+    """Return this machine's address on the route to the rendezvous. This function sends no data."""
     family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(address)

@@ -26,7 +26,7 @@ MOST_BYTES = 1 << 30
 _WAIT_S = 0.5
 """Maximum seconds that rank 0 waits for missing values before it answers."""
 _IDLE_S = 7 * 86_400.0
-"""Maximum seconds without data on a connection. A rank is silent while it computes."""
+"""Maximum seconds without data on a connection. While a rank computes, it sends nothing."""
 _OPERATIONS = ("set", "get", "add", "has", "compare-set", "delete", "count")
 
 Answer = tuple[dict[str, Any], bytes]
@@ -44,7 +44,7 @@ class Values:
         self._changed = threading.Condition()
 
     def do(self, question: dict[str, Any], given: bytes = b"") -> Answer:
-        """Return facts, and the resulting value."""
+        """Carry out an operation. Return facts, and the resulting value."""
         with self._changed:
             self._changed.notify_all()  # waiting threads continue after this operation
             values, name = self._values, question.get("name", "")
@@ -72,8 +72,9 @@ class Values:
 
 
 class RankStore(distributed.Store):  # type: ignore[misc]  # torch is untyped for mypy
-    """The `torch.distributed.Store` of one rank. `ask`: carries out an operation on rank 0. Blocking methods raise
-    StoreError after `limit_s` seconds."""
+    """The `torch.distributed.Store` of one rank. `ask`: function that carries out an operation on rank 0. Methods that
+    wait raise StoreError after `limit_s` seconds.
+    """
 
     def __init__(
         self, ask: Callable[[dict[str, Any], bytes], Answer], *, limit_s: float, close: Callable[[], None]
@@ -136,7 +137,7 @@ def serve(listener: socket.socket, *, key: bytes, limit_s: float) -> RankStore:
 
 
 def _answer(values: Values, channel: wire.Channel, question: dict[str, Any]) -> None:
-    """A malformed request raises PeerError, which closes the connection."""
+    """Answer a request. Raises PeerError, which closes the connection, for a malformed request."""
     given = _body(channel, question)
     try:
         said, value = values.do(question, given)
@@ -175,7 +176,7 @@ def _send(channel: wire.Channel, header: dict[str, Any], value: bytes) -> None:
 
 
 def _body(channel: wire.Channel, header: dict[str, Any]) -> bytes:
-    """Read the value after a header. Raises PeerError if the value does not match the header."""
+    """Read the value that follows a header. Raises PeerError if the value does not match the header."""
     size = header["body"]
     if size > MOST_BYTES:
         raise wire.PeerError(f"a value of {size} bytes is longer than {MOST_BYTES} bytes")

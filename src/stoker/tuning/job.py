@@ -74,7 +74,9 @@ class Metric(enum.Enum):
     BLEU = "bleu"
     """Corpus BLEU over n-grams of up to four words, from 0 to 1."""
     LOSS = "loss"
-    """Mean negative log-likelihood of a target token, in nats. For all other metrics, larger is better."""
+    """Mean negative log-likelihood of a target token, in nats. Smaller is better; for all other metrics, larger is
+    better.
+    """
 
     def better(self, one: float, other: float) -> bool:
         """True if `one` is a better value than `other`.
@@ -132,7 +134,9 @@ class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Until(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """When a job ends, and the job's deadline. `slo_s`: seconds from submission to the deadline (0: not set)."""
+    """The conditions that end a job, and its deadline. `slo_s`: seconds from submission to the deadline (0: not
+    set).
+    """
 
     metric: Metric = Metric.ACCURACY
     reach: float | None = None

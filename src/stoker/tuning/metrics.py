@@ -29,8 +29,9 @@ _SPLIT = (
 
 
 class MetricSums(msgspec.Struct, frozen=True):
-    """Sums over samples. `matches`, `grams`: numbers of matching and of all generated n-grams of one to four words.
-    `written`, `wanted`: words in generated texts and targets."""
+    """Sums over samples. `matches`, `grams`: numbers of matching n-grams and of all generated n-grams, for one to four
+    words. `written`, `wanted`: numbers of words in generated texts and in targets.
+    """
 
     samples: float = 0.0
     tokens: float = 0.0

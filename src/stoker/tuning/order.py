@@ -16,7 +16,7 @@ from stoker.tuning.job import Job, Metric, Sample
 
 
 class BankPlace(msgspec.Struct, frozen=True):
-    """The prompt bank of a model: its folder, which a library may not see, and the model's identity."""
+    """The place of a model's prompt bank: its folder, which may be invisible to a library, and the model's identity."""
 
     folder: str
     model: str

@@ -60,7 +60,7 @@ class PartClock:
 
 
 def communication_share(spent_s: dict[str, float]) -> float:
-    """Return the share of iterations that the exchange of gradients took (0: no iterations)."""
+    """Return the share of the iterations' time that the exchange of gradients took (0: no iterations)."""
     exchange = spent_s[Part.COMMUNICATION.value]
     both = exchange + spent_s[Part.COMPUTE.value]
     return exchange / both if both > 0 else 0.0

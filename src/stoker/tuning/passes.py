@@ -96,7 +96,7 @@ def attach_soft_prompt(model: Any, vectors: torch.Tensor) -> Iterator[SoftPrompt
 
 
 def nearest_tokens(model: Any, vectors: torch.Tensor) -> list[int]:
-    """Return the token with the smallest angle to each vector."""
+    """Return the token whose embedding is nearest in angle to each vector."""
     table = model.get_input_embeddings().weight.detach().float()
     table = table / table.norm(dim=1, keepdim=True).clamp_min(1e-12)
     found: list[int] = (vectors.detach().to(table.device).float() @ table.T).argmax(dim=1).tolist()
@@ -126,7 +126,7 @@ def gradient(soft: SoftPrompt, rows: Sequence[EncodedSample], *, micro_batch: in
 def measure(
     soft: SoftPrompt, rows: Sequence[EncodedSample], *, metric: Metric, tokenizer: Any, batch: int
 ) -> MetricSums:
-    """Measure loss, accuracy, and if wanted ROUGE-L or BLEU."""
+    """Measure loss and accuracy, and also ROUGE-L or BLEU if it is `metric`."""
     found = MetricSums()
     with torch.inference_mode():
         for some in chunks(sorted(rows, key=len, reverse=True), most=batch):
@@ -138,7 +138,7 @@ def measure(
 
 
 def write(soft: SoftPrompt, rows: Sequence[EncodedSample], *, tokenizer: Any) -> list[str]:
-    """Generate text greedily, up to twice the tokens of the longest target."""
+    """Generate texts greedily, with up to twice the tokens of the longest target."""
     device = soft.device
     width = max(len(row.source) for row in rows)
     pad = [width - len(row.source) for row in rows]
@@ -185,7 +185,7 @@ def _target_logits(soft: SoftPrompt, rows: Sequence[EncodedSample]) -> tuple[tor
     wanted = torch.tensor(
         [(*row.target, *(_IGNORED,) * (longest - len(row.target))) for row in rows], device=device
     )  # fmt: skip
-    # The logits for a token are at the position before the token, and the soft prompt precedes the row.
+    # The model predicts a token at the position before it, and the soft prompt precedes the row.
     before = [len(soft) + len(row.source) - 1 for row in rows]
     places = [
         [start + min(at, len(row.target) - 1) for at in range(longest)] for start, row in zip(before, rows, strict=True)

@@ -53,7 +53,7 @@ _PROMPT, _BEST, _OPTIMIZER = "prompt", "best", "optimizer."
 
 
 class Header(msgspec.Struct, frozen=True):
-    """`job`: digest of the settings that affect the results."""
+    """A checkpoint's header. `job`: digest of the settings that affect results."""
 
     job: str
     iteration: int
@@ -64,7 +64,7 @@ class Header(msgspec.Struct, frozen=True):
 
 
 class TuningState(msgspec.Struct, frozen=True):
-    """A checkpoint: the soft prompts `[tokens, width]` (last, best), and the optimizer's tensors."""
+    """The content of a checkpoint: the last and the best soft prompt `[tokens, width]`, and the optimizer's tensors."""
 
     header: Header
     prompt: torch.Tensor
@@ -81,8 +81,9 @@ def pack_state(state: TuningState) -> bytes:
 
 
 def unpack_state(data: bytes, *, job: str) -> TuningState | None:
-    """Decode a checkpoint. Return None if empty, or with a warning if invalid. Raises ConfigError for the checkpoint of
-    another job."""
+    """Decode a checkpoint. If `data` is empty, return None. If it is invalid, log a warning and return None. Raises
+    ConfigError for the checkpoint of another job.
+    """
     if not data:
         return None
     try:
@@ -149,10 +150,12 @@ def tune(
     report: Report | None = None,
     begun: Callable[[int], None] | None = None,
 ) -> Tuned:
-    """Run a job as one rank. The model is unchanged afterwards. `exchange`: the connected ranks (None: one rank).
-    `clock` measures the parts of the job. `start`: a checkpoint. `begun` gets the number of earlier iterations before
-    the first iteration. Raises ConfigError for a job without a prompt, too few or too long samples, an unreachable
-    target, or the checkpoint of another job. Raises Evicted with a checkpoint if `report` raises Evicted."""
+    """Run a job as one rank. Afterwards, the model is as before. `exchange`: connection to the other ranks (None: this
+    is the only rank). `clock`: measures the parts of the job. `start`: checkpoint to resume from. `begun`: called
+    before the first iteration, with the number of earlier iterations. Raises ConfigError for a job without a prompt,
+    too few or too long samples, an unreachable target, or the checkpoint of another job. Raises Evicted with a
+    checkpoint if `report` raises Evicted.
+    """
     exchange, clock = exchange or Exchange(rank=0, size=1), clock or PartClock()
     with clock.time(Part.DATA):
         rows = _EncodedJob(context, job, samples)
@@ -192,7 +195,7 @@ class _EncodedJob:
 
 
 def _begin(context: TunableModel, prompt: Ids, exchange: Exchange, *, digest: str, start: bytes) -> TuningState:
-    """Return the checkpoint `start` of rank 0, or its initial state, on all ranks."""
+    """Return the checkpoint `start` of rank 0, or else rank 0's new state, on all ranks."""
     data = b""
     if exchange.rank == 0:
         found = unpack_state(start, job=digest)
@@ -336,7 +339,7 @@ class _RankRun:
         try:
             self._report(TuningProgress(done, most, loss, metric, left_s, checkpoint))
         except Evicted:
-            # All ranks must stop together, after the next exchange, which announces the eviction.
+            # Do not stop yet: all ranks stop together after the next exchange, which announces the eviction.
             self._leaving = True
 
 

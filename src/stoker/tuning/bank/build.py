@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 Reader = Callable[[Sequence[str]], Array]
 """Returns raw features `[texts, width]` of texts."""
 Progress = Callable[[int, int], None]
-"""Receives the number of prompts read so far, and the total."""
+"""Receives the number of prompts with computed features, and the total."""
 
 AT_ONCE = 64
 """Prompts per batch. A killed build loses at most one batch."""
@@ -118,9 +118,10 @@ def ensure_bank(
     again: bool = False,
     progress: Progress | None = None,
 ) -> BankStore:
-    """Return the bank in `folder`. If the bank is missing or damaged, or with `again`, build the bank from `candidates`
-    and `readings`. Only one process builds at a time. Raises StokerError for another model's bank, and the ValueError
-    of `layers.build`."""
+    """Return the bank in `folder`. If the bank is missing or damaged, or if `again` is True, build it from `candidates`
+    and `readings`. Only one process builds at a time. Raises StokerError if the bank belongs to another model, and the
+    ValueError of `layers.build`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     if not again and (bank := _whole(folder, model=model)) is not None:
         return bank
@@ -146,8 +147,9 @@ def insert(bank: BankStore, candidate: Candidate, *, read: Reader) -> Insertion:
 
 
 def insert_or_store_prompt(folder: Path, candidate: Candidate, *, model: str, read: Reader) -> Insertion | None:
-    """Insert a prompt into the bank in `folder`. Without an intact bank, store the prompt for the next build and return
-    None. Raises the errors of `insert`."""
+    """Insert a prompt into the bank in `folder`. If the bank is missing or damaged, store the prompt for the next build
+    and return None. Raises the errors of `insert`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     if (bank := _whole(folder, model=model)) is not None:
         return insert(bank, candidate, read=read)
@@ -201,9 +203,10 @@ def scorer(
     tokens: int = MOST_TOKENS,
     batch_size: int = 4,
 ) -> Score:
-    """Return a function that computes equation 1: the mean loss of the targets of `samples` after prompt and input.
-    Prompts are cut to `tokens`, or with `virtual_tokens` repeated or cut to that number. The loss is NaN if tuning
-    would refuse the prompt. `batch_size`: prompts per batch. Raises ValueError for unreadable samples."""
+    """Return a function that computes equation 1 for prompts: the mean loss of the targets of `samples` after prompt
+    and input. A prompt is cut to `tokens`; with `virtual_tokens`, it is repeated or cut to this number. The loss is NaN
+    if tuning would refuse the prompt. `batch_size`: prompts per batch. Raises ValueError for unreadable samples.
+    """
     from stoker.contexts.reading import mean_losses
 
     rows = encode_samples(model.tokenizer, [Sample(*pair) for pair in samples], template=PLACE)

@@ -1,4 +1,4 @@
-"""Prompts for the bank: from a file, or from a job's targets."""
+"""Read prompts for the bank from a file, or make one from a job's targets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def key_of(text: str) -> Key:
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A prompt and its origin. A tuned prompt also has its task, and its metric on this task."""
+    """A prompt and its origin. A tuned prompt also has its task, and its quality on this task (a metric)."""
 
     text: str
     source: str = ""

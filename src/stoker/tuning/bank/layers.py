@@ -40,7 +40,9 @@ Array = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.intp]
 
 _LEAST = 1e-6
-"""Minimum cost reduction of a swap, as a share of the total. Otherwise rounding could prevent the end of the loop."""
+"""Minimum cost reduction of a swap, as a share of the total. Without a minimum, rounding errors could keep the loop
+running.
+"""
 _PASSES = 100
 """Maximum number of passes over all points."""
 
@@ -52,8 +54,9 @@ def cosine_distances(one: Array, other: Array) -> Array:
 
 
 def k_medoids(distances: Array, *, k: int) -> tuple[Indices, Indices]:
-    """Return the medoids as ascending indices `[min(k, n)]`, and for each point the number of its medoid `[n]`.
-    `distances` is symmetric, `[n, n]`. Raises ValueError if k or n is 0."""
+    """Return the medoids as ascending indices `[min(k, n)]`, and for each point the position of its medoid in them
+    `[n]`. `distances` is symmetric, `[n, n]`. Raises ValueError if k or n is 0.
+    """
     n = len(distances)
     if k < 1 or n == 0:
         raise ValueError(f"{k} medoids of {n} points: both must be 1 or more")
@@ -66,7 +69,7 @@ def k_medoids(distances: Array, *, k: int) -> tuple[Indices, Indices]:
 
 
 def _cluster_vectors(units: Array, *, k: int) -> list[list[int]]:
-    """Return the indices of unit rows `[n, width]` in each cluster, first the medoid."""
+    """Cluster unit rows `[n, width]`. Return the row indices of each cluster; the first is the medoid."""
     distances = cosine_distances(units, units)
     np.fill_diagonal(distances, 0.0)
     medoids, owners = k_medoids(distances, k=k)
@@ -75,7 +78,7 @@ def _cluster_vectors(units: Array, *, k: int) -> list[list[int]]:
 
 
 def _choose_initial_medoids(distances: Array, *, k: int) -> list[int]:
-    """Choose `k` medoids one by one. Each new medoid reduces the cost most (PAM's BUILD)."""
+    """Choose `k` medoids one by one. In each step, choose the point that reduces the cost most (PAM's BUILD)."""
     chosen = [int(np.argmin(distances.sum(axis=0, dtype=np.float64)))]
     near = distances[chosen[0]].copy()
     while len(chosen) < k:
@@ -87,7 +90,7 @@ def _choose_initial_medoids(distances: Array, *, k: int) -> list[int]:
 
 
 def _improve_medoids_by_swaps(distances: Array, medoids: list[int]) -> Indices:
-    """Replace medoids until a pass over all points finds no lower cost."""
+    """Swap medoids for other points until no swap reduces the cost."""
     own, k, n = np.array(medoids), len(medoids), len(distances)
     nearest, near, second = _nearest_two_medoids(distances, own)
     since, point = 0, 0
@@ -112,7 +115,7 @@ def _improve_medoids_by_swaps(distances: Array, medoids: list[int]) -> Indices:
 
 
 def _nearest_two_medoids(distances: Array, medoids: Indices) -> tuple[Indices, Array, Array]:
-    """Return each point's nearest medoid, its distance, and the distance to the second nearest medoid."""
+    """Return for each point its nearest medoid, the distance to it, and the distance to the second nearest medoid."""
     to = distances[:, medoids]
     nearest = np.argmin(to, axis=1)
     rows = np.arange(len(to))
@@ -153,7 +156,7 @@ LARGEST_GROUP = 32
 
 
 class CandidateGroup(msgspec.Struct, frozen=True):
-    """The representative, then the other members by distance to the representative."""
+    """A representative, and the other members, nearest to the representative first."""
 
     members: tuple[Key, ...]
 
@@ -165,9 +168,9 @@ class CandidateGroup(msgspec.Struct, frozen=True):
 class InsertionOutcome(enum.Enum):
     ADDED = "added"
     UPDATED = "updated"
-    """The record of a known text was replaced."""
+    """The bank has this prompt already. Its record was replaced."""
     REFUSED = "refused"
-    """The full bank would remove this prompt first."""
+    """The bank is full, and would remove this prompt first."""
 
 
 class Insertion(msgspec.Struct, frozen=True):
@@ -212,12 +215,12 @@ class Layers:
                 return Insertion(did=InsertionOutcome.REFUSED, cluster=cluster)
             return Insertion(did=InsertionOutcome.ADDED, cluster=cluster, removed=nearest)
         largest = self._largest_cluster_index()
-        if len(self.clusters[largest]) == 1:  # the number of clusters equals the capacity
+        if len(self.clusters[largest]) == 1:  # each cluster has only one prompt
             return Insertion(did=InsertionOutcome.REFUSED, cluster=cluster)
         return Insertion(did=InsertionOutcome.ADDED, cluster=cluster, removed=self._nearest(largest)[0])
 
     def apply(self, candidate: Candidate, vector: Array, insertion: Insertion) -> None:
-        """Carry out a plan that is not REFUSED."""
+        """Insert a candidate as planned. The plan must not be REFUSED."""
         key = candidate.key
         self.candidates[key] = candidate
         if insertion.did is InsertionOutcome.UPDATED:
@@ -259,7 +262,7 @@ class Layers:
         ]
 
     def parts(self, cluster: int, group: CandidateGroup) -> tuple[CandidateGroup, ...]:
-        """Return the subgroups of a large group, or () for a small group."""
+        """Return the subgroups of a large group. A small group has none: return ()."""
         if len(group.members) <= self.largest_group:
             return ()
         if (cluster, group) not in self._parts:

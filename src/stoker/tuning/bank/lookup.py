@@ -25,7 +25,7 @@ Score = Callable[[Sequence[str]], Sequence[float]]
 """Returns the loss of each prompt for the task; `nan` if a prompt cannot be scored."""
 
 SAVING = 12
-"""The default limit in a large bank is its size divided by this number."""
+"""In a large bank, the default limit is the bank's size divided by this number."""
 
 
 class LookupResult(msgspec.Struct, frozen=True):
@@ -40,7 +40,9 @@ class LookupResult(msgspec.Struct, frozen=True):
 
 
 def default_score_limit(layers: Layers) -> int:
-    """Return the default limit on scored prompts: all representatives and some groups, or a whole small bank."""
+    """Return how many prompts a lookup may score by default: all representatives and some groups, or all prompts of a
+    small bank.
+    """
     least = len(layers.clusters) + 2 * layers.largest_group
     return min(len(layers), max(least, len(layers) // SAVING))
 
@@ -60,7 +62,7 @@ def look_up(layers: Layers, score: Score, *, limit: int = 0) -> LookupResult:
 
 
 def two_layers(layers: Layers, score: Score) -> LookupResult:
-    """Return the result of the lookup in PromptTuner §4.3.2."""
+    """Run the lookup of PromptTuner §4.3.2, and return its result."""
     search = _Search(layers, score, limit=len(layers))
     search.wait(layers.tops())
     search.ask(search.next()[1].members)
@@ -81,7 +83,7 @@ class _Search:
         return self._limit - len(self.losses)
 
     def wait(self, groups: Sequence[tuple[int, CandidateGroup]]) -> None:
-        """Score the representatives within the limit, and queue the groups with a score."""
+        """Score representatives up to the limit, and queue the groups whose representative has a loss."""
         self.ask([group.representative for _, group in groups])
         for cluster, group in groups:
             if group.representative in self.losses:

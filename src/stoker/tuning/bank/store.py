@@ -29,13 +29,13 @@ from stoker.tuning.encoding import MOST_TOKENS
 from stoker.whole_files import write_whole
 
 READING = f"mean last hidden state, first {MOST_TOKENS} tokens"
-"""How features are computed (`build.reader`), which is part of a bank's identity."""
+"""How features are computed (`build.reader`). A bank with another `READING` is refused."""
 
 R = TypeVar("R", bound=msgspec.Struct)
 
 
 def write_record(path: Path, record: msgspec.Struct) -> None:
-    """Replace a file. After a StokerError, the old file is unchanged."""
+    """Replace a file. If the write fails (StokerError), the old file is unchanged."""
     data = msgspec.msgpack.encode(record)
     try:
         write_whole(path, zlib.crc32(data).to_bytes(4, "little") + data, mode=0o644, sync=True)
@@ -143,13 +143,15 @@ class BankStore:
 
 
 def open_bank(folder: Path, *, model: str) -> BankStore:
-    """Open a bank. Raises StokerError if the bank is missing or damaged (facts), or of another model or `READING`."""
+    """Open a bank. Raises StokerError if the bank is missing or damaged (facts `missing`, `damaged`), or has another
+    model or `READING`.
+    """
     return BankStore(folder, model=model).refresh()
 
 
 @contextlib.contextmanager
 def hold_bank_lock(folder: Path) -> Iterator[None]:
-    """Lock the folder for a writer while the block runs. Raises StokerError if the folder is not writable."""
+    """Hold the folder's write lock while the block runs. Raises StokerError if the folder is not writable."""
     try:
         file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
