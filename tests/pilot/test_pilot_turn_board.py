@@ -339,13 +339,13 @@ def test_handover_ends_when_the_next_library_is_awake(tmp_path: Path, monkeypatc
     first, second = (LibraryTurns(tmp_path / "turns", LibraryId(number), GPU) for number in (1, 2))
     assert not second.shared  # joins the board before the first library begins
     first.begin(step_s=60.0)
-    one_step = threading.Thread(target=lambda: (second.begin(step_s=60.0), time.sleep(0.6), second.end()))
+    one_step = threading.Thread(target=lambda: (second.begin(step_s=60.0), time.sleep(1.2), second.end()))
     one_step.start()
     board = TurnBoard(tmp_path / "turns")
     until(lambda: any(row.state is TurnState.WAITS for row in board.rows()))
     wake = first._wake
-    monkeypatch.setattr(first, "_wake", lambda rows: (wake(rows), time.sleep(0.3)))
-    assert 0 < first.begin(step_s=60.0) < 0.25  # it slept while the other library computed
+    monkeypatch.setattr(first, "_wake", lambda rows: (wake(rows), time.sleep(0.9)))
+    assert 0 < first.begin(step_s=60.0) < 0.8  # it slept while the other library computed
     one_step.join()
     for each in (first, second):
         each.close()
