@@ -306,9 +306,7 @@ class LibraryAsleep(Message, frozen=True, tag="asleep"):
 
 
 class LibraryAwake(Message, frozen=True, tag="awake"):
-    """A library serves calls again. `wake_s`: seconds that waking took. `refused`: if the library did not go to sleep,
-    the reason.
-    """
+    """A library serves calls again after `wake_s` seconds, or did not go to sleep (`refused`: the reason)."""
 
     library: LibraryId
     device_memory_bytes: int
@@ -449,9 +447,7 @@ class ObjectsGone(Message, frozen=True, tag="objects-gone"):
 
 
 class FetchFailed(Message, frozen=True, tag="fetch-failed"):
-    """A fetch of an object failed. `peers`: pilots that did not answer, hung, or sent wrong bytes. `origin`: True if
-    the origin was unreadable.
-    """
+    """A fetch of an object failed. `peers`: pilots that failed to send the object. `origin`: True if unreadable."""
 
     name: str
     peers: tuple[PilotId, ...] = ()
@@ -467,9 +463,7 @@ class DeviceFault(Message, frozen=True, tag="device-fault"):
 
 
 class WalltimeUpdate(Message, frozen=True, tag="walltime-news"):
-    """The batch system has changed the pilot's walltime. The pilot does not report this in a second hello, because a
-    hello would revoke orders.
-    """
+    """The batch system has changed the pilot's walltime. A second hello cannot say so, because it revokes orders."""
 
     ends_in_s: float
 
