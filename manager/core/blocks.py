@@ -106,11 +106,13 @@ def add_block(state: State, source: SourceState, id: BlockId, allowed: AllowedNo
     block = state.blocks[id] = Block(id, source, state.now, allowed)
     if not block.probes:
         source.blocks[id] = block
+    _update_block_lists(block)
     return block
 
 
 def mark_released(block: Block, reason: str, now: float) -> None:
     block.leaving = reason
+    _update_block_lists(block)
     block.note(now, f"released: {reason}")
 
 
@@ -144,7 +146,9 @@ def record_hold(block: Block, message: BlockUpdate) -> bool:
 
 def remove_block(state: State, block: Block) -> None:
     del state.blocks[block.id]
-    block.source.blocks.pop(block.id, None)
+    source = block.source
+    for listed in (source.blocks, source.staying, source.coming, source.filling, source.abandoned):
+        listed.pop(block.id, None)
     if not block.probes:
         how = "refused" if block.phase is BlockPhase.REFUSED else block.reason.partition(":")[0] or "ended"
         state.ended_blocks[how] += 1
@@ -152,6 +156,18 @@ def remove_block(state: State, block: Block) -> None:
     forget_oldest(state.past_blocks, most=KEPT_BLOCKS)
     if not block.leaving and not block.probes:
         _update_source_failures(block, state.now)
+
+
+def _update_block_lists(block: Block) -> None:
+    source = block.source
+    for listed, belongs in (
+        (source.abandoned, block.abandoned), (source.staying, block.staying), (source.coming, block.coming),
+        (source.filling, block.filling),
+    ):  # fmt: skip
+        if belongs:
+            listed[block.id] = None
+        else:
+            listed.pop(block.id, None)
 
 
 def cancel_block(manager: Manager, block: Block) -> None:
@@ -165,6 +181,7 @@ def _enter_phase(manager: Manager, block: Block, phase: BlockPhase) -> None:
         block.runs_since = manager.state.now
     if phase is BlockPhase.PENDING:
         block.emptied_at = None
+    _update_block_lists(block)
     manager.demand_changed = True
 
 
@@ -210,6 +227,7 @@ def mark_block_running(manager: Manager, block: Block) -> None:
     if block.phase in (BlockPhase.ASKED, BlockPhase.PENDING):
         block.note(manager.state.now, "running: its first pilot has joined")
         _enter_phase(manager, block, BlockPhase.RUNNING)
+    _update_block_lists(block)
 
 
 def _record_useless_block(manager: Manager, block: Block, pilot: Pilot) -> str:
@@ -245,6 +263,7 @@ def pilot_left(manager: Manager, pilot: Pilot, *, loss: LossReason | None) -> No
     if not block.pilots and block.phase is BlockPhase.RUNNING:
         block.emptied_at = manager.state.now
         manager.set_timer(f"emptied/{block.id}", manager.state.now + manager.state.lease_s)
+    _update_block_lists(block)
     if block.pilots:
         return
     if block.leaving:

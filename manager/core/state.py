@@ -26,6 +26,11 @@ KEPT_BLOCK_NOTES = 50  # Number of latest notes kept for a block, in addition to
 class SourceState:
     source: Source
     blocks: dict[BlockId, Block] = field(default_factory=dict)  # Open blocks without probes, which run no calls
+    # Some of these blocks; changed with them, because policies read the lists often
+    abandoned: dict[BlockId, None] = field(default_factory=dict)
+    staying: dict[BlockId, None] = field(default_factory=dict)  # Blocks that were not released
+    coming: dict[BlockId, None] = field(default_factory=dict)  # Blocks of `staying` whose first pilot may still join
+    filling: dict[BlockId, None] = field(default_factory=dict)  # Blocks of `staying` that lack some of their pilots
     devices: tuple[DeviceFacts, ...] = ()  # Devices of the last pilot of this source
     failures: int = 0  # Number of blocks in a row that were refused or ended without a pilot
     short_lived: int = 0  # Number of blocks in a row whose pilots ended early and loaded nothing
@@ -40,23 +45,8 @@ class SourceState:
 
     @property
     def room(self) -> int:
-        most, abandoned = self.source.most, sum(block.abandoned for block in self.blocks.values())
-        return min(most - (len(self.blocks) - abandoned), 2 * most - len(self.blocks))
-
-    @property
-    def staying(self) -> list[BlockId]:
-        """Blocks that were not released."""
-        return [block.id for block in self.blocks.values() if block.staying]
-
-    @property
-    def coming(self) -> list[BlockId]:
-        """Blocks whose first pilot may still join."""
-        return [block.id for block in self.blocks.values() if block.coming]
-
-    @property
-    def filling(self) -> list[BlockId]:
-        """Blocks of which some pilots have joined, but not all."""
-        return [block.id for block in self.blocks.values() if block.filling]
+        most = self.source.most
+        return min(most - (len(self.blocks) - len(self.abandoned)), 2 * most - len(self.blocks))
 
 
 class Block:

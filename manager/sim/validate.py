@@ -142,6 +142,9 @@ def validate(state: State) -> None:
         _check(not block.phase.over, f"block {block.id} has ended and is still listed")
         of_source = block.source.blocks.get(block.id) is block
         _check(of_source is not bool(block.probes), f"block {block.id} is not in its source, or is a listed probe")
+        source = block.source
+        lists = tuple(block.id in one for one in (source.staying, source.coming, source.filling))
+        _check(lists == (block.staying, block.coming, block.filling), f"block {block.id}: wrong lists of its source")
         _check(all(id in state.pilots for id in block.pilots), f"block {block.id} lists a pilot that is gone")
     for library in state.libraries.values():
         _library(state, library)
