@@ -101,7 +101,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, stoker.context
     folder = tmp_path_factory.mktemp("models")
     longest = {"three": "1792", "four": "1280"}  # two equal models would be the same context
     for name, tokens in longest.items():
-        write_tiny_model(folder / name)
+        write_tiny_model(folder / name, ends=False, ascii_only=True)  # a text of 60 tokens has 60 characters
         config = folder / name / "config.json"
         config.write_text(config.read_text().replace("2048", tokens))
     return {name: stoker.causal_lm(str(folder / name), memory="700 MB", threads=1) for name in longest}
