@@ -253,11 +253,11 @@ def test_leaving_a_loop_ends_the_reader_thread_and_closes_the_input(session, how
     for position in range(6):
         source.take(next(results), position)
     [reader] = readers()
-    source.taken.release()  # the reader thread finishes its current item before it ends
     if how == "close":
         results.close()
     del results
     gc.collect()
+    source.taken.release()  # the reader thread finishes its current item before it ends
     reader.join(PATIENCE_S)
     assert not reader.is_alive()
     assert source.closed.wait(PATIENCE_S)
